@@ -464,7 +464,7 @@ def find_id(scorer, text, size):  # type: ignore[no-untyped-def]
 
 @kernel("float32[:], int64[:], int64, int64, out float64[:]")
 def sum_sentences(log10_prob, sentence_begin, bos, eos, totals):  # type: ignore[no-untyped-def]
-    """As `index.search.text.kernels.sum_sentences`, but in float32, as KenLM adds."""
+    """As `index.search.text.line_kernels.sum_sentences`, but in float32, as KenLM adds."""
     for s in range(len(totals)):
         first = sentence_begin[s] + s * (bos + eos) + bos
         total = np.float32(0)

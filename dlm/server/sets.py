@@ -291,7 +291,7 @@ class FollowedSets:
             self._child = None
 
     def _settle(self, error: str) -> None:
-        """The file's list needs no more reading; it is not served if there is an error."""
+        """Ends the check of a list; `error` says why it is not served, and is empty if it is."""
         self.rejected, self.checking = error, None
         self.turn.leave()
         if error:

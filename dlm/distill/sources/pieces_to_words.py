@@ -168,7 +168,7 @@ def pushed(histories: NDArray[np.uint32], words: NDArray[np.uint32]) -> NDArray[
 class Lexicon:
     """The words that wordpieces spell: a tree of their characters, with pieces as the arcs.
 
-    A node is the part of a word that is spelled so far. All ways to cut it into pieces lead there.
+    A node stands for the letters that a word begins with, whatever pieces they are cut into.
     With the end of a word as a symbol of its own, this is the transducer M of FNG 6: it is
     deterministic, and each word is said at one node by one symbol, its end.
 

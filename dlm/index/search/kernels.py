@@ -2,7 +2,7 @@
 
 A block of contexts, then of words, goes through the stages together, and each stage asks for the
 cache lines that the next will read. A block of contexts is walked down (`ask_words` to
-`add_weights`); then the words asked of them are searched (`ask_lists` to `put_answers`). Above 500
+`add_weights`); then the words asked of them are searched (`ask_lists` to `put_answers`). Above 600
 lines: one pipeline, whose stages share the tables below.
 """
 

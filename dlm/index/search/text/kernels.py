@@ -49,7 +49,6 @@ from dlm.index.search.step_kernels import (
     word_code,
 )
 from dlm.jit import inlined, kernel
-from dlm.ngram.digit_kernels import COUNT_BYTES, FIXED_BYTES, put_count, put_fixed
 from dlm.ngram.kernels import slot_of
 from dlm.ngram.memory_kernels import (
     as_float32,
@@ -68,9 +67,6 @@ STAGE = 32  # that go through a stage before the next begins
 T_SIZE, T_RANK, T_PLACE, T_BIT, T_FOUND, T_MATCHED, T_STATE, T_NODES, T_COLUMNS = range(9)
 T_TREE = T_PLACE
 S_BIT, S_STEP, S_KEYS, S_REST, S_KEY, S_LOW, S_HIGH, S_LEVEL, S_COLUMNS = range(9)
-
-TAB, NEWLINE = ord("\t"), ord("\n")
-ROW_BYTES = FIXED_BYTES + 2 * COUNT_BYTES + 3  # of `put_totals`
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
@@ -166,15 +162,7 @@ def ask_lists(low, words, reach, begin, part, asked, before, b):  # type: ignore
         key = key_of(low, word)
         if reach[begin + i] == 0:
             size, step = _0, _0
-        at_bit = bit + (key >> rest) * step
-        prefetch(at_bit >> _3)
-        b.search[i, S_BIT] = at_bit
-        b.search[i, S_STEP] = step
-        b.search[i, S_KEYS] = keys
-        b.search[i, S_REST] = rest
-        b.search[i, S_LOW] = _0
-        b.search[i, S_HIGH] = size
-        b.search[i, S_KEY] = key & mask_of(rest)
+        ask_key(b.search, i, key, bit, step, keys, rest, _0, size)
         t = part + i + _1
         b.token[t, T_SIZE] = size
         b.token[t, T_RANK] = first
@@ -183,6 +171,20 @@ def ask_lists(low, words, reach, begin, part, asked, before, b):  # type: ignore
         keep_weight(b, t * b.lengths + _1, word_code(low, word), low.backoff_table)
         step, keys, rest = open_list(bit, size, low.key_bits)
     return first, size, bit, step, keys, rest
+
+
+@inlined
+def ask_key(search, i, key, bit, step, keys, rest, low, high):  # type: ignore[no-untyped-def]
+    """Where a key should be in an opened list; in low .. high - 1, if that has no directory."""
+    at_bit = bit + (key >> rest) * step
+    prefetch(at_bit >> _3)
+    search[i, S_BIT] = at_bit
+    search[i, S_STEP] = step
+    search[i, S_KEYS] = keys
+    search[i, S_REST] = rest
+    search[i, S_KEY] = key & mask_of(rest)
+    search[i, S_LOW] = low
+    search[i, S_HIGH] = high
 
 
 @inlined
@@ -328,19 +330,11 @@ def open_node_lists(part, asked, b):  # type: ignore[no-untyped-def]
         t = b.live[part + i]
         shorter = b.token[t, T_SIZE]
         rank = b.token[t, T_RANK]
-        entries, at_bit, width, start, left = open_ranks(b.search[i, S_BIT], shorter)
+        size, bit, step, keys, rest = open_ranks(b.search[i, S_BIT], shorter)
         # Where all words of the shorter context follow, ranks are places.
-        every = entries == shorter
-        at_bit += (rank >> left) * width
-        prefetch(at_bit >> _3)
-        b.token[t, T_SIZE] = entries
-        b.search[i, S_BIT] = at_bit
-        b.search[i, S_STEP] = width
-        b.search[i, S_KEYS] = start
-        b.search[i, S_REST] = left
-        b.search[i, S_KEY] = rank & mask_of(left)
-        b.search[i, S_LOW] = rank if every else _0
-        b.search[i, S_HIGH] = rank + _1 if every else entries
+        low, high = (rank, rank + _1) if size == shorter else (_0, size)
+        ask_key(b.search, i, rank, bit, step, keys, rest, low, high)
+        b.token[t, T_SIZE] = size
 
 
 @inlined
@@ -565,93 +559,3 @@ def score_tokens(  # type: ignore[no-untyped-def]
         )
         begin_next(here, b)
         block += here
-
-
-@kernel("uint32[:], int64[:], int64, int64, int64, int64, int64, out uint32[:], out uint8[:]")
-def lay_out(ids, sentence_begin, begin_id, end_id, bos, eos, order, words, reach):  # type: ignore[no-untyped-def]
-    """Sentences with their marks, one after the other.
-
-    Shapes  ids (n,)  words of all sentences;  sentence_begin (S + 1,)  where each begins
-            bos, eos  1: a mark stands there
-            words, reach (T,) filled, T = n + S * (bos + eos): see `score_tokens`
-    """
-    longest = np.int64(max(order - 1, 0))
-    at_token = np.int64(0)
-    for s in range(len(sentence_begin) - 1):
-        before = _0
-        if bos:
-            words[at_token] = begin_id
-            reach[at_token] = np.uint8(0)
-            at_token += 1
-            before = min(_1, longest)
-        for i in range(sentence_begin[s], sentence_begin[s + 1]):
-            words[at_token] = ids[i]
-            reach[at_token] = np.uint8(before)
-            at_token += 1
-            before = min(before + _1, longest)
-        if eos:
-            words[at_token] = end_id
-            reach[at_token] = np.uint8(before)
-            at_token += 1
-
-
-@kernel("float32[:], int64[:], int64, int64, out float64[:]")
-def sum_sentences(log10_prob, sentence_begin, bos, eos, totals):  # type: ignore[no-untyped-def]
-    """What the tokens of each sentence come to: words and, with `eos`, the sentence end.
-
-    Shapes  log10_prob (T,)  of the tokens, as `lay_out` lays them
-            sentence_begin (S + 1,)  where the words of each begin, marks not counted
-            totals (S,) float64 filled: sums of log10_prob, in double precision
-    """
-    for s in range(len(totals)):
-        first = sentence_begin[s] + s * (bos + eos) + bos
-        total = 0.0
-        for i in range(first, first + sentence_begin[s + 1] - sentence_begin[s] + eos):
-            total += np.float64(log10_prob[i])
-        totals[s] = total
-
-
-@kernel(
-    "uint32[:], float32[:], uint8[:], int64[:], int64, int64, out int64[:], out float64[:], out "
-    "int64[:]"
-)
-def count_sentences(  # type: ignore[no-untyped-def]
-    words, log10_prob, matched_order, sentence_begin, bos, eos, oovs, log10_oovs, hits
-):
-    """Which tokens of each sentence are unknown, and how long the n-grams are that were found.
-
-    Shapes  words, log10_prob, matched_order, sentence_begin  as in `sum_sentences`
-            oovs, log10_oovs (S,) filled: tokens whose id is 0, and the sum of their log10_prob
-            hits (order + 1,)  added to: tokens by matched order
-    """
-    for s in range(len(oovs)):
-        first = sentence_begin[s] + s * (bos + eos) + bos
-        of_oovs = 0.0
-        unknown = np.int64(0)
-        for i in range(first, first + sentence_begin[s + 1] - sentence_begin[s] + eos):
-            hits[matched_order[i]] += 1
-            if words[i] == 0:  # the unknown word
-                of_oovs += np.float64(log10_prob[i])
-                unknown += 1
-        oovs[s] = unknown
-        log10_oovs[s] = of_oovs
-
-
-@kernel("float64[:], int64[:], int64[:], out uint8[:]")
-def put_totals(totals, tokens, oovs, text):  # type: ignore[no-untyped-def]
-    """Writes a row for each sentence: log10 P with six decimals, tokens and OOVs, tabs between.
-
-    Shapes   totals, tokens, oovs (S,);  text (S * ROW_BYTES,) filled
-    Returns  bytes written
-    Trusts   as `put_fixed`: text.score
-    """
-    at = np.int64(0)
-    for s in range(len(totals)):
-        at = put_fixed(text, at, totals[s])
-        text[at] = TAB
-        at = put_count(text, at + 1, tokens[s])
-        text[at] = TAB
-        at = put_count(text, at + 1, oovs[s])
-        text[at] = NEWLINE
-        at += 1
-    return at

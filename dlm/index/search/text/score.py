@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.index.search.text import kernels
+from dlm.index.search.text import kernels, line_kernels
 from dlm.kenlm.model import KenlmFile
 from dlm.kenlm.score_kernels import sum_sentences as sum_as_kenlm
 from dlm.ngram import kernels as reading
@@ -44,13 +44,13 @@ class WholeModel(Protocol):
 # What scoring text in one process runs, after shard.OPENING; see jit.compile_ahead.
 KERNELS = (
     kernels.score_tokens,
-    kernels.put_totals,
+    line_kernels.put_totals,
     reading.find_text,
     reading.enter_words,
     reading.find_words,
-    kernels.sum_sentences,
-    kernels.count_sentences,
-    kernels.lay_out,
+    line_kernels.sum_sentences,
+    line_kernels.count_sentences,
+    line_kernels.lay_out,
 )
 
 
@@ -96,7 +96,7 @@ class Lines:
             np.diff(self.begin) + int(self.eos), np.empty(sentences, np.int64),
             np.empty(sentences), np.zeros(self.order + 1, np.int64),
         )  # fmt: skip
-        kernels.count_sentences(
+        line_kernels.count_sentences(
             self.words, self.answers.log10_prob, self.answers.matched_order, self.begin,
             int(self.bos), int(self.eos), counts.oovs, counts.log10_oovs, counts.hits,
         )  # fmt: skip
@@ -108,8 +108,8 @@ class Lines:
         if not bool((np.abs(self.totals) < FIXED_LIMIT).all()):  # a probability of zero, say
             columns = (self.totals.tolist(), counts.tokens.tolist(), counts.oovs.tolist())
             return "".join(f"{p:.6f}\t{n}\t{oov}\n" for p, n, oov in zip(*columns, strict=True))
-        text = np.empty(kernels.ROW_BYTES * len(self.totals), np.uint8)
-        end = int(kernels.put_totals(self.totals, counts.tokens, counts.oovs, text))
+        text = np.empty(line_kernels.ROW_BYTES * len(self.totals), np.uint8)
+        end = int(line_kernels.put_totals(self.totals, counts.tokens, counts.oovs, text))
         return text[:end].tobytes().decode("ascii")
 
 
@@ -126,7 +126,7 @@ def score_lines(
     size = len(ids) + sentences * (int(bos) + int(eos))
     words, reach = np.empty(size, np.uint32), np.empty(size, np.uint8)
     vocabulary = model.vocabulary
-    kernels.lay_out(
+    line_kernels.lay_out(
         ids, begin, vocabulary.begin_id, vocabulary.end_id, int(bos), int(eos), model.order,
         words, reach,
     )  # fmt: skip
@@ -139,6 +139,6 @@ def score_lines(
             answers.matched_order, answers.ngram_length, answers.state_length,
         )  # fmt: skip
     totals = np.empty(sentences)
-    add = sum_as_kenlm if is_file else kernels.sum_sentences
+    add = sum_as_kenlm if is_file else line_kernels.sum_sentences
     add(answers.log10_prob, begin, int(bos), int(eos), totals)
     return Lines(words, answers, begin, totals, model.order, bos, eos)
