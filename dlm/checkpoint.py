@@ -4,11 +4,8 @@
 
     dlm checkpoint 1\\n
     length of the header, 8 bytes, little-endian; SHA-256 of the header, 32 bytes
-    header: JSON, what is described below
+    header: JSON: the run's settings, facts, and a checksum of all that follows it
     arrays, one after another, little-endian, each from a multiple of 64 on; then attachments
-
-The header holds the run's settings, so that a run that goes on with others is refused, and a
-checksum of all that follows it.
 """
 
 from __future__ import annotations
@@ -35,13 +32,8 @@ Arrays = Sequence[npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that `save` wrote, read and checked whole.
-
-    path         where it stands, for errors
-    settings     of the run that wrote it, as JSON
-    facts        more JSON, which is compared with nothing
-    attachments  bytes by name
-    """
+    """A file that `save` wrote, read and checked whole: the settings of its run and more facts,
+    both as JSON, and attachments by name."""
 
     path: Path
     settings: Mapping[str, Any]
@@ -60,8 +52,7 @@ class Checkpoint:
 
 
 def check_shapes(arrays: Arrays, expected: Arrays, place: Path) -> None:
-    """Raises `FormatError`, naming `place`, unless arrays are of the types and shapes
-    `expected`."""
+    """Raises `FormatError`, naming `place`, unless arrays have the types and shapes `expected`."""
     if len(expected) != len(arrays):
         raise FormatError(
             f"{place} holds {len(arrays)} arrays, and this run's state has {len(expected)}: "
@@ -77,7 +68,6 @@ def check_shapes(arrays: Arrays, expected: Arrays, place: Path) -> None:
 
 
 def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON gives them back, for comparison with those of a file."""
     result: dict[str, Any] = json.loads(json.dumps(settings, sort_keys=True, default=_jsonable))
     return result
 
@@ -103,7 +93,6 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 
 def _packed(arrays: Arrays) -> tuple[bytearray, list[list[Any]]]:
-    """(arrays one after another, type, shape and place of each)."""
     body, table = bytearray(), []
     for array in arrays:
         body += bytes(-len(body) % ALIGNMENT)
@@ -128,11 +117,8 @@ def save(
     attachments: Mapping[str, bytes] | None = None,
     mode: int = 0o644,
 ) -> str:
-    """Writes arrays, with the settings that they belong to; returns the file's SHA-256.
-
-    Args  facts        more JSON for the header, which is not compared with anything
-          attachments  bytes of any length, by name
-    """
+    """Writes arrays, with the settings that they belong to, facts that are compared with nothing,
+    and attachments; returns the file's SHA-256."""
     body, table = _packed(arrays)
     places = {}
     for name, content in (attachments or {}).items():

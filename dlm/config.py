@@ -46,9 +46,6 @@ class Setting(NamedTuple):
     why           reasons for the default and the bounds; only in the reference
     name          in files, variables and options, if the field's own name differs
     metavar       what stands for the value in the help of its option
-    short         another name of the option, such as "-n"
-    kind          the type without None
-    optional      whether None is allowed
     default       None if there is none, or None is it
     required      whether a file must name it
     """
@@ -186,15 +183,13 @@ def resolve(
 
     Args    section  name of the table in the TOML file and middle part of the variables; "" for
                      settings above all tables
-            flags    field -> value; None means not given
             found    the content of the TOML file, if it was already read
             tables   other tables that the file may have
             prefix   of the variables; a command whose tables have the same names as another
                      command's uses its own prefix, so that neither reads the other's variables
             within   what precedes the table's name in the file, as "federate."
-    Raises  ConfigError  an unknown field in the file or the environment, an unknown table of the
-                         file, a field without a default that nothing names, or a value of the
-                         wrong type or out of bounds
+    Raises  ConfigError  an unknown field or table, a field without a default that nothing names,
+                         or a value of the wrong type or out of bounds
     """
     environ = os.environ if environ is None else environ
     settings = settings_of(kind)
@@ -261,7 +256,6 @@ def parse_toml(text: str, file: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _misplaced(name: str, section: str, fields: Iterable[str]) -> str:
-    """What to do about a name in the file that is outside every known table."""
     if name in fields:
         return f"{name} is outside the table [{section}]; move it below that line"
     return f"{name} is not a known setting; settings belong in the table [{section}]"
@@ -282,10 +276,8 @@ def _nearest_variable(variable: str, prefix: str, fields: Iterable[str]) -> str:
 
 
 def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> Any:
-    """A value of the environment (`text`) converted to the field's type; others must have it.
-
-    Paths are strings in every source.
-    """
+    """A value of the environment (`text`) converted to the field's type; others must have it. Paths
+    are strings in every source."""
     place = f"{section}.{name}".lstrip(".")
     if isinstance(value, str) and "\0" in value:  # no path may have it
         raise ConfigError(f"{place} is {value!r}; expected no character NUL")

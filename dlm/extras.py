@@ -1,7 +1,5 @@
-"""How to install the packages of an extra of dlm.
-
-dlm is not on a package index, and its sources may be gone: the packages' own names always work.
-"""
+"""How to install the packages of an extra of dlm. dlm is not on a package index, and its sources
+may be gone: the packages' own names always work."""
 
 from __future__ import annotations
 
@@ -34,5 +32,4 @@ def needed(missing: ModuleNotFoundError, packages: list[str]) -> ModuleNotFoundE
 
 
 def pip_install(packages: list[str]) -> str:
-    """The command that installs them for the running interpreter."""
     return shlex.join([sys.executable, "-m", "pip", "install", *packages])

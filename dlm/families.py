@@ -1,8 +1,5 @@
-"""Families of metrics: a part declares each of its own once, and makes them from that.
-
-The reference (`dlm explain metrics`) and the tests of dashboards and alerts read the same
-declarations.
-"""
+"""Families of metrics: a part declares each of its own once, and makes them from that. The
+reference and the tests of dashboards and alerts read the same declarations."""
 
 from __future__ import annotations
 

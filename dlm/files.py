@@ -93,13 +93,9 @@ def locked(
     remove: bool = False,
     needs_locks: bool = True,
 ) -> Iterator[None]:
-    """Holds the lock on a file inside the block.
-
-    Args  refusal  raised if another process has the lock; None waits for it
-          tell     called once if it has to wait
-          remove   removes the file at the end
-          needs_locks  as that of `lock_file`, whose errors it raises
-    """
+    """Holds the lock on a file inside the block. Another process's lock raises `refusal`, or is
+    waited for without one, after one call of `tell`; `remove` removes the file at the end. Raises
+    as `lock_file`."""
     handle = lock_file(file, needs_locks=needs_locks)
     if handle is None:
         if refusal is not None:
@@ -116,7 +112,6 @@ def locked(
 
 
 def editing(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Holds the lock under which one process at a time reads a file and replaces it."""
     return locked(path.with_name(f".{path.name}.edit"), remove=True, needs_locks=False)
 
 
@@ -126,10 +121,8 @@ _claims: dict[Path, int] = {}
 
 def claim(entry: Path) -> bool:
     """Marks a folder of a cache as in use until this process ends, and as used now; nothing is
-    marked where the cache cannot be written, or has no locks.
-
-    Returns  whether the folder is there: another process may have removed it
-    """
+    marked where the cache cannot be written, or has no locks. Returns whether the folder is there:
+    another process may have removed it."""
     with contextlib.suppress(OSError):
         if entry not in _claims:
             handle = os.open(entry / IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -146,10 +139,8 @@ def claim(entry: Path) -> bool:
 
 
 def evict(cache: Path, names: str, *, most: float = math.inf, most_bytes: float = math.inf) -> None:
-    """Removes what no process has claimed from a cache, oldest claim first, until it fits.
-
-    Args  names  a regular expression for the folders that are entries
-    """
+    """Removes what no process has claimed from a cache, oldest claim first, until it fits: folders
+    whose names match a regular expression."""
     found = []
     for entry in cache.iterdir():
         if re.fullmatch(names, entry.name):
@@ -185,12 +176,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(path: Path, names: str | None = None) -> None:
-    """Removes what killed processes left of the file or folder that was to be at `path`.
-
-    It leaves what a process is still writing, and what this one may not touch.
-
-    Args  names  a regular expression, for all such names in the folder of `path`
-    """
+    """Removes what killed processes left of the file or folder that was to be at `path`, or at such
+    names beside it, but not what a process is still writing, or this one may not touch."""
     names = re.escape(path.name) if names is None else names
     named = re.compile(rf"\.{names}\.\d+-[0-9a-f]+{re.escape(SUFFIX)}")
     try:
@@ -229,10 +216,8 @@ def remove_unfinished() -> None:
 
 
 def _beside(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
-    """Creates a locked file or folder beside `path`; returns it and its descriptor.
-
-    Args  make  creates it under a name and returns a descriptor; FileExistsError: another name
-    """
+    """Creates a locked file or folder beside `path`; returns it and its descriptor. On
+    FileExistsError, `make` is called with another name."""
     remove_leftovers(path)
     for _ in range(_TRIES):
         beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}")
@@ -320,8 +305,11 @@ class Replacement:
             if not self.is_direct:
                 os.fsync(self.file.fileno())
 
-    def commit(self) -> None:
+    def commit(self, instead_of: bytes | None = None) -> bool:
+        """False, and nothing is put in place, if the place has other content than `instead_of`."""
         self.sync()
+        if instead_of is not None and self.path.read_bytes() != instead_of:
+            return False
         if self._beside is not None:
             self._beside.replace(self.path)
             _unfinished.pop(self._beside, None)
@@ -329,6 +317,7 @@ class Replacement:
         self.file.close()
         if self._beside is not None:
             sync_folder(self.path.parent)
+        return True
 
     def discard(self) -> None:
         if self._done:
@@ -354,11 +343,8 @@ def _take_owner(descriptor: int, path: Path) -> None:
 def replacing(
     path: Path, *, mode: int = 0o666, keep_owner: bool = False, buffering: int = -1
 ) -> Iterator[IO[bytes]]:
-    """A file to write to that takes the place of `path` where nothing is raised.
-
-    `name` of the file is where it stands until then, for what writes to paths. Arguments, errors
-    and guarantees are those of `Replacement`.
-    """
+    """A file to write to that takes the place of `path` where nothing is raised, as `Replacement`;
+    its `name` is where it stands until then."""
     replacement = Replacement(path, mode=mode, keep_owner=keep_owner, buffering=buffering)
     try:
         with naming(path):
@@ -379,10 +365,25 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def write_whole(path: Path, content: bytes, *, mode: int = 0o666, keep_owner: bool = False) -> None:
-    """The file at `path` with this content, on disk; or what was there before, nothing between."""
-    with replacing(path, mode=mode, keep_owner=keep_owner) as file:
-        file.write(content)
+def write_whole(
+    path: Path,
+    content: bytes,
+    *,
+    mode: int = 0o666,
+    keep_owner: bool = False,
+    instead_of: bytes | None = None,
+) -> bool:
+    """The file at `path` with this content, on disk; or what was there before, nothing between.
+
+    Returns  False, and nothing is written, if something else than `instead_of` is there by then
+    """
+    replacement = Replacement(path, mode=mode, keep_owner=keep_owner)
+    try:
+        with naming(path):
+            replacement.file.write(content)
+        return replacement.commit(instead_of)
+    finally:
+        replacement.discard()
 
 
 def erase(path: Path) -> None:
@@ -402,10 +403,8 @@ def erase(path: Path) -> None:
 
 
 def move(source: Path, destination: Path) -> None:
-    """Renames a file or folder in one step, and waits until that is on disk.
-
-    Raises  OSError  the target of a folder is a file, or a folder that is not empty: both stay
-    """
+    """Renames a file or folder in one step, and waits until that is on disk. OSError if the target
+    of a folder is a file, or a folder that is not empty: both stay."""
     source.replace(destination)
     sync_folder(destination.absolute().parent)
 
@@ -439,11 +438,8 @@ def scratch_file(folder: Path) -> int:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
-    """A folder that exists until the end of the block; only its owner has access.
-
-    Args  parent  None takes the system's folder for temporary files
-          name    its purpose: what killed processes left under the same name is removed
-    """
+    """A folder that exists until the end of the block; only its owner has access. What killed
+    processes left under the same name is removed."""
     place = temporary_folder() if parent is None else parent
 
     def make(beside: Path) -> int:

@@ -1,7 +1,5 @@
-"""Counts of values by size, for metrics of durations or sizes.
-
-Plain lists and numbers: counting costs a quarter of a microsecond, without a lock in one thread.
-"""
+"""Counts of values by size, for metrics of durations or sizes. Plain lists and numbers: counting
+costs a quarter of a microsecond, without a lock in one thread."""
 
 from __future__ import annotations
 

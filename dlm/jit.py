@@ -81,7 +81,6 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def _declared(dispatcher: Any, text: str) -> Any:
-    """The dispatcher, which accepts only arguments of these types."""
     compile_for = getattr(dispatcher, "compile", None)
     if compile_for is None:  # compilation is disabled
         return dispatcher
@@ -122,8 +121,6 @@ def _types(text: str) -> tuple[Any, ...]:
 
 
 class _MethodDef(ctypes.Structure):
-    """CPython's PyMethodDef."""
-
     _fields_ = (
         ("name", ctypes.c_char_p),
         ("function", ctypes.c_void_p),
@@ -159,10 +156,8 @@ _builtins: list[_MethodDef] = []
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A function that is inlined into the kernels that call it; Python runs it as written.
-
-    It is not compiled to be callable from Python, which saves a third of the time for a small one.
-    """
+    """A function that is inlined into the kernels that call it; Python runs it as written. It is
+    not compiled to be callable from Python, which saves a third of the time for a small one."""
     dispatcher = _compiled(function, forceinline=True, no_cpython_wrapper=True)
 
     def add_overload(result: Any) -> None:
@@ -315,11 +310,9 @@ def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
     """Compiles the kernels that are not cached, in parallel in separate processes; how many.
 
     numba compiles one function at a time in a process. Of several processes that need the same
-    kernels, one compiles them and the others wait for it.
-
-    Args  kernels  with declared types; the slow ones first
-          tell     called with the numbers of kernels done and to do, from 0, in any thread; not
-                   called if all are cached; None: `compiling_notice` reports it
+    kernels, one compiles them and the others wait for it. `kernels` have declared types, the slow
+    ones first; `tell` gets the numbers of kernels done and to do, from 0, in any thread, unless all
+    are cached.
     """
     missing = [] if config.DISABLE_JIT else [k for k in dict.fromkeys(kernels) if _is_missing(k)]
     if not missing:
@@ -372,12 +365,9 @@ def _compile_missing(missing: Sequence[Any], tell: Tell) -> int:
 
 
 class _Left:
-    """The kernels that nobody compiles yet.
-
-    Two processes that compile kernels with the same functions in them compile these twice, a
-    quarter of all work if chance decides. So the next kernel is the one that shares the fewest
-    with those that are being compiled; of several, the first.
-    """
+    """The kernels that nobody compiles yet. Two processes that compile kernels with the same
+    functions in them compile these twice, so the next is the one that shares the fewest with those
+    being compiled."""
 
     def __init__(self, kernels: list[Any]) -> None:
         self.kernels = kernels
@@ -387,7 +377,6 @@ class _Left:
         self._lock = threading.Lock()
 
     def take(self) -> Any | None:
-        """The next kernel; None if none is left."""
         with self._lock:
             if not self.kernels:
                 return None
@@ -409,7 +398,6 @@ class _Left:
 
 
 def _parts(kernel: Any) -> set[Any]:
-    """The compiled functions that a kernel calls, those that they call, and itself."""
     found, todo = {kernel}, [kernel]
     while todo:
         function = todo.pop().py_func
@@ -451,10 +439,8 @@ def _compiling_alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _helper() -> Iterator[Callable[[Any], None]]:
-    """A process that compiles kernels into the folder where this one looks for them.
-
-    It ends at the end of this block, or with this process, which closes its input.
-    """
+    """A process that compiles kernels into the folder where this one looks for them. It ends at the
+    end of this block, or with this process, which closes its input."""
     process = subprocess.Popen(
         # -P: a module in the current folder, such as a json.py, is not run.
         [sys.executable, "-P", "-c", _HELPER],

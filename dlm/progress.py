@@ -44,11 +44,8 @@ class ProgressReporter:
         self.at(min(self._done, self._total), self._total, self._done, self._unit)
 
     def at(self, done: float, total: float, counted: int, unit: str) -> None:
-        """Reports the progress of the stage, if it is time to.
-
-        Args  done, total  in any measure; total 0 if it is not known;  counted  in the unit of
-                           the rate
-        """
+        """Reports the progress of the stage, in any measure, if it is time to; total 0 if it is not
+        known."""
         now = self._clock()
         if now - self._reported_s < self._interval_s:
             return

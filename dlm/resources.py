@@ -1,4 +1,4 @@
-"""Limits of this process, free memory and disk space, and sizes as people write them."""
+"""Limits and work of this process, free memory and disk space, and sizes as people write them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import re
 import resource
 import shutil
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from dlm.errors import ConfigError
+
+T = TypeVar("T")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 MIN_FILES = 64  # a server of one process, or a client, opens 30; without any left gRPC aborts
@@ -31,6 +36,17 @@ class Closeable(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def in_order(coming: Iterable[Future[T]], most: int) -> Iterator[T]:
+    """The results of pieces of work, in their order. At most `most` pieces wait at a time."""
+    waiting: deque[Future[T]] = deque()
+    for one in coming:
+        waiting.append(one)
+        if len(waiting) > most:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def parse_size(text: str) -> int:

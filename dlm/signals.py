@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -20,6 +22,21 @@ def stop_signals() -> list[signal.Signals]:
     """The signals that ask a server to finish and end: SIGHUP too, unless `nohup` started it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in END_SIGNALS if number != signal.SIGHUP or not ignored]
+
+
+@contextmanager
+def stopping(stop: Callable[[], object]) -> Iterator[None]:
+    """Each of `stop_signals` calls `stop` meanwhile. Then none of them does anything: the process
+    ends by itself, and with its own status. After an error they do what they did before."""
+    previous = {number: signal.signal(number, lambda *_: stop()) for number in stop_signals()}
+    try:
+        yield
+    except BaseException:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        raise
+    for number in previous:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class EndSignals:

@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,7 +62,7 @@ logging.basicConfig(stream=sys.stderr, level=logging.INFO)
 directories, index, config, ready_file = json.loads(sys.argv[1])
 sys.exit(serve(
     ServerConfig(**config), [Path(directory) for directory in directories], index,
-    on_ready=lambda ready: print(ready["port"], flush=True), ready_file=Path(ready_file),
+    on_ready=lambda ready: print(ready["port"], flush=True), ready_file=Path(ready_file)
 ))
 """
 
@@ -220,8 +220,14 @@ class _Process:
         return self.wait()
 
     def wait(self) -> int:
-        """The exit status, once it has ended."""
-        return self.process.wait(WAIT_S)
+        """The exit status, once it has ended; an error has what it printed, and its stacks."""
+        try:
+            return self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired as exc:
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+            exc.add_note(self.errors)
+            raise
 
     def kill(self) -> None:
         """Ends it at once, whatever it does; the port is free when this returns."""
@@ -365,6 +371,7 @@ class ThreadServer:
         clock     instead of the system's
         own_loop  in a thread and an event loop of its own, which `shard` may hold up; the others
                   share one
+        config    of `ServerConfig`, whose own default of drain_grace_s is for users' clients
     """
 
     def __init__(
@@ -380,7 +387,7 @@ class ThreadServer:
         self.server: ShardServer | None = None
         self.status: Future[int] = Future()  # or why it failed
         self._ready: Future[Ready] = Future()
-        self._config = ServerConfig(port=port, **config)
+        self._config = ServerConfig(**{"port": port, "drain_grace_s": 0.0, **config})
         self._clock = clock
         if own_loop:
             threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True).start()
@@ -501,9 +508,9 @@ class Cluster:
         return sum(server.messages for server in self.servers)
 
     def end(self) -> None:
-        """Ends every server."""
-        for server in self.servers:
-            server.end()
+        """Ends every server, all at the same time."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda server: server.end(), self.servers))
 
     def __enter__(self) -> Cluster:
         return self

@@ -40,6 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Where none is kept, each process of the suite compiles all of dlm and of the tests.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # The suite's own channels and downloads obey them, also to this machine.
     for name in VARIABLES:
         os.environ.pop(name, None)
@@ -59,7 +62,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
     """In a new checkout one process reads the tests first and keeps their bytecode, most of the
     work, for the others; meanwhile the second one compiles the kernels."""
     is_new = not any((TESTS / "__pycache__").glob("test_*-pytest-*"))
-    if not is_new or sys.dont_write_bytecode or not hasattr(session.config, "workerinput"):
+    if not is_new or not hasattr(session.config, "workerinput"):
         return (yield)
     with locked(TESTS) as is_first:
         if not is_first:

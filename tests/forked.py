@@ -35,9 +35,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # What forks. A message has the program, its arguments, folder and environment, and its streams.
 PARENT = """
-import gc, importlib, json, os, socket, sys
+import faulthandler, gc, importlib, json, os, signal, socket, sys
 sys.path += sys.argv[2:]
 import forked
+faulthandler.register(signal.SIGUSR1)  # prints the stacks of a program that does not end
 from dlm import jit
 from dlm.cli import main
 for name in ("client", "cluster.processes", "index.making", "index.check.verify", "estimate.text",
@@ -99,6 +100,10 @@ DLM = "main.main()"
 MODULES = {
     "dlm": DLM,
     "dlm.cli.main": DLM,
+    # Its parent is who asked for it once the process between them has ended.
+    "dlm.server.child": "import runpy, time\n"
+    "while os.getppid() != int(sys.argv[1]): time.sleep(0.001)\n"
+    "runpy.run_module('dlm.server.child', run_name='__main__', alter_sys=True)",
     "loadtest": "from loadtest.cli.main import main; main()",
 }
 _FOREVER_S = 1e6

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,6 +33,7 @@ class PlainModel:
     def arpa(self) -> str:
         """The model as the text of an ARPA file."""
         by_order = [[n for n in self.ngrams if len(n) == k] for k in range(1, self.order + 1)]
+        by_order[0].sort(key=self.place)
         lines = ["\\data\\"]
         lines += [f"ngram {k}={len(rows)}" for k, rows in enumerate(by_order, 1)]
         for k, rows in enumerate(by_order, 1):
@@ -43,6 +45,17 @@ class PlainModel:
                     fields.append(repr(log10_backoff))
                 lines.append("\t".join(fields))
         return "\n".join([*lines, "", "\\end\\", ""])
+
+    def place(self, unigram: Ngram) -> tuple[bool, bool, float]:
+        """What 1-grams are sorted by: so their words have the ids that they have in a shard set."""
+        prob, weight = self.ngrams[unigram]
+        heavy = self.order > 1 and bool(weight)
+        return unigram[0].upper() != "<UNK>", not heavy, -float(np.float32(prob))
+
+    def unsorted(self) -> str:
+        """As `arpa`, its words not in the order of their ids in a shard set."""
+        head, words, rest = re.split(r"(?s)(?<=1-grams:\n)(.*?)(?=\n\n)", self.arpa(), maxsplit=1)
+        return head + "\n".join(reversed(words.split("\n"))) + rest
 
     def padded(self) -> PlainModel:
         """The same model with n-grams of other words, so that KenLM's tables have room for blanks.
@@ -139,22 +152,10 @@ HAND_MADE: dict[str, PlainModel] = {
     ),
     # The same, and the pair itself exists only as the end of a longer context.
     "blank_pair_with_weight": _model(
-        4,
-        **BASE,
-        **{
-            "a b": (-0.5, -0.125),
-            "a b c": (-0.25, -0.75),
-            "a b c d": (-0.1875, None),
-        },
+        4, **BASE, **{"a b": (-0.5, -0.125), "a b c": (-0.25, -0.75), "a b c d": (-0.1875, None)}
     ),
     "weight_only_at_the_end": _model(
-        4,
-        **BASE,
-        **{
-            "a b": (-0.5, -0.125),
-            "b c": (-0.625, None),
-            "a b c": (-0.25, -0.75),
-        },
+        4, **BASE, **{"a b": (-0.5, -0.125), "b c": (-0.625, None), "a b c": (-0.25, -0.75)}
     ),
     # (a b c d) without (b c d), (c d) or (b c): blanks two deep.
     "missing_suffixes": _model(
@@ -243,10 +244,10 @@ def changed(source: Path, target: Path, change: Change) -> Path:
     only the change itself can be told.
     """
     from dlm.index.coding import coding_of_set
-    from dlm.index.packed.low import LowPlain, ids_of, key_bits_of
+    from dlm.index.packed.low import LowPlain, key_bits_of
     from dlm.index.packed.tree import LevelPlain
     from dlm.index.search.shard import ShardSet
-    from index.oracle import pack_low, pack_tree
+    from index.oracle import pack_low, pack_tree, tree_codes
 
     opened = ShardSet.open(source)
     content = json.loads(opened.manifest.text)
@@ -260,12 +261,10 @@ def changed(source: Path, target: Path, change: Change) -> Path:
     change(content, plain)
 
     coding = coding_of_set(content["encoding"])
-    tables = coding.prob_table, coding.backoff_table
     low = LowPlain(**plain[names[1]])
     key_bits = key_bits_of(len(low.log10_prob))
-    words = np.minimum(ids_of(low.key, key_bits), len(low.log10_prob) - 1)
-    lists = np.diff(low.begin)[words]
-    files = {names[0]: plain[names[0]], names[1]: pack_low(low, *tables)}
+    files = {names[0]: plain[names[0]], names[1]: pack_low(low, coding.prob_table)}
+    trees: list[list[LevelPlain]] = []
     for name, entry in zip(names[2:], content["files"][2:], strict=True):
         levels = plain[name]
         for depth, level in enumerate(levels):
@@ -274,7 +273,7 @@ def changed(source: Path, target: Path, change: Change) -> Path:
                 parent = np.repeat(np.arange(len(above["key"])), np.diff(above["child"]))
                 level["parent_size"] = np.diff(above["begin"])[parent]
             else:
-                level["parent_size"] = lists[level["key"]]
+                level["parent_size"] = np.zeros(len(level["key"]), np.int64)
         blanks = sum(int(level["blank"].sum()) for level in levels)
         grams = sum(len(level["rank"]) for level in levels)
         entry |= {
@@ -282,8 +281,10 @@ def changed(source: Path, target: Path, change: Change) -> Path:
             "blanks": blanks,
             "ngrams": grams - blanks,
         }
-        packed = [LevelPlain(**level) for level in levels]
-        files[name] = pack_tree(packed, len(low.key), key_bits, *tables)
+        trees.append([LevelPlain(**level) for level in levels])
+    codes = tree_codes(trees, coding.prob_table)
+    for name, tree in zip(names[2:], trees, strict=True):
+        files[name] = pack_tree(tree, len(low.key), key_bits, codes)
     return _write_set(target, content, files)
 
 

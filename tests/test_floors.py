@@ -20,15 +20,8 @@ FLOORS = {
     for floor, parts in enumerate(
         [
             [
-                "errors",
-                "families",
-                "units",
-                "histogram",
-                "extras",
-                "files",
-                "logs",
-                "progress",
-                "signals",
+                *("errors", "families", "units", "histogram", "extras", "files", "logs"),
+                *("progress", "signals"),
             ],
             ["jit"],
             ["config", "resources", "tracing"],
@@ -79,9 +72,7 @@ ROOMS = {
 
 
 # Files that belong to a part which is no folder.
-PART_OF = {
-    "__main__": "cli",
-}
+PART_OF = {"__main__": "cli"}
 
 
 def part_of(name: str) -> str:
@@ -340,12 +331,10 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
     ("path", "text", "fault"),
     [
         ("ngram/a.py", "from dlm.index.making import x", "ngram/a.py:1 imports dlm.index.making"),
-        ("ngram/a.py", "import dlm.index", "ngram/a.py:1 imports dlm.index"),
         ("ngram/a.py", "from dlm import cli", "imports dlm.cli"),
         ("ngram/a.py", "from ..index import making", "imports dlm.index"),
         ("ngram/a.py", "def f():\n    import dlm.cli", "ngram/a.py:2"),
         ("errors.py", "import dlm.config", "errors may import []"),
-        ("server/a.py", "from dlm.client import x", "imports dlm.client"),
         ("index/a.py", "from dlm.wire.codec import x", "imports dlm.wire"),
         (
             "index/a.py",
@@ -354,23 +343,12 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
         ),
         ("index/a.py", "from numba import njit", "imports numba"),
         ("index/kernels_a.py", "from numba import njit", "imports numba"),
-        ("spill/sorter.py", "from numba import njit", "imports numba"),
         ("config.py", "from dlm.spill import kernels", "imports dlm.spill"),
-        ("config.py", "import numba", "imports numba"),
-        ("spill/a.py", "from dlm.ngram import vocab", "imports dlm.ngram"),
-        ("record/a.py", "from dlm.federated import rnn", "imports dlm.federated"),
-        ("checkpoint.py", "from dlm.record import provenance", "imports dlm.record"),
-        ("spill/kernels.py", "import dlm.ngram", "imports dlm.ngram"),
         ("index/a.py", "import grpc.aio", "imports grpc"),
         ("wire/codec.py", "import grpc", "imports grpc"),
-        ("wire/a.py", "from grpc_tools import protoc", "imports grpc_tools"),
-        ("wire/a.py", "import prometheus_client", "imports prometheus_client"),
-        ("server/a.py", "from opentelemetry import trace", "imports opentelemetry"),
         ("client/config/a.py", "import grpc", "imports grpc"),
         ("client/a.py", "try:\n    import jax\nexcept ImportError:\n    pass", "imports jax"),
-        ("estimate/a.py", "from pyspark.sql import SparkSession", "imports pyspark"),
         ("cli/a.py", "def f():\n    import pyspark", "imports pyspark"),
-        ("estimate/a.py", "import dlm.spark", "imports dlm.spark"),
         ("server/a.py", "def f():\n    print(1)", "server/a.py:2 prints"),
         ("unheard_of/a.py", "", "stands on no floor"),
     ],
@@ -391,13 +369,9 @@ def test_a_planted_violation_is_found(path: str, text: str, fault: str, tmp_path
         ("index/a.py", "from . import build\nfrom .build import x\nfrom dlm import __version__"),
         ("index/kernels.py", "from numba import njit"),
         ("jit.py", "import numba"),
-        ("spill/kernels.py", "from dlm.jit import kernel"),
         ("index/a_kernels.py", "from numba import njit"),
-        ("ngram/a.py", "from dlm.spill import kernels\nfrom dlm.spill.merge import merged"),
         ("wire/status.py", "import grpc"),
-        ("wire/generate.py", "from grpc_tools import protoc"),
         ("client/api/metrics.py", "from prometheus_client import Metric"),
-        ("tracing.py", "from opentelemetry import trace"),
         ("federated/training/rnn.py", "import jax"),
         ("spark/a.py", "from pyspark.sql import SparkSession\nfrom dlm.estimate import text"),
         ("cli/main.py", "from dlm.client import Client\nprint(1)"),
@@ -413,6 +387,7 @@ def test_what_is_allowed_is_not_found(path: str, text: str, tmp_path: Path) -> N
 
 
 # What stands in the text of an ARPA file around its rows.
+MAY_MAKE_ARPA = re.compile(r"data\\|-grams:|end\\|put_rows")
 ARPA_MARK = re.compile(r"\\data\\|(^|\\\S*)-grams:|\\end\\")
 
 
@@ -426,6 +401,8 @@ def arpa_makers(package: Path) -> list[str]:
         path = file.relative_to(package)
         if is_below(path, "ngram/arpa/reader.py", "ngram/arpa/header.py"):
             continue
+        if not MAY_MAKE_ARPA.search(file.read_text(encoding="utf-8")):
+            continue  # most files: reading is quick, and walking a tree is not
         tree = tree_of(file)
         said = {
             id(node.value)
@@ -455,7 +432,6 @@ def test_one_module_writes_arpa_text() -> None:
         'x = b"\\n\\\\%d-grams:\\n" % order',
         'x = f"\\\\data\\\\\\nngram 1={n}"',
         'x = "\\n\\\\end\\\\\\n"',
-        'x = f"\\\\{order}-grams:\\n"',
         "from dlm.ngram.arpa.kernels import put_rows",
         "kernels.put_rows(ids)",
     ],

@@ -40,14 +40,14 @@ def test_answers_do_not_depend_on_where_the_bytes_are(name: str, tmp_path: Path)
     assert_equals_oracle(local.score(*asked), oracle, *asked)
 
 
-def resident_kib(address: int) -> int:
-    """KiB of the map that holds `address` which are in this process's page table."""
+def of_map(address: int, name: str) -> list[str]:
+    """What the system says by that name of the map that holds `address`: smaps of proc(5)."""
     here = False
     for line in Path("/proc/self/smaps").read_text(encoding="ascii").splitlines():
         if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
             here = int(match[1], 16) <= address < int(match[2], 16)
-        elif here and line.startswith("Rss:"):
-            return int(line.split()[1])
+        elif here and line.startswith(f"{name}:"):
+            return line.split()[1:]
     raise AssertionError(f"no map holds {address:x}")
 
 
@@ -66,14 +66,14 @@ def test_a_preloaded_file_is_mapped_whole_before_it_is_read(tmp_path: Path) -> N
         columns = layout.map_columns(
             path, entry, verify=False, memory_options=MemoryOptions(preload=preload)
         )
-        held[preload] = resident_kib(columns["list"].ctypes.data)
+        held[preload] = int(of_map(columns["list"].ctypes.data, "Rss")[0])
     assert held[True] >= size >> 10
     assert held[False] < size >> 11
 
 
 def test_a_file_is_preloaded_while_other_threads_run(tmp_path: Path) -> None:
     """A server that loads a model answers meanwhile, and reports that it lives."""
-    size, turns, over = 256 << 20, [0], threading.Event()
+    size, turns, over = 128 << 20, [0], threading.Event()
 
     def take_turns() -> None:
         while not over.is_set():
@@ -93,17 +93,6 @@ def test_a_file_is_preloaded_while_other_threads_run(tmp_path: Path) -> None:
     assert during > 100
 
 
-def flags_of_map(address: int) -> list[str]:
-    """What the system keeps of the map that holds `address`: VmFlags of proc(5)."""
-    here = False
-    for line in Path("/proc/self/smaps").read_text(encoding="ascii").splitlines():
-        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            here = int(match[1], 16) <= address < int(match[2], 16)
-        elif here and line.startswith("VmFlags:"):
-            return line.split()[1:]
-    raise AssertionError(f"no map holds {address:x}")
-
-
 THP = Path("/sys/kernel/mm/transparent_hugepage")
 
 
@@ -117,7 +106,7 @@ def test_a_map_asks_for_huge_pages_where_the_file_fits_in_memory(
     for free in (1 << 40, 1 << 10):
         monkeypatch.setattr(memory_options, "available_bytes", lambda free=free: free)
         local = LocalModel.open(folder)
-        asked[free] = "hg" in flags_of_map(int(local.low.view[WORD_VALUE]))
+        asked[free] = "hg" in of_map(int(local.low.view[WORD_VALUE]), "VmFlags")
     assert asked == {1 << 40: True, 1 << 10: False}
 
 

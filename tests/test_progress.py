@@ -112,10 +112,7 @@ def test_a_command_s_notice_counts_the_kernels_compiled_so_far() -> None:
         notice.begin()
         clock.now += 2
         notice.end()
-    assert said == [
-        COMPILING,
-        f"{COMPILING}: 3 so far",
-    ]
+    assert said == [COMPILING, f"{COMPILING}: 3 so far"]
 
 
 def test_the_notice_is_given_while_one_kernel_takes_long() -> None:
@@ -152,11 +149,7 @@ def test_kernels_that_are_compiled_ahead_are_counted_by_the_notice() -> None:
     notice.begin()
     clock.now += 60
     notice.end()
-    assert said == [
-        f"{COMPILING}: 1 of 9",
-        f"{COMPILING}: 3 of 9",
-        f"{COMPILING}: 9 so far",
-    ]
+    assert said == [f"{COMPILING}: 1 of 9", f"{COMPILING}: 3 of 9", f"{COMPILING}: 9 so far"]
 
 
 def test_a_quiet_command_gives_no_notice(capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,25 +131,22 @@ LIGHT = [
 ]
 
 
-@pytest.mark.parametrize("module", LIGHT)
-def test_a_file_of_settings_imports_only_the_standard_library(module: str) -> None:
+def test_files_of_settings_import_only_the_standard_library() -> None:
     """And, of dlm, the errors, units and other such files: help starts with them."""
-    code = f"import {module}, sys; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    loaded = done.stdout.split()
+
+    def modules(*imported: str) -> list[str]:
+        code = f"import {', '.join((*imported, 'sys'))}; print(*sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+        )
+        return done.stdout.split()
+
+    loaded = modules(*LIGHT)
     own = {name for name in loaded if name.partition(".")[0] == "dlm"}
     packages = {".".join(one.split(".")[:i]) for one in LIGHT for i in range(1, one.count(".") + 1)}
     beside = {"dlm.client.config.security", "dlm.wire", "dlm.wire.secret"}
     light = {"dlm.errors", "dlm.units", "dlm.config", "dlm.resources", *packages, *LIGHT}
     assert own <= light | beside
-    plain = subprocess.run(
-        [sys.executable, "-c", "import sys; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     # The environment's own start may import more, such as finders of editable packages.
     others = {name.partition(".")[0] for name in loaded} - {*sys.stdlib_module_names, "dlm"}
-    assert others <= {name.partition(".")[0] for name in plain.stdout.split()}
+    assert others <= {name.partition(".")[0] for name in modules()}

@@ -23,7 +23,7 @@ from dlm.server.kernels import check
 words = np.arange(4, dtype=np.uint32)
 slots = np.zeros(4096, np.uint16)
 slots[0] = 1
-print(*check(np.full(2, 2, np.uint8), words, words, 3, 9, slots, 0))
+print(*check(np.full(2, 2, np.uint8), words, words[:2], 3, 9, 9, slots, 0))
 """
 
 

@@ -9,6 +9,7 @@ import ast
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def words_of_pages() -> int:
     return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
 
 
+@cache
 def all_rooms() -> dict[str, Weight]:
     return {name: weigh(room["of"]) for name, room in CEILINGS["rooms"].items()}
 
@@ -120,7 +122,7 @@ def longest(weight: Weight) -> str:
 def test_a_room_stays_below_its_ceiling(name: str) -> None:
     """What it saves goes to the bank, so that the ceiling comes down with it."""
     room = CEILINGS["rooms"][name]
-    found, ceiling = weigh(room["of"]), room["statements"]
+    found, ceiling = all_rooms()[name], room["statements"]
     assert found.statements <= ceiling, (
         f"{name} has {found.statements} statements, {found.statements - ceiling} above its "
         f"ceiling; its largest functions are {longest(found)}"
@@ -166,7 +168,7 @@ def test_what_counts() -> None:
 def table() -> Iterator[str]:
     """A line per room, and one for all."""
     yield f"{'room':<32} statements  ceiling  expressions  docstrings"
-    rooms = all_rooms()
+    rooms = {**all_rooms()}
     ceilings: dict[str, Any] = {n: room["statements"] for n, room in CEILINGS["rooms"].items()}
     rooms["all"] = sum(rooms.values(), Weight())
     ceilings["all"] = CEILINGS["all"]["statements"]

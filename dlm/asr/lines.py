@@ -17,11 +17,9 @@ _STEP_BYTES = 1 << 20
 
 
 def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
-    """Each line of a file with its number, from 1, without its line end.
+    """Each line of a file, plain or compressed, with its number, from 1, without its line end; `-`
+    is standard input. Bytes that are not UTF-8 become surrogate escapes, as everywhere in words.
 
-    Bytes that are not UTF-8 become surrogate escapes, as everywhere in words.
-
-    Args    path  plain, gzip, zstd, xz or bzip2; or `-`, standard input
     Raises  OSError;  LatticeError  it does not decompress, or a line is longer than 64 MiB
     """
     name = str(path)
@@ -51,10 +49,8 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
 
 
 def read_utf8(path: Path) -> str:
-    """A small text file whole; a byte order mark is left out.
-
-    Raises  OSError;  TextError  not UTF-8
-    """
+    """A small text file whole, without a byte order mark; raises OSError, or TextError if not
+    UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as exc:
@@ -74,12 +70,10 @@ def recovered(read: Callable[[], T], skip: Callable[[LatticeError], None] | None
 
 
 def whole(text: str) -> int | None:
-    """`text` as a whole number from 0, or None."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def finite(text: str) -> float | None:
-    """`text` as a finite number, or None."""
     try:
         value = float(text)
     except ValueError:

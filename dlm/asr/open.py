@@ -62,13 +62,8 @@ KENLM = "KenLM"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from.
-
-    kind       SERVERS, CLUSTER, SHARD_SET, ARPA or KENLM
-    path       of the file or folder; none for SERVERS
-    addresses  for SERVERS, each "host:port"
-    model      beginning of the id of one of the servers' models; None: their default
-    """
+    """Where a model comes from: `kind` is SERVERS, CLUSTER, SHARD_SET, ARPA or KENLM, and `model`
+    the beginning of the id of one of the servers' models, or None for their default."""
 
     kind: str
     path: Path | None = None
@@ -87,21 +82,18 @@ def open_model(
     """Opens a client of the model that `named` refers to.
 
     Args
-        named   path of a cluster.toml, of a shard set's folder, of an ARPA file (plain, gzip, zstd,
-                xz, or a folder of parts) or of a pointer file; or "dlm://..." itself
         config  for a client of servers; ignored for a shard set in this process
         model   which of the servers' models, see `Client.connect`; overrides the pointer's
-        tell    gets lines about the progress of sharding; None: silent
+        tell    gets lines about the progress of sharding
         vocab   a list of the words of a KenLM file that stores none (`build_binary -v`)
     Raises
         ConfigError  it does not exist, is empty or of another kind, or the cache is not writable
         ArpaError, KenlmFormatError, ShardFormatError  it is damaged, or not an ARPA file
         UnavailableError, AuthenticationError, ProtocolError  see `Client.connect`
     Guarantees
-        An ARPA file is sharded once. The shard set stays in the cache folder ($DLM_CACHE_DIR, or
-        dlm in the user's), one per path, until the file changes. If several processes open the
-        same file at once, one shards it and the others wait. A KenLM file is scored as it lies,
-        and its scores are KenLM's, bit for bit.
+        An ARPA file is sharded once, until it changes; its shard set stays in the cache folder
+        ($DLM_CACHE_DIR, or dlm in the user's). If several processes open it at once, one shards it
+        and the others wait. A KenLM file is scored as it lies, with KenLM's scores, bit for bit.
     """
     source = find_source(named)
     if vocab is not None and source.kind != KENLM:
@@ -259,7 +251,6 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
 
 
 def _key(arpa: Path) -> tuple[str, str, str]:
-    """The cache key of an ARPA file: its name, and hashes of its path and of its content."""
     found: dict[str, Any] | None = describe_input(arpa.resolve())
     if found is None:
         raise ArpaError(
@@ -280,8 +271,7 @@ def _opened(folder: Path) -> bool:
 
 
 def _forget_others(home: Path, key: tuple[str, str, str]) -> None:
-    """Removes shard sets of the path's earlier content. Processes that use one keep it: mapped
-    files stay until they are unmapped."""
+    """Removes shard sets of the path's earlier content, which processes that mapped them keep."""
     for other in home.glob(f"{key[0]}-{key[1]}-*"):
         if (
             other.is_dir()

@@ -24,8 +24,6 @@ BONUS = 2.0  # log10, of a line without one; tests/benchmarks/rare_words.py
 
 @dataclass(frozen=True, slots=True)
 class PhraseFile:
-    """Phrases, and the pronunciations that the file gives to words, each a tuple of sounds."""
-
     phrases: Phrases
     sounds: dict[str, list[tuple[str, ...]]] = field(repr=False)
 

@@ -21,13 +21,7 @@ _made: list[Path] = []
 def check_reads(
     name: str, *paths: Path | str | None, folders: bool = False, what: str = "file"
 ) -> None:
-    """Raises `ConfigError` unless each path can be read; `-` and None are skipped.
-
-    Args
-        name     of the option or argument
-        folders  whether a folder is accepted too
-        what     is expected: "file" or "folder"
-    """
+    """Raises `ConfigError` unless each path can be read; `-` and None are skipped."""
     for path in paths:
         if path is None or str(path) == "-":
             continue
@@ -54,14 +48,12 @@ def check_writes(
     arpa: bool = False,
     inputs: Iterable[Path | str | None] = (),
 ) -> None:
-    """Raises `ConfigError` unless a file can be written at `path`; None is skipped.
-
-    Missing folders are created, and removed if the command ends without using them.
+    """Raises `ConfigError` unless a file can be written at `path`; None is skipped. Missing folders
+    are created, and removed if the command ends without using them.
 
     Args
         folder  whether it will be a folder, which the command creates with its parents
-        stdout  whether `-` means standard output; otherwise it is refused, since nobody wants a
-                file of that name
+        stdout  whether `-` means standard output; otherwise it is refused
         arpa    whether it will be an ARPA file, whose suffix selects the compression
         inputs  files that the command reads; it never replaces one of them
     """
@@ -87,11 +79,8 @@ def check_writes(
 
 
 def check_folder(name: str, folder: Path | None, *, make: bool = True) -> None:
-    """Raises `ConfigError` unless files can be created in `folder`; None is skipped.
-
-    Args
-        make  whether to create the folder now, with its parents; False leaves it to the command
-    """
+    """Raises `ConfigError` unless files can be created in `folder`, which `make` creates now; None
+    is skipped."""
     if folder is None:
         return
     missing: list[Path] = []
@@ -126,12 +115,10 @@ def parsed(name: str, text: str, parse: Callable[[str], T], expected: str) -> T:
 
 
 def numbers_of(text: str) -> tuple[float, ...]:
-    """The numbers of "0.9,0.4", for `parsed`."""
     return tuple(float(part) for part in text.split(","))
 
 
 def integers_of(text: str) -> tuple[int, ...]:
-    """The integers of "1,2", for `parsed`."""
     return tuple(int(part) for part in text.split(","))
 
 

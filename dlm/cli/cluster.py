@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +17,7 @@ from dlm.cli.output import compile_kernels, print_json_line
 from dlm.client.config.security import ClientSecurity
 from dlm.errors import ConfigError
 from dlm.server.config import ServerConfig
-from dlm.signals import stop_signals
+from dlm.signals import stopping
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -85,8 +84,16 @@ def cluster(
         dlm cluster shards/model
         dlm cluster shards/model --replicas 2 --restart --local-fallback shards/small
     """
-    from dlm.client.config.cluster_file import ClusterToml, replace_servers, write_cluster_file
-    from dlm.cluster.processes import claim, is_ours, listening, running_servers, supervise
+    from dlm.client.config.cluster_file import ClusterToml, write_cluster_file
+    from dlm.cluster.processes import (
+        by_number,
+        claim,
+        is_ours,
+        listening,
+        running_servers,
+        supervise,
+        write_pids,
+    )
     from dlm.index.layout import read_manifest
     from dlm.index.search.local import LocalModel
     from dlm.server.sets import sets_file_of, write_sets
@@ -106,8 +113,10 @@ def cluster(
     if local_fallback is not None:
         LocalModel.open(local_fallback)  # fails now if it is damaged, not when it is needed
     check_reads("--tls-cert, --tokens", *access.values())
-    files = (security.ca, security.cert, security.key, security.token_file)
-    check_reads("--ca, --token-file", *filter(None, files))
+    check_reads(
+        "--ca, --token-file",
+        *filter(None, (security.ca, security.cert, security.key, security.token_file)),
+    )
     given = {f"--{name.replace('_', '-')}": file for name, file in access.items() if file}
     options = [part for option in given.items() for part in option]
     asked_to_stop = False
@@ -115,28 +124,20 @@ def cluster(
 
     def is_listed(server: Endpoint) -> bool:
         with contextlib.suppress(ConfigError):
-            return server.address in {one.address for one in ClusterToml(cluster_file).servers()}
+            return server.address in {
+                by_number(one.address) for one in ClusterToml(cluster_file).servers()
+            }
         return True
 
-    def rewrite(servers: list[Server]) -> None:
-        """Writes the new process ids; servers that others added to the file stay in it."""
-        renewed = {(one.endpoint.address, one.endpoint.shard): one.endpoint for one in servers}
-        with contextlib.suppress(ConfigError):
-            listed = ClusterToml(cluster_file).servers()
-            now = [renewed.get((one.address, one.shard), one) for one in listed]
-            if now != listed:
-                replace_servers(cluster_file, now)
-
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop() -> None:
         # A flag, not an event: the interrupted thread may hold an event's lock.
         nonlocal asked_to_stop
         if asked_to_stop:
             raise KeyboardInterrupt
         asked_to_stop = True
 
-    with claim(cluster_file):
+    with claim(cluster_file), stopping(stop):
         write_sets(sets, directories)
-        previous = {number: signal.signal(number, stop) for number in stop_signals()}
         try:
             with running_servers(
                 directories,
@@ -165,7 +166,7 @@ def cluster(
                     restart=restart,
                     sets=sets,
                     is_listed=is_listed,
-                    changed=rewrite,
+                    changed=partial(write_pids, cluster_file),
                 ):
                     print(line, file=sys.stderr)
         finally:
@@ -177,8 +178,6 @@ def cluster(
                     else:
                         cluster_file.unlink()
                         sets.unlink(missing_ok=True)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
     print("stopped", file=sys.stderr)
 
 
@@ -189,7 +188,6 @@ def _facts(
     cluster_file: Path,
     local_fallback: Path | None,
 ) -> dict[str, Any]:
-    """What is served, and where."""
     return {
         "shard_sets": [
             {"directory": str(directory), "shard_set": one.shard_set, "shards": one.shards}

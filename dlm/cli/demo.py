@@ -143,7 +143,6 @@ def _show_page(servers: list[Server], cluster: Path, tell: Callable[[str], None]
 
 
 def _facts(checked: Checked, stats: tuple[Stats, Stats]) -> dict[str, Any]:
-    """One column of the table, for machines."""
     return {
         "queries": checked.queries,
         "calls": len(checked.calls_ms),

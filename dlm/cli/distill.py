@@ -193,6 +193,5 @@ def distill(
 
 
 def _part(text: str) -> tuple[int, int]:
-    """(I, N) of --part."""
     place, _, parts = text.partition("/")
     return int(place), int(parts)

@@ -129,7 +129,6 @@ def estimate(
 def _with_spark(
     text: list[str], output: str, settings: EstimationSettings, progress: ProgressReporter
 ) -> EstimationSummary:
-    """Estimates with Spark."""
     from dlm.spark.engine import estimate as run
     from dlm.spark.session import session
 

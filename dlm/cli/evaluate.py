@@ -120,7 +120,6 @@ def evaluate(
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a text, compressed or not."""
     from dlm.estimate.text import Reader
 
     for block in Reader([str(path)], scored=True).read():

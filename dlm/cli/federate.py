@@ -92,8 +92,6 @@ def federate(
 def round_teller(
     tell: Callable[[str], None], rounds: int, *, as_json: bool
 ) -> Callable[[RoundReport], None]:
-    """Tells each round, and prints it as a line of JSON if asked to."""
-
     def on_round(done: RoundReport) -> None:
         line = done.line()
         if as_json:
@@ -104,7 +102,6 @@ def round_teller(
 
 
 def _sentence(line: dict[str, object], rounds: int) -> str:
-    """The progress line of a round."""
     text = f"round {int(str(line['round'])) + 1} of {rounds}"
     raw = line.get("not_private")
     if isinstance(raw, dict):

@@ -37,7 +37,6 @@ class CommandHelp(TyperCommand):
     """A command whose help ends with its examples, the `epilog`."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The examples."""
         _write_examples(formatter, self.epilog)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -64,15 +63,12 @@ class CommandHelp(TyperCommand):
 
 
 class GroupHelp(TyperGroup):
-    """Commands under the headings that `rich_help_panel` gives them.
-
-    Without arguments it prints `FIRST_STEPS`, or its help, and exits with 0.
-    """
+    """Commands under the headings that `rich_help_panel` gives them. Without arguments it prints
+    `FIRST_STEPS`, or its help, and exits with 0."""
 
     FIRST_STEPS: ClassVar[str] = ""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """A section for each heading, with names in one column."""
         sections: dict[str, list[Any]] = {}
         for command in self.commands.values():
             if not command.hidden:
@@ -89,7 +85,6 @@ class GroupHelp(TyperGroup):
                 )
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The examples."""
         _write_examples(formatter, self.epilog)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -116,10 +111,8 @@ def add_command(app: typer.Typer, name: str, heading: str, function: Callable[..
 
 
 class Group(NamedTuple):
-    """Commands below one name; their options are made when one of them runs.
-
-    commands  name -> its heading, and its function
-    """
+    """Commands below one name, each with its heading; their options are made when one of them
+    runs."""
 
     help: str
     examples: str

@@ -29,7 +29,6 @@ Model = Annotated[
 
 
 def facts_of(manifest: Manifest, directory: Path, public_key: Path | None = None) -> dict[str, Any]:
-    """The contents of a shard set, for machines."""
     from dlm.index.describe import describe
 
     return {**describe(manifest), "privacy": privacy(manifest, directory, public_key)}
@@ -78,9 +77,9 @@ ROW = 100  # characters of a fact
 def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None) -> str:
     """The guarantee that a shard set's privacy record states.
 
-    It states none if there are two records, if the record was changed, or if its epsilon does not
-    follow from its noise; the last is checked only where the extra `train` is installed. With a
-    key, nor if a file is not the signed one.
+    It states none if there are two records, if the record was changed, if its epsilon does not
+    follow from its noise (checked only with the extra `train`), or if a file is not the one that
+    the key signed.
     """
     from dlm.index.layout import MANIFEST
     from dlm.record.lookup import FileSnapshot, record_of_file
@@ -117,10 +116,8 @@ def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None)
 
 
 def _shown(value: object, promise: str) -> str:
-    """A value of the provenance; for a privacy record, that `promise` is what it states.
-
-    A line that does not begin like a record is free text and claims nothing.
-    """
+    """A value of the provenance; for a privacy record, that `promise` is what it states. A line
+    that does not begin like a record is free text and claims nothing."""
     from dlm.record.provenance import LINE_PREFIX, is_record_line
 
     text = str(value)
@@ -154,9 +151,7 @@ def _joined(value: Any) -> str:
 
 def helm_values(manifest: Manifest) -> str:
     """Values of the chart deploy/helm/dlm for a shard set, as YAML; what `dlm info --helm` prints.
-
-    The limit is a quarter above a server's memory; see `server_mib`.
-    """
+    The limit is a quarter above a server's memory; see `server_mib`."""
     from dlm.index.describe import server_mib
 
     memory = server_mib(manifest)
@@ -173,7 +168,6 @@ def helm_values(manifest: Manifest) -> str:
 
 
 def kenlm_facts(path: Path) -> dict[str, Any]:
-    """What a KenLM file says of itself."""
     from dlm.kenlm.layout import open_file
 
     _, layout = open_file(path)
@@ -192,7 +186,6 @@ def kenlm_facts(path: Path) -> dict[str, Any]:
 
 
 def _kenlm_summary(facts: Mapping[str, Any]) -> list[str]:
-    """What a KenLM file says of itself, for people."""
     counts, bits = facts["counts"], facts["quantised_bits"]
     rows = [
         ("KenLM file", facts["file"]),
@@ -352,7 +345,6 @@ class Reading(NamedTuple):
         return available_bytes() if self.memory is None else self.memory
 
     def open(self, path: Path, tell: Callable[[str], None]) -> NgramReader:
-        """The n-grams of a file."""
         from dlm.kenlm.open import open_ngrams
 
         return open_ngrams(
@@ -368,7 +360,6 @@ class Reading(NamedTuple):
 def _export_probing(
     model: Path, output: Path, reading: Reading, tell: Callable[[str], None]
 ) -> None:
-    """Writes a model as a KenLM probing file."""
     from dlm.index.check.decode import decode
     from dlm.index.layout import MANIFEST, read_manifest
     from dlm.index.ngrams import read_raw

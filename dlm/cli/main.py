@@ -115,11 +115,7 @@ def options(
 
 
 def program(names: Iterable[str] = COMMANDS, *, titles: bool = False) -> typer.Typer:
-    """`dlm` with these commands.
-
-    Args
-        titles  the commands have their help alone, not their options, which take time to make
-    """
+    """`dlm` with these commands; `titles` leave out their options, which take time to make."""
     out = typer.Typer(
         name="dlm",
         cls=RootHelp,
@@ -145,8 +141,6 @@ def program(names: Iterable[str] = COMMANDS, *, titles: bool = False) -> typer.T
 
 
 def _title(command: Any) -> Callable[[], None]:
-    """A command, or a group of them, as it stands in `dlm --help`."""
-
     def title() -> None: ...
 
     title.__doc__ = command.help if isinstance(command, Group) else command.__doc__
@@ -180,10 +174,7 @@ EXTRAS = {
 
 
 def main() -> None:
-    """Runs the command.
-
-    Exit statuses are in README.md of this folder.
-    """
+    """Runs the command. Exit statuses are in README.md of this folder."""
     end_signals.install()
     if sys.argv[1:] and sys.argv[1] in COMMANDS.keys() - OWN_WORDS and not MUTE & {*sys.argv[2:]}:
         begin_waiting()
@@ -210,7 +201,6 @@ def main() -> None:
 
 
 def _free(path: str | None) -> str:
-    """The free space where a file was to be written; empty if that is not known."""
     if path is None:
         return ""
     try:

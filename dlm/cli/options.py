@@ -24,11 +24,8 @@ _SETTING_IS = re.compile(r"^\w+\.(\w+) is ")
 
 class Options(NamedTuple):
     """Stands in the annotation of a command's parameter whose fields are options: see `spread`.
-
-    fields    names of the fields, in the order of the help; all of them if empty
-    of        the dataclass, if the parameter is a dict of what is given, for `config.resolve`
-    required  fields that this command requires, although they have a default
-    """
+    `of` is the dataclass if the parameter is a dict for `config.resolve`; `required` fields have a
+    default that this command does not use."""
 
     fields: str = ""
     of: type | None = None
@@ -95,7 +92,6 @@ def _as_option(found: re.Match[str]) -> str:
 
 
 def _shown_name(one: Parameter) -> str:
-    """How messages name a parameter: --vocab, or MODEL."""
     (info,) = (fact for fact in one.annotation.__metadata__ if isinstance(fact, ParameterInfo))
     if isinstance(info, ArgumentInfo):
         return str(info.metavar).strip("[].")
@@ -104,10 +100,8 @@ def _shown_name(one: Parameter) -> str:
 
 
 def option(kind: type, field: str) -> Any:
-    """The option that gives a setting: its name, its help, its bounds and its default.
-
-    Typer shows no other default: most commands get None for what is not given.
-    """
+    """The option that gives a setting: its name, its help, its bounds and its default. Typer shows
+    no other default: most commands get None for what is not given."""
     (one,) = (one for one in settings_of(kind) if one.field == field)
     default = one.default if isinstance(one.default, (str, bool)) else number(one.default)
     facts = [one.expected, f"default: {default}" if default else ""]
@@ -121,8 +115,6 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not report progre
 
 
 class EngineName(StrEnum):
-    """Where a command works."""
-
     LOCAL = "local"
     SPARK = "spark"
 

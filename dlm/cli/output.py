@@ -20,9 +20,7 @@ _waiting: list[threading.Timer] = []
 
 def begin_waiting(silent_s: float = SILENT_S) -> None:
     """Reports after `silent_s` that the command is working, unless it reports a stage first.
-
-    `stop_waiting` prevents it. Only on a terminal: nobody watches a pipe.
-    """
+    `stop_waiting` prevents it. Only on a terminal: nobody watches a pipe."""
     if not sys.stderr.isatty():
         return
     timer = threading.Timer(silent_s, lambda: print("working ...", file=sys.stderr, flush=True))
@@ -39,9 +37,7 @@ def stop_waiting() -> None:
 
 def stage_printer(*, quiet: bool = False, timed: bool = True) -> Callable[[str], None]:
     """A printer of progress lines, with the seconds since this call if `timed`; silent if `quiet`.
-
-    From here on it also reports when the command waits for kernels to compile.
-    """
+    From here on it also reports when the command waits for kernels to compile."""
     began = time.monotonic()
 
     def tell(line: str) -> None:
@@ -57,9 +53,7 @@ def stage_printer(*, quiet: bool = False, timed: bool = True) -> Callable[[str],
 
 def compile_kernels(kernels: Sequence[Any]) -> int:
     """Compiles the kernels that the cache lacks, and returns how many; see `jit.compile_ahead`.
-
-    Progress goes where the command reports its stages, or else to standard error.
-    """
+    Progress goes where the command reports its stages, or else to standard error."""
     from dlm.jit import compile_ahead
 
     if compiling_notice.is_logged:
@@ -81,7 +75,6 @@ def _encoded(facts: Mapping[str, Any], encoder: json.JSONEncoder) -> str:
 
 
 def as_json_line(facts: Mapping[str, Any]) -> str:
-    """One object on one line."""
     return _encoded(facts, _LINE)
 
 
@@ -98,7 +91,6 @@ def print_answer(
     quiet: bool = False,
     to: TextIO | None = None,
 ) -> None:
-    """Prints what a command found: one JSON object, or lines for people, unless `quiet`."""
     if as_json:
         print_json(facts, to=to)
     elif not quiet:
@@ -107,5 +99,4 @@ def print_answer(
 
 
 def print_json_line(facts: Mapping[str, Any]) -> None:
-    """Prints one object on one line, for commands that answer many times."""
     print(as_json_line(facts), flush=True)

@@ -51,6 +51,7 @@ def pipeline(
         dlm pipeline pipeline.toml
     """
     from dlm.pipeline.quality import warnings
+    from dlm.pipeline.report import MARKDOWN
     from dlm.pipeline.run import Pipeline
     from dlm.pipeline.settings import PipelineSettings
     from dlm.progress import ProgressReporter
@@ -74,15 +75,14 @@ def pipeline(
         tell(warning)
     facts = {
         **report.model,
-        "report": whole.report_path,
-        "serve it": f"dlm cluster {shlex.quote(str(whole.shards))}",
+        "report": whole.folder / MARKDOWN,
+        "serve it": f"dlm cluster {shlex.quote(str(whole.at.shards))}",
     }
     lines = [report.statement(), *(f"{name:12}{value}" for name, value in facts.items())]
     print_answer(report.to_dict(), lines, as_json=as_json)
 
 
 def _print_plan(whole: Pipeline, as_json: bool) -> None:
-    """Prints each stage, what it would do, and its state; exits with 1 if one is refused."""
     from dlm.pipeline.check import check, check_users, needed_bytes, voids
 
     check(whole.settings)

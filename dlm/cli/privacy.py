@@ -98,7 +98,6 @@ def compose(
 
 
 def _beside(given: Path) -> Path:
-    """The report of a file of `dlm unigrams`; else what was given."""
     from dlm.record.counts_file import REPORT_JSON
 
     report = Path(f"{given}{REPORT_JSON}")

@@ -216,7 +216,6 @@ def _blt(
 
 
 def _of_sampled(answer: dict[str, Any]) -> list[str]:
-    """What is printed of Poisson-sampled cohorts."""
     return [
         f"{answer['mechanism']}, {counted(answer['rounds'], 'round')}, Poisson-sampled with "
         f"probability {answer['sampling_probability']:.6g}, "
@@ -231,6 +230,5 @@ def _of_sampled(answer: dict[str, Any]) -> list[str]:
 
 
 def _probability(text: str) -> float:
-    """The value of "0.01" or "5000/763430"."""
     users, _, population = text.partition("/")
     return float(users) / float(population or 1)

@@ -91,10 +91,7 @@ DEFAULT_BUFFERS, MOST_BUFFERS = 4, 10
 
 
 def gap_of(gap: int | None, min_separation: int | None) -> int:
-    """The gap, from --gap or --min-separation.
-
-    Raises  ConfigError  neither or both were given
-    """
+    """The gap, from --gap or --min-separation; ConfigError unless exactly one is given."""
     from dlm.federated.noise.participation import gap_from_min_separation
 
     if gap is not None and min_separation is not None:
@@ -160,7 +157,6 @@ def check_plot(path: Path | None) -> None:
 
 
 def _figure() -> Any:
-    """pyplot, for files only."""
     from dlm.extras import pip_install
 
     try:

@@ -99,7 +99,6 @@ def prune(
 
 
 def _blocks(reader: Reader, began: Callable[[], None]) -> Iterator[bytes]:
-    """The lines of a text; `began` is called before the first."""
     began()
     yield from (block.lines for block in reader.read() if block.size)
 
@@ -107,7 +106,6 @@ def _blocks(reader: Reader, began: Callable[[], None]) -> Iterator[bytes]:
 def _facts(
     result: PruneResult, measured: PerplexityChange | None, seconds: float
 ) -> dict[str, Any]:
-    """What `_summary` prints, for machines."""
     facts: dict[str, Any] = {
         "counts_before": list(result.counts_before),
         "counts": list(result.counts),
@@ -130,7 +128,6 @@ def _facts(
 def _summary(
     result: PruneResult, measured: PerplexityChange | None, seconds: float, compiling_s: float
 ) -> Iterator[str]:
-    """How many n-grams are left per order, and what pruning costs."""
     yield f"{'order':>7} {'n-grams':>15} {'kept':>15}"
     rows = list(zip(result.counts_before, result.counts, strict=True))
     for k, (before, after) in enumerate(rows, 1):

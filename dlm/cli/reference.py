@@ -3,6 +3,7 @@ declared."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import shutil
 import textwrap
@@ -26,12 +27,7 @@ class ReferenceEntry(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """Entries under headings.
-
-    about   what is true of all of them
-    kind    what an entry is called
-    facts   the names of its facts
-    """
+    """Entries under headings, with what is true of all of them and the names of their facts."""
 
     title: str
     about: str
@@ -124,10 +120,7 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
 
 
 def settings(name: str) -> Topic:
-    """The settings of one part.
-
-    Raises  ModuleNotFoundError  they need the packages of an extra
-    """
+    """The settings of one part; ModuleNotFoundError if they need the packages of an extra."""
     import pkgutil  # which `dlm --help` does not need
 
     title, about, tables = SETTINGS[name]
@@ -148,7 +141,6 @@ def settings(name: str) -> Topic:
 
 
 def _default(one: Setting) -> str:
-    """The default as a file has it; "" for none."""
     if one.required:
         return "required"
     if one.default is None or one.default == "":
@@ -261,18 +253,14 @@ TOPICS: dict[str, Callable[[], Topic]] = {
 }
 
 
-def entries(name: str) -> Iterator[tuple[str, Topic, str, ReferenceEntry]]:
-    """(topic's name, topic, heading, entry) of all that have that name; topics whose packages are
-    not installed are left out."""
+def entries() -> Iterator[tuple[str, Topic, str, ReferenceEntry]]:
+    """(topic's name, topic, heading, entry) of all; topics whose packages are not installed are
+    left out."""
     for topic_name, make in TOPICS.items():
-        try:
+        with contextlib.suppress(ModuleNotFoundError):
             topic = make()
-        except ModuleNotFoundError:
-            continue
-        for heading, found in topic.tables.items():
-            for entry in found:
-                if is_named(entry.name, name):
-                    yield topic_name, topic, heading, entry
+            for heading, found in topic.tables.items():
+                yield from ((topic_name, topic, heading, entry) for entry in found)
 
 
 def is_named(known: str, name: str) -> bool:
@@ -310,28 +298,17 @@ def explain(
         _print_topics(as_json)
     elif name in TOPICS:
         _print_topic(TOPICS[name](), as_json)
-    elif found := list(entries(name)):
+    elif found := [one for one in entries() if is_named(one[-1].name, name)]:
         lines = []
         for _, topic, heading, entry in found:
             lines += _lines(topic, entry, place=f"{topic.title}, {heading}")
         print_answer({"entries": [_facts(*one) for one in found]}, lines, as_json=as_json)
     else:
-        known = sorted({*TOPICS, *_names()})
+        known = sorted({*TOPICS, *(entry.name for *_, entry in entries())})
         raise ConfigError(
             f"{name} is not a topic, setting, event, metric or error{nearest(name, known)}. "
             "dlm explain lists the topics"
         )
-
-
-def _names() -> set[str]:
-    found: set[str] = set()
-    for make in TOPICS.values():
-        try:
-            tables = make().tables
-        except ModuleNotFoundError:
-            continue
-        found |= {entry.name for table in tables.values() for entry in table}
-    return found
 
 
 def _print_topics(as_json: bool) -> None:
@@ -368,7 +345,6 @@ def _facts(name: str, topic: Topic, heading: str, entry: ReferenceEntry) -> dict
 
 
 def _lines(topic: Topic, entry: ReferenceEntry, place: str = "") -> list[str]:
-    """An entry: its name, where it belongs, its facts and, indented, its meaning."""
     facts = [f"{n}: {fact}" for n, fact in zip(topic.facts, entry.facts, strict=True) if fact]
     head = entry.name + (f"  ({place})" if place else "")
     return [head, *_wrapped("; ".join(facts), "    "), *_wrapped(entry.meaning, "    ")]

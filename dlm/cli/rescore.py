@@ -200,8 +200,6 @@ class _Totals:
         self._sums: dict[str, float] = dict.fromkeys(names, 0)
 
     def skipping(self, tell: Callable[[str], None]) -> Callable[[LatticeError], None]:
-        """Counts malformed utterances, and reports where they are."""
-
         def skip(error: LatticeError) -> None:
             self._sums["skipped"] += 1
             tell(f"skipped: {error}")
@@ -214,7 +212,6 @@ class _Totals:
         scales: dict[str, float],
         done: Callable[[str], bool] | None,
     ) -> Iterator[Hypotheses]:
-        """What to rescore, with the scales of the command line."""
         for one in found:
             if done is not None and done(one.id):
                 self._sums["done before"] += 1
@@ -222,12 +219,10 @@ class _Totals:
                 yield replace(one, scales=replace(one.scales, **scales))
 
     def begin(self) -> None:
-        """The header of the rows."""
         if not self._as_json:
             print("\t".join(["utterance", *COUNTED]), flush=True)
 
     def add(self, one: RescoredUtterance) -> None:
-        """The row of an utterance."""
         row = {name: getattr(one, name) for name in COUNTED}
         is_degraded = bool(one.bigram_fallback or one.local_fallback)
         more = {"utterances": 1, "audio seconds": one.audio_s, "degraded": is_degraded, **row}

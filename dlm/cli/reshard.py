@@ -184,7 +184,6 @@ def _facts(
 
 
 def _lines(directory: Path, facts: dict[str, Any]) -> Iterator[str]:
-    """What changes, for people."""
     before, after = counted(facts["shards_before"], "shard"), facts["shards"]
     yield f"{directory}: {before} -> {after}, balanced by {facts['balanced_by']}"
     moved = counted(facts["slots_moved"], "slot")

@@ -108,7 +108,7 @@ def rollout(
         check_files(security)
         connect = partial(GrpcConnection, security=security)
         held, default, named = models_served(toml, connect)
-        edited(cluster.read_text(encoding="utf-8"), default, toml.rollout())  # or it is refused
+        edited(toml.text, default, toml.rollout())  # or it is refused
         known = {**manifests_of(sets), **held}
         pair = find_pair(toml, manifest, known, default, undo=undo)
         check_token(named, pair)

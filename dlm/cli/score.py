@@ -130,7 +130,6 @@ def score(
 
 
 def _answers(block: Block, found: Scored, *, words: bool, as_json: bool) -> str:
-    """The rows of a block's lines, with those of the skipped lines in their places."""
     if not words and not as_json:
         rows = found.rows()
         if not block.left_out:
@@ -150,7 +149,6 @@ def _answers(block: Block, found: Scored, *, words: bool, as_json: bool) -> str:
 
 
 def _gap(fault: LineFault, *, words: bool, as_json: bool) -> str:
-    """The row of a skipped line."""
     if as_json:
         return as_json_line({"log10_prob": None, "tokens": 0, "oovs": 0, "skipped": fault}) + "\n"
     return "= nan\t0\t0\n\n" if words else "nan\t0\t0\n"

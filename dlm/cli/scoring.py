@@ -38,11 +38,8 @@ def any_bytes_on_stdout() -> None:
 
 @contextmanager
 def quick_start() -> Iterator[None]:
-    """Opens a model in two thirds of the time, in commands that score and then exit.
-
-    Otherwise the garbage collector would scan imports and words over and over, though none is ever
-    freed, and numba would import scipy for matrix products that no kernel here uses.
-    """
+    """Opens a model in two thirds of the time, in commands that score and then exit: without the
+    garbage collector's scans, in which nothing is ever freed, and numba's import of scipy."""
     sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
     collects = gc.isenabled()
     gc.disable()
@@ -58,15 +55,8 @@ def open_here(
     place: Path, memory: int | None, tmp: Path | None, stack: ExitStack, tell: Callable[[str], None]
 ) -> LocalModel | KenlmFile:
     """The shard set, KenLM file or ARPA file at `place`, its kernels compiled; an ARPA file is
-    sharded first.
-
-    Args
-        memory, tmp  of sharding
-        stack        removes the temporary shard set when it closes
-    Raises
-        ConfigError       memory or tmp is given, but nothing is sharded
-        ShardFormatError, KenlmFormatError  a folder that is not a shard set, or a damaged model
-    """
+    sharded first, until `stack` closes. Raises ConfigError if memory or tmp is given, but nothing
+    is sharded; ShardFormatError or KenlmFormatError for another folder or a damaged model."""
 
     with quick_start():
         from dlm.index.layout import read_manifest

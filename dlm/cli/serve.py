@@ -23,20 +23,14 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: the event's name and its fields, but never query text.
-
-    Times are UTC in the form of RFC 3339.
-
-    Args
-        context  fields added to every line whose event does not set them
-    """
+    """One JSON object per line: the event's name and its fields, but never query text; `context`
+    where the event does not set them. Times are UTC in the form of RFC 3339."""
 
     def __init__(self, context: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self._context = dict(context or {})
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line."""
         fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).strftime(_RFC_3339),
             "level": record.levelname.lower(),

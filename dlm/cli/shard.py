@@ -148,7 +148,7 @@ def _report(
 
 
 def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None:
-    """Prints a row per encoding: bytes on disk, and in memory per shard, server and client."""
+    """Prints a row per encoding: bytes on disk, per set and shard, and in memory per client."""
     from dlm.index.coding import DEFAULT_BITS
     from dlm.index.describe import PROCESS_MIB
     from dlm.index.sizes import estimate_sizes, measure
@@ -168,13 +168,12 @@ def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None
             "encoding": name,
             "disk_bytes": sizes.disk,
             "shard_bytes": sizes.shard,
-            "server_bytes": sizes.server,
             "client_bytes": sizes.client,
         }
         for name, sizes in estimated
     ]
     pieces = counted(shards, "shard")
-    columns = ("file per shard", "memory per server", "memory per client")
+    columns = ("file per shard", "memory per client")
     lines = [
         f"{ngrams:,} n-grams of order {len(found.counts)} in {pieces}, within 10 %:",
         f"  {'':18} {'on disk':>21} {'':18}" + "".join(f"{name:>20}" for name in columns),
@@ -183,10 +182,10 @@ def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None
         total = sizes.disk
         lines.append(
             f"  {name:18} {total:>15,} bytes  {total / ngrams:5.2f} per n-gram"
-            + "".join(f"{size_text(n):>20}" for n in (sizes.shard, sizes.server, sizes.client))
+            + "".join(f"{size_text(n):>20}" for n in (sizes.shard, sizes.client))
         )
     lines.append(
-        "Processes of a server on one host share this memory. In addition, each takes up to "
+        "A server maps the file of its shard, once per host. In addition, each process takes up to "
         f"{PROCESS_MIB} MiB.\n"
         "Clients on one host share the low orders; each process has its own words."
     )

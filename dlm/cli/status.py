@@ -147,7 +147,6 @@ def status(
 
 
 def _watch(servers: ClusterStatus, pause: threading.Event, interval: float) -> None:
-    """Redraws in place on a terminal; elsewhere prints one snapshot after the other."""
     from contextlib import suppress
     from datetime import datetime
 
@@ -182,12 +181,8 @@ def _print(snapshot: ClusterSnapshot) -> None:
 
 def render(snapshot: ClusterSnapshot, width: int | None = None, height: int | None = None) -> Group:
     """Problems, how many servers are ready, the mode of the cascade, and the table below them.
-
-    Args
-        width   columns of the terminal; if not all `COLUMNS` fit, the first of `DROPPED` are cut
-        height  its lines; if not all rows fit, there is one per server, else one per shard, else
-                only the first of these
-    """
+    Columns and rows that do not fit are left out: the first of `DROPPED`; then rows are per server,
+    then per shard."""
     from rich.console import Console
 
     lines = [(line, "red") for line in problems(snapshot)]
@@ -273,10 +268,8 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
 
 
 def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
-    """How many servers are ready, in all and in the shards that lack some; and the line's colour.
-
-    A server is ready if it is for each of its models.
-    """
+    """How many servers are ready, in all and in the shards that lack some; and the line's colour. A
+    server is ready if it is for each of its models."""
     is_ready: dict[str, bool] = {}
     shard_of: dict[str, int | None] = {}
     for row in snapshot.rows:

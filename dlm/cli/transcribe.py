@@ -162,10 +162,7 @@ def transcribe(
 def _printed(
     segments: Iterator[Transcript], file: Path, name: Path | None, *, as_json: bool
 ) -> Iterator[Transcript]:
-    """The segments of a file, printed as they come; an error says where the rest begins.
-
-    Args  name  printed before the words
-    """
+    """The segments of a file, printed as they come; an error says where the rest begins."""
 
     at_s, whole = 0.0, False
     before = "" if name is None else f"{name}\t"
@@ -198,7 +195,6 @@ def _default_model(stack: ExitStack) -> str:
 
 
 def _facts(file: Path, segment: Transcript) -> dict[str, Any]:
-    """A segment, for machines; `id` and `hyps` are those of an n-best list."""
     from dlm.units import LN_10
 
     best = segment.sentences[0] if segment.sentences else None

@@ -124,7 +124,6 @@ def _line(metrics: RoundMetrics, rounds: int) -> str:
 
 
 def _oov(rate: OovRate | None, words: int) -> str:
-    """OOV rate of the held-out users, over all words and as a mean over users."""
     if rate is None:
         return "OOV rate: the held-out users have no words"
     return (

@@ -172,7 +172,6 @@ def _facts(interval: Interval) -> dict[str, float]:
 
 
 def _lines(facts: dict[str, Any], whole: WordErrors, units: str) -> list[str]:
-    """The rates, for people."""
     lines = [
         f"WER\t{_percent(whole.rate)}\t{counted(whole.errors, 'error')} in "
         f"{counted(whole.words, 'word')}: "

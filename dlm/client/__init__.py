@@ -1,7 +1,5 @@
-"""Asks a sharded model: low orders from the local cache, the rest in one message a shard.
-
-Its names are imported on first use, so that the settings (`config`) need no gRPC.
-"""
+"""Asks a sharded model: low orders from the local cache, the rest in one message a shard. Its names
+are imported on first use, so that the settings (`config`) need no gRPC."""
 
 from __future__ import annotations
 

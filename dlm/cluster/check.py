@@ -31,7 +31,6 @@ class Checked:
     calls_ms: list[float] = field(default_factory=list)
 
     def call_ms(self, quantile: float) -> float:
-        """A quantile of how long the calls took; 0 without calls."""
         return float(np.quantile(self.calls_ms or [0.0], quantile))
 
 
@@ -59,23 +58,22 @@ def check_sentences(
 def check_rescoring(
     client: Client, oracle: DictModel, lines: list[bytes]
 ) -> tuple[Checked, tuple[Stats, Stats]]:
-    """Walks each sentence with a beam: the true word and words it could be confused with.
-
-    At each position every hypothesis is extended by every candidate in one call, and the best
-    hypotheses with distinct states are kept (DLM 3.3).
-    """
+    """Walks each sentence with a beam of the true word and words it could be confused with: at each
+    position every hypothesis is extended by every candidate in one call, and the best with distinct
+    states are kept (DLM 3.3)."""
     before = replace(client.stats)
     checked = Checked()
     rng = random.Random(1)
     utterance = client.utterance()
-    size = utterance.vocabulary_size
+    # A shard set numbers the words in another order than the ARPA file.
+    ids = oracle.vocabulary.ids_of(utterance.vocabulary.words)
     for line in lines:
-        beam: Beam = {utterance.begin(): (0.0, (utterance.vocabulary.begin_id,))}
+        beam: Beam = {utterance.begin(): (0.0, (oracle.vocabulary.begin_id,))}
         for word in split_words(line):
-            common = [rng.randrange(min(size, 400)) for _ in range(CANDIDATES // 2)]
-            rare = [rng.randrange(size) for _ in range(CANDIDATES - 1 - len(common))]
+            common = [rng.randrange(min(len(ids), 400)) for _ in range(CANDIDATES // 2)]
+            rare = [rng.randrange(len(ids)) for _ in range(CANDIDATES - 1 - len(common))]
             candidates = np.array([utterance.vocabulary.id_of(word), *common, *rare], np.uint32)
-            beam = _position(utterance, oracle, beam, candidates, checked)
+            beam = _position(utterance, oracle, beam, candidates, ids[candidates], checked)
     return checked, (before, replace(client.stats))
 
 
@@ -84,18 +82,16 @@ def _position(
     oracle: DictModel,
     beam: Beam,
     candidates: NDArray[np.uint32],
+    ids: NDArray[np.uint32],
     checked: Checked,
 ) -> Beam:
-    """One position of the beam: extends, compares with the oracle, recombines, prunes.
-
-    The oracle gets every word of the history, so words that a state leaves out are checked too.
-    """
+    """One position of the beam, compared with the oracle, whose `ids` make up each history."""
     began = time.perf_counter()
     extension = utterance.extend(list(beam), candidates)
     checked.calls_ms.append((time.perf_counter() - began) * 1e3)
     best: Beam = {}
     for row, (total, history) in enumerate(beam.values()):
-        for column, word in enumerate(candidates.tolist()):
+        for column, word in enumerate(ids.tolist()):
             prob = extension.log10_prob[row, column]
             want = oracle.score(history, word)
             checked.queries += 1

@@ -22,11 +22,9 @@ MOST_QUERIES = 1 << 50  # of a slot: sums stay far below 2^63
 
 
 def slot_load(places: Sequence[str], manifest: Manifest) -> NDArray[np.int64]:
-    """(4096,) queries answered for each slot, the sum over the pages of this shard set.
-
-    Args    places  files, or addresses that begin with http:// or https://; a page of every server
-    Raises  ConfigError  a page cannot be read, none is of this shard set, or none of some shard
-    """
+    """(4096,) queries answered for each slot, the sum over the pages of this shard set: files or
+    HTTP addresses, one of every server. Raises ConfigError if a page cannot be read, none is of
+    this shard set, or none of some shard."""
     total = np.zeros(SLOTS, np.int64)
     shards: set[int] = set()
     others: set[str] = set()
@@ -79,7 +77,6 @@ def _page(place: str) -> Any:
 
 
 def _models(place: str, page: Any) -> list[tuple[str, int, NDArray[np.int64]]]:
-    """(shard set, shard, queries of each slot) of each model on a page."""
     found = []
     try:
         for one in page["models"]:

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dlm.client.config.cluster_file import WRITTEN_BY, ClusterToml, Endpoint
+from dlm.client.config.cluster_file import WRITTEN_BY, ClusterToml, Endpoint, replace_servers
 from dlm.errors import ConfigError, DlmError, ShardDown
 from dlm.files import locked, scratch_folder
 from dlm.index.layout import Manifest, read_manifest
 from dlm.jit import compile_ahead
 from dlm.server.child import command_of_child
 from dlm.server.compiling import KERNELS
+from dlm.server.config import is_loopback
 from dlm.server.sets import FileWatcher, read_sets
 from dlm.units import counted
 
@@ -36,10 +37,7 @@ SHARED = "--share-port"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server process; others may share its address.
-
-    command  its words after `dlm`
-    """
+    """A server process, with the words of its command after `dlm`; others may share its address."""
 
     process: subprocess.Popen[bytes]
     endpoint: Endpoint
@@ -53,13 +51,10 @@ class Server:
 
     def beside(self, shard: int, ready: Path) -> Server:
         """Starts a server of another shard with the same options, at a free port of its own;
-        returns it once it is ready.
-
-        Args    ready  its file, for as long as it serves
-        Raises  ShardDown, ConfigError  it did not start; its message is on standard error
-        """
-        words = self._words({"--shard": str(shard), "--ready-file": str(ready), "--port": "0"})
-        command = [part for part in words if part != SHARED]
+        returns it once it is ready. Raises ShardDown, ConfigError if it did not start, with its
+        message on standard error."""
+        own = {"--shard": str(shard), "--ready-file": str(ready), "--port": "0"}
+        command = [part for part in self._words(own) if part != SHARED]
         process = _start(command)
         try:
             (endpoint,) = _servers_ready([process], [ready], [shard])
@@ -78,7 +73,6 @@ class Server:
         return shlex.join(["dlm", *self._words({"--port": port, **(changes or {}), **left_out})])
 
     def _words(self, changes: Mapping[str, str | None]) -> list[str]:
-        """Its words after `dlm`, with other values of these options; None: without the option."""
         words = list(self.command)
         for name, value in changes.items():
             at = words.index(name)
@@ -86,8 +80,13 @@ class Server:
         return words
 
 
+def by_number(address: str) -> str:
+    """Where a server that `running_servers` started listens, whatever a file calls this machine."""
+    host, port = address.rsplit(":", 1)
+    return f"127.0.0.1:{port}" if is_loopback(host) else address
+
+
 def _is_free(address: str, *, shared: bool) -> bool:
-    """Whether a server can listen there."""
     host, port = address.rsplit(":", 1)
     with contextlib.suppress(OSError), _bound(host, int(port), shared=shared):
         return True
@@ -95,7 +94,6 @@ def _is_free(address: str, *, shared: bool) -> bool:
 
 
 def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A socket that has this port, or a free one for 0, and does not listen."""
     found = socket.socket()
     try:
         # Connections of a server that has ended do not keep a port.
@@ -108,7 +106,7 @@ def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
     return found
 
 
-def _free_port() -> str:
+def free_port() -> str:
     with _bound("127.0.0.1", 0, shared=False) as found:
         return str(found.getsockname()[1])
 
@@ -130,10 +128,9 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 def holders(manifests: Sequence[Manifest]) -> list[list[int]]:
     """For each server of a cluster, the indices in `manifests` of the sets that have its shard."""
-    servers = max(manifest.shards for manifest in manifests)
     return [
         [at for at, manifest in enumerate(manifests) if index < manifest.shards]
-        for index in range(servers)
+        for index in range(max(manifest.shards for manifest in manifests))
     ]
 
 
@@ -157,11 +154,9 @@ def running_servers(
     of one port one after another. Code that starts one `again` must put it into the list in place
     of the old one.
 
-    Args    processes   on each port
-            replicas    ports of each shard
+    Args    processes   on each port;  replicas  ports of each shard
             first_port  port i is first_port + i; 0 takes free ports
             first_metrics_port  that of process i is first_metrics_port + i; 0 means none
-            options     of `dlm serve`, for each
             sets        a file that lists the folders, which the servers then follow
             compiling   compiles kernels that an earlier start did not cache
     Raises  ShardDown, ConfigError  a server did not start; its message is on standard error
@@ -184,17 +179,19 @@ def running_servers(
                 for _ in range(processes):
                     at = len(commands)
                     ready.append(scratch / f"server-{at}.json")
-                    command = ["serve", *(folders if sets is None else ("--sets", os.fspath(sets)))]
-                    command += ["--shard", str(index % shards), "--port", str(port)]
-                    command += [SHARED] * (processes > 1)
-                    metrics_port = first_metrics_port + at if first_metrics_port else 0
-                    command += ["--metrics-port", str(metrics_port)]
-                    command += ["--ready-file", os.fspath(ready[at])]
-                    command += ["--host", "127.0.0.1", "--log-level", log_level, *options]
+                    command = [
+                        *("serve", *(folders if sets is None else ("--sets", os.fspath(sets)))),
+                        *("--shard", str(index % shards), "--port", str(port)),
+                        *[SHARED] * (processes > 1),
+                        *("--metrics-port", str(first_metrics_port and first_metrics_port + at)),
+                        *("--ready-file", os.fspath(ready[at])),
+                        *("--host", "127.0.0.1", "--log-level", log_level, *options),
+                    ]
                     commands.append(command)
                     started.append(_start(command))
-            of = [at // processes % shards for at in range(len(started))]
-            endpoints = _servers_ready(started, ready, of)
+            endpoints = _servers_ready(
+                started, ready, [at // processes % shards for at in range(len(started))]
+            )
             servers = [Server(*one) for one in zip(started, endpoints, commands, strict=True)]
             yield servers
         finally:
@@ -214,7 +211,6 @@ def _servers_ready(
 def _wait_ready(
     processes: list[subprocess.Popen[bytes]], ready: list[Path], names: list[str]
 ) -> list[dict[str, Any]]:
-    """What each has written when it was ready."""
     limit = time.monotonic() + START_S
     for path, name in zip(ready, names, strict=True):
         while not path.exists():
@@ -252,9 +248,8 @@ def running_gateway(
 ) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
     """A gateway to these servers, on free ports unless `options` say otherwise, and what it wrote
     when it was ready: `port`, `http_port`, `pid`. Stopped at the end.
-
-    Raises  ShardDown, ConfigError  it did not start; its message is on standard error
-    """
+    when it was ready: `port`, `http_port`, `pid`. Stopped at the end; raises as
+    `running_servers`."""
     with scratch_folder(None, "dlm-gateway") as scratch:
         ready = scratch / "gateway.json"
         command = [
@@ -263,8 +258,8 @@ def running_gateway(
             os.fspath(cluster_file),
             "--ready-file",
             os.fspath(ready),
+            *("--port", "0", "--http-port", "0", "--log-level", "warning", *options),
         ]
-        command += ["--port", "0", "--http-port", "0", "--log-level", "warning", *options]
         process = _start(command)
         try:
             (said,) = _wait_ready([process], [ready], ["the gateway"])
@@ -286,8 +281,8 @@ def joining(servers: Sequence[Server], sets: Path, shard: int) -> Iterator[str]:
     ports: dict[str, str] = {}
     for like in servers:
         if like.endpoint.shard == 0:
-            port = ports.setdefault(like.endpoint.address, _free_port())
-            changes = {"--shard": str(shard), "--port": port, "--metrics-port": _free_port()}
+            port = ports.setdefault(like.endpoint.address, free_port())
+            changes = {"--shard": str(shard), "--port": port, "--metrics-port": free_port()}
             yield (
                 f"{sets} lists a shard set with shard {shard}, of which no server runs. To start "
                 f"one: {like.by_hand(changes)}; then add 127.0.0.1:{port} to the cluster file"
@@ -309,8 +304,8 @@ def supervise(
     for it.
 
     Args    restart  whether a server that ended is restarted, in its place in `servers`
-            sets     the list that they follow: servers that it needs more are told
-            is_listed  whether clients know a server; one that they do not is retired if it ends
+            is_listed  whether clients know a server; one that they do not is retired if it ends,
+                     until they do again
             changed  called after a restart
     Raises  ShardDown  every server ended, and none is restarted
     """
@@ -328,7 +323,7 @@ def supervise(
             known = max(known, needed)
         for at, server in enumerate(servers):
             endpoint, status = server.endpoint, server.process.poll()
-            if status is None or at in gone:
+            if status is None or (at in gone and not restart):
                 continue
             what = (
                 f"the server of shard {endpoint.shard} at {endpoint.address} {how_it_ended(status)}"
@@ -349,18 +344,22 @@ def supervise(
                     except OSError as exc:  # no process, no memory: the next look tries
                         yield f"{what}; it cannot be restarted yet: {exc}"
                         continue
+                    gone.discard(at)
                     changed(servers)
                     yield f"{what}; restarted"
                 continue
+            if at in gone:
+                continue
             gone.add(at)
             left = [one.endpoint.shard for n, one in enumerate(servers) if n not in gone]
+            what += "" if listed else "; it is retired, since the cluster file does not list it"
             if not left:
+                advice = "Start the cluster again" if restart else "Use --restart to restart them"
                 raise ShardDown(
-                    f"{what}; every server that this command started has ended. Use --restart to "
-                    "restart them"
+                    f"{what}; every server that this command started has ended. {advice}"
                 )
             if not listed:
-                yield f"{what}; it is retired, since the cluster file does not list it"
+                yield what
                 continue
             of_shard = left.count(endpoint.shard)
             others = counted(of_shard, "other server") if of_shard else "no server"
@@ -370,17 +369,31 @@ def supervise(
             )
 
 
+def write_pids(cluster_file: Path, servers: Sequence[Server]) -> None:
+    """Into cluster.toml, if it can be read; servers that others add, also meanwhile, stay."""
+    pids = {(one.endpoint.address, one.endpoint.shard): one.endpoint.pid for one in servers}
+    with contextlib.suppress(ConfigError, OSError):
+        replace_servers(
+            cluster_file,
+            lambda listed: [
+                replace(one, pid=pids.get((by_number(one.address), one.shard), one.pid))
+                for one in listed
+            ],
+        )
+
+
 @contextlib.contextmanager
 def claim(cluster_file: Path) -> Iterator[None]:
-    """Locks `cluster_file` for the cluster of this process, by a file beside it.
-
-    Raises  ConfigError  it belongs to a cluster that is starting or runs, or dlm did not write it
-    """
-    running = ConfigError(
-        f"another dlm cluster writes {cluster_file}; "
-        "stop it, choose another --cluster, or start this one in another folder"
-    )
-    with locked(cluster_file.with_name(f".{cluster_file.name}.lock"), running, remove=True):
+    """Locks `cluster_file` for the cluster of this process, by a file beside it. Raises ConfigError
+    if it belongs to a cluster that is starting or runs, or dlm did not write it."""
+    with locked(
+        cluster_file.with_name(f".{cluster_file.name}.lock"),
+        ConfigError(
+            f"another dlm cluster writes {cluster_file}; "
+            "stop it, choose another --cluster, or start this one in another folder"
+        ),
+        remove=True,
+    ):
         check_free(cluster_file)
         yield
 

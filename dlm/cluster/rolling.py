@@ -1,8 +1,5 @@
-"""A roll-out carried out: looks at the servers, and writes the files that they and clients follow.
-
-`rollout` decides. Nothing else is written, so a killed run leaves files that the next one goes on
-from.
-"""
+"""A roll-out carried out: looks at the servers, and writes the files that they and clients follow,
+as `rollout` decides. Nothing else is written, so the next run goes on from a killed one's files."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client.api.client import Client
-from dlm.client.config.cluster_file import ClusterToml, Endpoint
+from dlm.client.config.cluster_file import ClusterToml, Endpoint, edit
 from dlm.client.config.credentials import check_files
-from dlm.client.config.rollout import edit, edited
+from dlm.client.config.rollout import edited
 from dlm.client.config.security import ClientSecurity
 from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver.table import take_census
@@ -119,7 +116,6 @@ def compare(
 
 
 def _call(client: Client, sentence: str) -> tuple[float, NDArray[np.float32]] | None:
-    """How long a sentence takes, in milliseconds, and its scores; None if it fails."""
     begun = time.perf_counter()
     try:
         (found,) = client.utterance().score_sentences([sentence])
@@ -130,12 +126,9 @@ def _call(client: Client, sentence: str) -> tuple[float, NDArray[np.float32]] | 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlaces:
-    """What a roll-out may write, and where the sets lie.
-
-    sets     the servers' list; None if a configuration tool writes it, as printed
-    folders  shard set -> its folder, as far as is known
-    others   folders of the list that the roll-out does not touch
-    """
+    """What a roll-out may write, and where the sets lie: the servers' list `sets`, None if a
+    configuration tool writes it; and folders of the list that the roll-out does not touch,
+    `others`."""
 
     cluster: Path
     sets: Path | None
@@ -145,8 +138,6 @@ class RolloutPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The two models."""
-
     old: Manifest
     new: Manifest
 
@@ -171,10 +162,8 @@ def models_served(
     toml: ClusterToml, connect: Callable[[str], GrpcConnection]
 ) -> tuple[dict[str, Manifest], str, frozenset[str]]:
     """The shard sets that servers hold; the one that new utterances get; and what our token may ask
-    for, if it names models.
-
-    Raises  ConfigError  no server answers, or none holds the default of cluster.toml
-    """
+    for, if it names models. Raises ConfigError if no server answers, or none holds cluster.toml's
+    default."""
     census = take_census(toml.servers(), connect, CENSUS_S)
     held = {name: found.manifest for name, found in census.held.items()}
     if not held:
@@ -194,13 +183,9 @@ def find_pair(
     *,
     undo: bool,
 ) -> Pair:
-    """The models of the roll-out that cluster.toml describes; else of a new one.
-
-    Args    new   the shard set that is to be rolled out; None to go back
-            held  the sets that servers hold, or that their list has
-    Raises  ConfigError  another roll-out is under way; there is none to undo; the new set is
-            served already
-    """
+    """The models of the roll-out that cluster.toml describes; else of a new one, None to go back.
+    Raises ConfigError if another roll-out is under way, there is none to undo, or the new set is
+    served already."""
     under_way = toml.rollout()
     if under_way is None:
         if undo:
@@ -241,7 +226,6 @@ def manifests_of(sets: Path | None) -> dict[str, Manifest]:
 
 
 def _named(held: Mapping[str, Manifest], beginning: str) -> Manifest | None:
-    """By its shard set's id, which this command writes; else by its model's, as written by hand."""
     found = [one for one in held.values() if is_named([beginning], one.model, one.shard_set)]
     return min(found, key=lambda one: not one.shard_set.startswith(beginning), default=None)
 
@@ -253,7 +237,7 @@ def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) 
     if old.order != new.order:
         found.append(f"its order is {new.order}, and {old.order} is served")
     if old.file("vocabulary").xxh3_128 != new.file("vocabulary").xxh3_128:
-        found.append("its vocabulary is another, so its word ids are")
+        found.append("its words have other ids")
     if found and not other_words:
         raise ConfigError(
             f"shard set {new.shard_set}: {'; '.join(found)}. Decoders that keep word ids or states "
@@ -314,10 +298,8 @@ def check_files_whole(
 
 
 def places_of(cluster: Path, sets: Path | None, pair: Pair, folder: Path | None) -> RolloutPlaces:
-    """Where the sets of a roll-out lie, by the servers' list and the folder given.
-
-    Raises  ConfigError  the list is wrong, or does not have the set that is served
-    """
+    """Where the sets of a roll-out lie, by the servers' list and the folder given. Raises
+    ConfigError if the list is wrong, or does not have the set that is served."""
     folders = {pair.new.shard_set: folder.absolute()} if folder is not None else {}
     if sets is None:
         return RolloutPlaces(cluster, None, folders)
@@ -377,10 +359,8 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
 
 
 class Rolling:
-    """Runs a roll-out to its end, in this thread.
-
-    Args  tell  prints a line;  given  credentials that take precedence over cluster.toml
-    """
+    """Runs a roll-out to its end, in this thread. The credentials given take precedence over
+    cluster.toml."""
 
     def __init__(
         self,
@@ -488,7 +468,7 @@ class Rolling:
 
     def _tell_clients(self, told: TellClients) -> None:
         places = self._places
-        edit(places.cluster, lambda text: edited(text, told.model, told.rollout))
+        edit(places.cluster, lambda toml: edited(toml.text, told.model, told.rollout))
         if told.rollout is None and places.sets is not None and replaced_sets(places.sets):
             write_sets(places.sets, read_sets(places.sets))  # without comments: it is over
         if places.sets is None:
@@ -527,7 +507,6 @@ class Rolling:
         return self._clients
 
     def _tell_waiting(self, state: Progress, event: Seen) -> None:
-        """Names the servers that keep it waiting, once that is longer than usual."""
         missing = event.missing(state)
         if missing and missing != self._waited and self._clock() - state.since >= TELL_S:
             self._waited = missing

@@ -1,8 +1,7 @@
 """What a roll-out does next: `step(state, event, rules, now) -> (state, actions)`. Pure.
 
 Its state on disk is the two files that it writes: the servers' list of shard sets, and
-cluster.toml. `resumed` finds from cluster.toml where a killed roll-out was, so any run can go on or
-undo.
+cluster.toml, from which `resumed` finds where a killed roll-out was.
 
     stage    cluster.toml               servers     until
     LOAD     share 0                    old, new    every server holds the new set
@@ -100,10 +99,8 @@ class Rules:
         check("rollout", self)
 
     def broken(self, found: Comparison) -> str:
-        """Why the new model may not go on; "" if it may.
-
-        Where as many sentences fail on the old model, this machine or the servers are busy.
-        """
+        """Why the new model may not go on; "" if it may. Where as many sentences fail on the old
+        model, this machine or the servers are busy."""
         if found.failed > found.old_failed or found.failed == found.sentences:
             return (
                 f"{found.failed} of {found.sentences} sampled sentences failed on the new model, "
@@ -141,10 +138,9 @@ def most_by_chance(calls: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same sentences, asked of both models.
+    """The same sentences, asked of both models, of which some failed; in `wrong` ones the scores
+    are not those of the new model's files.
 
-    failed      sentences without an answer by the new model;  old_failed  by the old one
-    wrong       sentences whose scores are not those of the new model's files
     old_ms, new_ms  medians of the calls
     ratios      of each pair of calls for the same sentence: the new model's time over the old one's
     difference, largest  mean and largest difference of a word's log10 probability, new less old
@@ -171,7 +167,6 @@ class Seen:
     lacking  shard set -> servers that should hold it and do not, or do not answer
     holding  shard set -> servers that hold it
     busy     shard sets that may have been asked since the last look
-    silent   servers that do not answer
     spared   servers that do not answer while another of their shard does
     processes  of a server, at most: a look reaches one of them
     """
@@ -232,11 +227,8 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Stop.
-
-    failure  why it did not end as the operator wanted;  undone  on the old set
-    silent   servers that did not answer, and so may still hold the set that was to be unloaded
-    """
+    """Stop. `failure` says why it did not end as the operator wanted; servers that did not answer
+    may still hold the set that was to be unloaded."""
 
     failure: str = ""
     undone: bool = False
@@ -249,13 +241,9 @@ Actions: TypeAlias = tuple[Action, ...]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a roll-out is.
-
-    since, quiet_since, compared_at  when the stage began; when the set that is to be unloaded was
-             last busy; when the models were last compared
-    shared   whether clients may have open utterances on the new model
-    failure  why it is being undone, unless the operator wanted that
-    """
+    """Where a roll-out is: when the stage began, when the set that is to be unloaded was last busy,
+    when the models were last compared; whether clients may have open utterances on the new model;
+    and why it is being undone, unless the operator wanted that."""
 
     old: str
     new: str

@@ -1,8 +1,6 @@
-"""The state of a cluster's servers: heartbeats, for each model that a server holds.
-
-Several processes may share a port, and the system picks which of them a connection reaches. Each
-says how many there are, and how many of them hold the same models.
-"""
+"""The state of a cluster's servers: heartbeats, for each model that a server holds. Several
+processes may share a port; each says how many there are, and how many of them hold the same
+models."""
 
 from __future__ import annotations
 
@@ -45,11 +43,9 @@ class Row:
                    does not let us ask
     processes, alike  that listen on the port, and those of them that hold the same models
     model, shard_set  their first 12 hex digits
-    queries_per_s, messages_per_s  answered, between the last two beats
-    refused        messages refused since it started
-    failing_percent  share of the messages between the last two beats that it refused
-    cpu_percent    of one core, between the last two beats;  memory_bytes  private memory
-    idle_s         since the last message
+    refused        messages refused since it started;  failing_percent  share of those between the
+                   last two beats, as for the other rates
+    cpu_percent    of one core;  memory_bytes  private memory;  idle_s  since the last message
     round_trip_ms  of the last poll: the shortest of up to three beats, on an open connection
     delay_ms       the shortest of the last five round trips, as clients measure it
     delay_ratio    delay over its baseline, after eight beats; above 2, and 20 ms more, is slow
@@ -87,15 +83,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """All rows of one poll, and what follows from them.
-
-    shards   shards that there should be, as far as is known
-    missing  of these, the shards without a ready server; not those that a server that refuses us
-             may hold
-    refused  whether a server does not let us ask
-    unserved  the default model that cluster.toml names, if no server that answers holds it
-    rollout  that cluster.toml describes
-    """
+    """All rows of one poll, and what follows from them: the shards that there should be, as far as
+    is known; those without a ready server, unless one that refuses us may hold it; and the default
+    model of cluster.toml if it is unserved."""
 
     rows: tuple[Row, ...]
     shards: tuple[int, ...]
@@ -152,8 +142,6 @@ class _Beat:
 
 
 class _BeatHistory:
-    """The last two beats of one process for one shard set that it holds."""
-
     def __init__(self, beat: _Beat) -> None:
         self.before: _Beat | None = None
         self.last = beat
@@ -206,7 +194,6 @@ class _BeatHistory:
 
 
 def _state(state: int) -> str:
-    """The name of a `ServerState`; "unknown" if this version does not know it."""
     try:
         name: str = pb.ServerState.Name(state)
     except ValueError:
@@ -215,10 +202,8 @@ def _state(state: int) -> str:
 
 
 class _Server:
-    """One address, and the process that a connection to it reached.
-
-    held  a shard set -> its beats; the default, which also reports on the process, first
-    """
+    """One address, and the process that a connection to it reached, with the beats of each shard
+    set that it holds; the default, which also reports on the process, comes first."""
 
     def __init__(
         self, endpoint: Endpoint, connect: Connect, timeout_s: float, clock: Clock
@@ -261,7 +246,6 @@ class _Server:
         return _Beat(now, reply, now - begun)
 
     def poll(self) -> list[Row]:
-        """A beat of each shard set that it holds now."""
         try:
             beat = self._beat()
             self._take(beat)
@@ -343,16 +327,8 @@ def mark_slow(rows: list[Row]) -> list[Row]:
 
 
 class ClusterStatus:
-    """Polls every server repeatedly; rates are known from the second poll on.
-
-    Args  endpoints  the servers, each once
-          connect    makes a separate connection at every call
-          timeout_s  for one heartbeat
-          fresh      connects anew for each poll, so as to reach now one, now another process of a
-                     port; rates are then not known
-          model      the default that cluster.toml names, if any
-          rollout    returns the roll-out that it describes now, if any
-    """
+    """Polls every server repeatedly; rates are known from the second poll on, but not if `fresh`
+    connections are made for each poll, so as to reach now one, now another process of a port."""
 
     def __init__(
         self,
@@ -399,11 +375,8 @@ class ClusterStatus:
         return None if any(name.startswith(beginning) for name in held) else self._model
 
     def _remeasure_slow(self, rows: list[Row]) -> list[Row]:
-        """The rows, after measuring again what seems slow, one server after another.
-
-        All at once, they also wait for this process: a delay of all, or of the last to get its
-        turn, is not the servers' delay.
-        """
+        """The rows, after measuring again what seems slow, one server after another: all at once,
+        they also wait for this process."""
         for _ in range(ROUNDS):
             shards = {(row.shard_set, row.shard) for row in rows if row.slow}
             if not shards:

@@ -1,8 +1,5 @@
-"""Evaluates models on the same text: n-gram models, and the networks they came from (FNG 7).
-
-A word counts as known only if every model knows it, so that the figures are comparable. If the text
-comes from users, confidence intervals come from resampling users.
-"""
+"""Evaluates models on the same text: n-gram models, and the networks they came from (FNG 7). A word
+counts as known only if every model knows it, so that the figures are comparable."""
 
 from __future__ import annotations
 
@@ -80,7 +77,6 @@ class NgramJudge:
         return found
 
     def _first(self, histories: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """The most likely word after each history; computed once per context."""
         length = histories.shape[1]
         states = histories.copy()
         found = np.zeros(len(states), np.bool_)
@@ -178,11 +174,8 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The models' metrics on a text.
-
-    Shapes, m models, u users (1 if users are not known)
-        sums  (m, u, 7)  float64  the fields of `Metrics`
-    """
+    """The models' metrics on a text: (m, u, 7) float64, the fields of `Metrics` for m models and u
+    users, 1 if users are not known."""
 
     judges: Sequence[Judge]
     sums: NDArray[np.float64]
@@ -191,12 +184,10 @@ class Evaluation:
         return _metrics(self.sums[model].sum(axis=0))
 
     def figures(self, draws: int, seed: int = 0) -> list[dict[str, Figure]]:
-        """Each model's figures by name, and for all but the first the difference from the first.
+        """Each model's figures by name ("perplexity" and so on), and for all but the first the
+        difference from the first ("perplexity_difference"), with intervals from `draws` resamples
+        of all users, the same for all models.
 
-        Args  draws  resamples of all users, with replacement; 0 for no intervals
-        Returns
-            "perplexity" and so on, and "perplexity_difference". All models get the same resampled
-            users, so differences have intervals too
         Paper  Efron and Tibshirani 1993, section 13.3: percentiles, 95 %
         """
         values = self._values(self.sums.sum(axis=1))
@@ -225,7 +216,6 @@ class Evaluation:
         return out
 
     def _values(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(m, figures) of (m, 7)."""
         return np.array(
             [
                 [
@@ -265,7 +255,6 @@ def evaluate(judges: Sequence[Judge], users: Iterable[Iterable[Sentence]]) -> Ev
 
 
 def _blocks(users: Iterable[Iterable[Sentence]]) -> Iterator[list[tuple[int, Sentence]]]:
-    """Sentences with words, and the index of their user; users without any are left out."""
     block: list[tuple[int, Sentence]] = []
     user = 0
     for sentences in users:

@@ -43,16 +43,14 @@ Tell = Callable[[str], None]
 def distill_files(
     request: DistillRequest, *, progress: Tell = lambda line: None
 ) -> DistilledModel | None:
-    """Writes the model on a topology that is nearest to a source, or only counts for it.
+    """Writes the model on a topology that is nearest to a source, or only counts for it (then
+    None). The same inputs and options give the same bytes, replaced whole or not at all, with
+    composed records.
 
-    Returns  what was written; None if only counts were requested
     Raises
         ConfigError   models too big for the memory; words that do not match; counts of other inputs
         SourceError   a Python object that does not return distributions
         FormatError, PrivacyError  a file or a record that cannot be read
-    Guarantees
-        the same files and options give the same bytes; the output is replaced whole or not at
-        all, and its header carries the composed records
     """
     limit = available_bytes() if request.memory_bytes is None else request.memory_bytes
     _check_memory(request, limit)
@@ -220,8 +218,7 @@ def _digest(request: DistillRequest) -> str | None:
 
 
 def _given(path: Path, public: str) -> GivenText:
-    """A text whose contexts are counted; PrivacyError if it is declared public, but comes from
-    users."""
+    """A text whose contexts are counted; PrivacyError if it is declared public, but is of users."""
 
     def blocks() -> Iterator[bytes]:
         return (b.lines for b in Reader([str(path)], scored=True).read() if b.size)

@@ -27,8 +27,6 @@ class DistillRequest(DistillSettings):
         output        ARPA file, compressed according to its suffix; None to only count into `work`
         samples       None for the exact counts of an ARPA file
         text          file whose contexts are counted instead of samples, one sentence per line
-        order, ngrams, interpolated  of `self`, as `sampled.Inference`
-        part          as `sampling.Sampling`
         work          folder for counts; the same request resumes from it
         counts        the `work` folders of all parts: they are added up, nothing is counted
         capitalize    ARPA file of cased text, for a network of words in lower case
@@ -57,7 +55,6 @@ class DistillRequest(DistillSettings):
 
     @property
     def kind(self) -> str:
-        """Kind of source: network, object or model."""
         path = Path(self.source)
         if path.name == CHECKPOINT or (path / CHECKPOINT).exists():
             return "network"
@@ -70,7 +67,6 @@ class DistillRequest(DistillSettings):
 
     @property
     def external(self) -> Path | None:
-        """The topology's file of n-grams, if there is one."""
         name = self.topology.removeprefix(SELF).removeprefix("+") if self.infers else self.topology
         return Path(name) if name else None
 

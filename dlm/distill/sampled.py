@@ -1,8 +1,5 @@
-"""Samples a source, or follows it along a text, and fits the nearest models.
-
-A model in Python or a network is counted by its visits, a backoff model by the states of its
-automaton.
-"""
+"""Samples a source, or follows it along a text, and fits the nearest models. A model in Python or a
+network is counted by its visits, a backoff model by the states of its automaton."""
 
 from __future__ import annotations
 
@@ -20,16 +17,14 @@ from dlm.distill.counts.count import (
     NgramCounts,
     Visit,
     VisitCounter,
-    ln_likelihood,
-    local_counts,
 )
 from dlm.distill.counts.sampling import GIVEN, Sampling
 from dlm.distill.counts.visits import own_sentences, visits_of
-from dlm.distill.fitting.fit import DistilledModel, FitResult, evaluate_model, fit
+from dlm.distill.fitting.fit import DistilledModel, FitResult, distilled, evaluate_model, fit
 from dlm.distill.fitting.infer import check_inferred, infer_topology, interpolate
 from dlm.distill.fitting.prior import Prior, as_backed_off
 from dlm.distill.fitting.topology import Restriction, closed, restricted, united
-from dlm.distill.sources.backoff import BackoffSource, as_log10
+from dlm.distill.sources.backoff import BackoffSource
 from dlm.distill.sources.source import Source, SourceReader
 from dlm.distill.sources.walk import Automaton
 from dlm.errors import ConfigError
@@ -49,12 +44,7 @@ WHOLE_PRIOR = 0.01  # visits, for sources with whole distributions
 
 class SampledSource:
     """A protocol source or a backoff model, ready to be counted; raises as `source.SourceReader`.
-    Without the `sha256` of its file, it is identified by what it says.
-
-    Fields
-        counting   for a closed topology of its words
-        sentences  in blocks
-    """
+    Without the `sha256` of its file, it is identified by what it says."""
 
     def __init__(
         self, source: Source | ModelColumns, name: str = "the source", sha256: str | None = None
@@ -116,14 +106,9 @@ def count_source(
     added: Sequence[Path] = (),
     progress: Tell | None = None,
 ) -> tuple[NgramCounts, float]:
-    """Counts for a closed topology, and the source's entropy summed over all visits, in nats.
-
-    Args
-        sampling  None with `added`
-        folder    of `--work`: counting is saved there, and resumed
-        added     counts of several workers to add up; nothing is counted then
-    Raises  ConfigError, FormatError  as `work.count_all` and `work.add_parts`
-    """
+    """Counts for a closed topology, and the source's entropy summed over all visits, in nats; saved
+    in `folder`, or `added` up from several workers without counting. Raises ConfigError,
+    FormatError as `work.count_all` and `work.add_parts`."""
     counting = source.counting(topology)
     common = {"source": source.identity(), "topology": work.ngrams_digest(topology)}
     if sampling is None:
@@ -201,9 +186,7 @@ def distill_samples(
     """The model on a topology's n-grams that is nearest to a source, by its samples.
 
     Args
-        topology       as for `backoff.distill_backoff`
-        samples, seed  sentences to draw; the same seed gives the same model
-        sampling       instead of both: a part of the samples, or a text
+        sampling       instead of samples and a seed: a part of the samples, or a text
         prior          visits to add to each visited context; None for 0.01, or, for a source that
                        spells its words, its number of distinct words (`prior.as_backed_off`)
         folder, added  as for `count_source`
@@ -226,15 +209,7 @@ def distill_samples(
         threads=threads,
         progress=progress,
     )
-    return _distilled(found, counts, entropy, part.foreign_words, part.dropped)
-
-
-def _distilled(
-    found: FitResult, counts: NgramCounts, entropy: float, foreign: int = 0, dropped: int = 0
-) -> DistilledModel:
-    words = counts.words
-    lost = -found.ln_likelihood - entropy
-    return DistilledModel(found, entropy / words, lost / words, foreign, dropped)
+    return distilled(found, counts, entropy, part.foreign_words, part.dropped)
 
 
 def distill_inferred(
@@ -254,15 +229,13 @@ def distill_inferred(
 
     The source is sampled twice, with the same seed: for its n-grams, then for their counts.
 
-    Args
-        external      a model whose n-grams supplement them. Both sets of n-grams are counted at
-                      once and a model is fitted on each (A_e, A_i). They are interpolated with
-                      equal weights and pruned to `inference.ngrams` (A_m), and the same counts give
+    Args    external  a model whose n-grams supplement them. Both sets are counted at once and a
+                      model is fitted on each (A_e, A_i). They are interpolated with equal
+                      weights and pruned to `inference.ngrams` (A_m), and the same counts give
                       the nearest model on the remaining n-grams (A_r)
-        scratch, memory_bytes  for estimation, as `infer.infer_topology`
-    Raises
-        ConfigError   a part of samples, or a text; and as `infer.infer_topology`, `distill_samples`
-    Paper         FNG section 7.2, Algorithm 1
+    Raises  ConfigError  a part of samples, or a text; and as `infer.infer_topology` and
+                         `distill_samples`
+    Paper   FNG section 7.2, Algorithm 1
     """
     if not isinstance(source, SampledSource):
         source = SampledSource(source)
@@ -292,7 +265,7 @@ def distill_inferred(
 
     if part is None:
         counts, entropy = count_source(source, own, sampling, folder=folder, progress=progress)
-        return _distilled(fitted(own, counts), counts, entropy)
+        return distilled(fitted(own, counts), counts, entropy)
     theirs = closed(part.model, threads)
     whole = united([own, theirs], threads)
     counts, entropy = count_source(source, whole, sampling, folder=folder, progress=progress)
@@ -304,9 +277,9 @@ def distill_inferred(
         target = closed(restricted(mixed, source.vocabulary).model, threads)
         kept = counts.of(whole, target)
         found = fitted(target, kept)
-        return _distilled(found, kept, entropy, part.foreign_words, part.dropped)
+        return distilled(found, kept, entropy, part.foreign_words, part.dropped)
     kept = counts.of(whole, mixed)
-    return _distilled(evaluate_model(mixed, kept), kept, entropy, part.foreign_words, part.dropped)
+    return distilled(evaluate_model(mixed, kept), kept, entropy, part.foreign_words, part.dropped)
 
 
 class SentenceCollection:
@@ -355,7 +328,6 @@ def sentences_of(reader: SourceReader) -> SentenceBlocks:
 
 
 def _visited(visits: Iterator[Any], begin: int, end: int) -> Iterator[Said]:
-    """Sentences from their visits: a word belongs to the unfinished sentence at its place."""
     unfinished: dict[int, list[int]] = {}
     for visit in visits:
         assert isinstance(visit, Visit)
@@ -371,7 +343,6 @@ def _visited(visits: Iterator[Any], begin: int, end: int) -> Iterator[Said]:
 
 
 def walked_sentences(model: ModelColumns) -> SentenceBlocks:
-    """Of a backoff model."""
     automaton = Automaton(BackoffSource.of(model, united([model])))
 
     def drawn(samples: int, seed: np.random.SeedSequence) -> Iterator[Said]:
@@ -442,14 +413,8 @@ class WalkCounting:
         _fill(self.sums(), sums)
 
     def result(self) -> tuple[NgramCounts, float]:
-        whole, known = self._whole, self._known
         counts = self._automaton.counts()
-        own = ln_likelihood(
-            local_counts(whole, counts),
-            as_log10(known.prob),
-            as_log10(known.weight[: whole.order - 1]),
-        )
-        return counts.of(whole, self._target), -own
+        return counts.of(self._whole, self._target), self._known.entropy(counts)
 
 
 def _fill(into: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]]) -> None:

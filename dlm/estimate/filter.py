@@ -1,8 +1,8 @@
 """Restricts a model to a vocabulary: keeps the n-grams whose words are all in it.
 
-As in KenLM's `filter single`, probabilities and backoff weights do not change, so text of only
-these words scores the same to the last bit, and a context sums to less than 1 by the probability of
-dropped words. `renormalised` gives P(word | context, the word is in the vocabulary), exactly.
+As in KenLM's `filter single`, probabilities and backoff weights do not change, so a context sums to
+less than 1 by the probability of dropped words. `renormalised` gives P(word | context, the word is
+in the vocabulary), exactly.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +25,7 @@ from dlm.estimate.merge.union import Walk, unite
 from dlm.files import scratch_folder
 from dlm.kenlm.open import open_ngrams
 from dlm.kenlm.reader import NgramReader
-from dlm.ngram.arpa import NgramBatch, SectionColumns, write_arpa
+from dlm.ngram.arpa import NgramBatch, SectionColumns, by_order, write_arpa
 from dlm.ngram.vocab import Vocabulary
 from dlm.units import counted
 
@@ -46,7 +47,6 @@ class FilterResult:
 
 
 def read_words(path: str | os.PathLike[str]) -> set[bytes]:
-    """The words of a file, between white space."""
     return set(Path(path).read_bytes().split())
 
 
@@ -67,7 +67,6 @@ def filter_arpa(
         contexts    the last word of an n-gram need not be in it, so that every word is kept
         tmp         folder for what is kept, 4 * (order + 2) bytes per n-gram, until the counts are
                     known; beside the output if not given
-        comment     lines to put before the model; its own if not given
     Raises          ConfigError  the model has no word of the vocabulary
     Guarantees      the n-grams of KenLM's `filter single`, or `context` with it, in their order,
                     with their values to the bit; the output is written whole, or stays as it was
@@ -87,15 +86,10 @@ def filter_arpa(
         files = [
             opened.enter_context((scratch / f"{k}").open("wb")) for k in range(1, reader.order + 1)
         ]
-        unigrams: list[NgramBatch] = []
-        kept: _KeptNgrams | None = None
-        for batch in reader.batches():
-            if batch.order == 1:
-                unigrams.append(batch)
-                continue
-            kept = kept or _KeptNgrams(reader, words, contexts, files, unigrams)
+        orders = by_order(reader.batches(), reader.order)
+        kept = _KeptNgrams(reader, words, contexts, files, list(next(orders)))
+        for batch in chain.from_iterable(orders):
             kept.add(batch)
-        kept = kept or _KeptNgrams(reader, words, contexts, files, unigrams)
         sections = kept.sections()
         counts = tuple(len(section[0]) for section in sections)
         before = tuple(reader.counts)
@@ -189,9 +183,7 @@ def renormalised(
     backoff model again, with weights gamma'(h) = gamma(h) Z(h') / Z(h), h' being h without its
     oldest word: for a word that h does not list, gamma'(h) p'(w | h') = gamma(h) p(w | h') / Z(h).
 
-    Args        words        as of `filter_arpa`
-    Returns     the vocabulary, the sections that `write_arpa` takes, how many of `words` are
-    missing
+    Returns     the vocabulary, the sections that `write_arpa` takes, how many `words` are missing
     Raises      ConfigError  the model has no word of the vocabulary
     Guarantees  every context sums to 1, <s> left out, as far as float32 can say it
     """

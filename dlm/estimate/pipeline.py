@@ -1,7 +1,5 @@
-"""Estimates an ARPA model from text: the stages, and how they share memory.
-
-counts -> adjust -> discount -> interpolate -> arpa
-"""
+"""Estimates an ARPA model from text: the stages, and how they share memory. counts -> adjust ->
+discount -> interpolate -> arpa"""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from typing import IO
@@ -41,9 +40,7 @@ def discounts(
 ) -> tuple[NDArray[np.float32], bool]:
     """The discounts of adjusted counts 1, 2, and 3 or more, of one order.
 
-    Args
-        counts_of_counts  (4,)  how many n-grams of the order have the adjusted count 1, 2, 3, 4
-        fallback          what to use where the closed form fails; None: that is an error
+    Args        counts_of_counts  (4,)  how many n-grams have the adjusted count 1, 2, 3, 4
     Returns     (discounts (4,) float32, the first 0; whether they are the fallback)
     Raises      EstimationError  the closed form fails and there is no fallback
     Guarantees  0 <= discounts[j] <= j
@@ -198,7 +195,6 @@ class _Estimation:
     def _reported(
         self, writer: ArpaWriter, blocks: Iterator[Callable[[], RowColumns]]
     ) -> Iterator[Callable[[], RowColumns]]:
-        """The blocks, reporting how much text those before them made."""
         before = writer.text_bytes
         for read_rows in blocks:
             yield read_rows
@@ -255,15 +251,14 @@ class _Estimation:
         if not found and n == 0:
             raise EstimationError("the text has no line that can be counted; is it the right file?")
         words = len(self._table)
+        known = known_words(settings, self._table)
         room = max(min(1 << 18, self._workspace // (64 * order)), 1 << 10)
         if not found:
             self._progress.stage("sorting n-grams and adjusting counts")
             self._memory.limit_bytes = max(
                 self._workspace - self._fixed_bytes() - 8 * n - 12 * order * room, 0
             )
-            builder = TrieBuilder(
-                order, n, words, settings.thresholds, self._known(), self._memory, room
-            )
+            builder = TrieBuilder(order, n, words, settings.thresholds, known, self._memory, room)
             tokens = tokens[:n]
             for rows in block.counted_keys(tokens, words, order, self._pool, threads, self._bucket):
                 builder.add(rows)
@@ -279,9 +274,7 @@ class _Estimation:
         self._memory.limit_bytes = max(
             self._workspace - merging - 12 * order * room - _table_bytes(self._table), 0
         )
-        builder = TrieBuilder(
-            order, most, words, settings.thresholds, self._known(), self._memory, room
-        )
+        builder = TrieBuilder(order, most, words, settings.thresholds, known, self._memory, room)
         done = 0
         for rows in ahead(merged_sums(found, merging), threads):
             builder.add(rows)
@@ -292,7 +285,6 @@ class _Estimation:
         return builder.finish()
 
     def _fixed_bytes(self) -> int:
-        """Memory that counting takes beside ids and their places."""
         sorting = block.bytes_of_sorting(
             self._bucket, self._settings.order, self._settings.threads, len(self._table)
         )
@@ -321,14 +313,6 @@ class _Estimation:
             run.append(rows)
         return run
 
-    def _known(self) -> NDArray[np.uint8] | None:
-        if self._settings.vocabulary is None:
-            return None
-        known = np.zeros(len(self._table), np.uint8)
-        known[:3] = 1
-        known[self._table.ids_of(sorted(self._settings.vocabulary))] = 1
-        return known
-
     # --------------------------------------------------------------------- interpolating
 
     def _divide(self, trie: Trie) -> tuple[int, int, int]:
@@ -351,6 +335,15 @@ class _Estimation:
                 break
             column.spill()
         return work, chunk, rows
+
+
+def known_words(settings: EstimationSettings, table: WordTable) -> NDArray[np.uint8] | None:
+    if settings.vocabulary is None:
+        return None
+    known = np.zeros(len(table), np.uint8)
+    known[:3] = 1
+    known[table.ids_of(sorted(settings.vocabulary))] = 1
+    return known
 
 
 def estimate_discounts(
@@ -381,14 +374,10 @@ def estimate_discounts(
     return out
 
 
-@contextlib.contextmanager
-def _target(output: Path) -> Iterator[Path | IO[bytes]]:
-    """What the writer takes: the path itself, or standard output for `-`."""
+def _target(output: Path) -> AbstractContextManager[Path | IO[bytes]]:
     if str(output) != "-":
-        yield output
-        return
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0) as file:
-        yield file
+        return contextlib.nullcontext(output)
+    return os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
 
 
 def _table_bytes(table: WordTable) -> int:
@@ -414,7 +403,6 @@ def _workspace(settings: EstimationSettings) -> int:
 
 
 def _load_code(threads: int) -> None:
-    """Loads all compiled code before the memory that is left is measured."""
     with scratch_folder(None, "dlm-first-run") as folder:
         text = folder / "text"
         text.write_bytes(b"a b\n" * 30 + b"b a c\n" * 30)

@@ -8,14 +8,14 @@ Kneser-Ney's lower orders say in how many contexts a word occurs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from dlm.errors import ConfigError
 from dlm.kenlm.open import open_ngrams
-from dlm.ngram.arpa import NgramBatch, SectionColumns, write_arpa
+from dlm.ngram.arpa import NgramBatch, SectionColumns, by_order, joined, write_arpa
 from dlm.progress import Tell
 
 _PARSER_BYTES = 64 << 20
@@ -30,10 +30,9 @@ class ReduceResult:
 
 def needed_bytes(counts: Iterable[int]) -> int:
     counts = tuple(counts)
-    rows = sum((4 * k + 8) * count for k, count in enumerate(counts, 1))
+    rows = [(4 * k + 8) * count for k, count in enumerate(counts, 1)]
     # Batches of one order are joined, and are in memory twice at that moment.
-    twice = max((4 * k + 8) * count for k, count in enumerate(counts, 1))
-    return rows + twice + _WORD_BYTES * counts[0] + _PARSER_BYTES
+    return sum(rows) + max(rows) + _WORD_BYTES * counts[0] + _PARSER_BYTES
 
 
 def reduce_arpa(
@@ -45,13 +44,8 @@ def reduce_arpa(
     comment: str | None = None,
     progress: Tell = lambda line: None,
 ) -> ReduceResult:
-    """Writes the n-grams of a model up to `order` as a model of that order.
+    """Writes the n-grams of an ARPA or KenLM file up to `order` as a model of that order.
 
-    Args
-        output   compressed by its suffix
-        path      an ARPA file, or a KenLM binary file
-        comment   line to put after those of the model
-        progress  of reading a KenLM file
     Raises
         ConfigError  an order that the model lacks, or too low a limit of memory
         ArpaError    malformed, up to `order`: the file is read no further
@@ -72,24 +66,11 @@ def reduce_arpa(
                 f"{sum(counts):,} n-grams need {needed:,} bytes of memory, but the limit is "
                 f"{memory_bytes:,}; raise --memory"
             )
-        sections: list[SectionColumns] = []
-        parts: list[NgramBatch] = []
-        remaining = sum(counts)
-        # What comes after them is not read.
-        batches = reader.batches()
-        for batch in batches:
-            while batch.order > len(sections) + 1:
-                sections.append(_section(parts, len(sections) + 1, order))
-                parts = []
-            parts.append(batch)
-            remaining -= len(batch)
-            if remaining == 0:
-                if batch.order == 1:  # the words are known once they are all passed
-                    next(batches, None)
-                break
-        while len(sections) < order:
-            sections.append(_section(parts, len(sections) + 1, order))
-            parts = []
+        batches = _first(reader.batches(), sum(counts))
+        sections: list[SectionColumns] = [
+            joined(list(some), k) for k, some in enumerate(by_order(batches, order), 1)
+        ]
+        sections[-1] = *sections[-1][:2], None
         comments = [*reader.comments, *([] if comment is None else [comment])]
         vocabulary = reader.vocabulary
         before = tuple(reader.counts)
@@ -97,13 +78,14 @@ def reduce_arpa(
     return ReduceResult(before, counts)
 
 
-def _section(parts: list[NgramBatch], order: int, top: int) -> SectionColumns:
-    """The n-grams of one order; `parts` is emptied."""
-    ids = np.concatenate([np.zeros((0, order), np.uint32), *(p.ids for p in parts)])
-    prob = np.concatenate([np.zeros(0, np.float32), *(p.log10_prob for p in parts)])
-    weight = np.concatenate([np.zeros(0, np.float32), *(p.log10_backoff for p in parts)])
-    parts.clear()
-    return ids, prob, None if order == top else weight
+def _first(batches: Iterator[NgramBatch], left: int) -> Iterator[NgramBatch]:
+    for batch in batches:
+        yield batch
+        left -= len(batch)
+        if left == 0:
+            if batch.order == 1:  # the words are known once they are all passed
+                next(batches, None)
+            return
 
 
 def _by_id(sections: list[SectionColumns]) -> list[SectionColumns]:

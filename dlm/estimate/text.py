@@ -88,14 +88,9 @@ class Totals:
 
 
 class Block(NamedTuple):
-    """Some lines of a text.
-
-    Attributes
-        text      whole lines without a fault, then PADDING
-        size      bytes of the lines
-        left_out  faulty lines: after how many of the lines above each stood, and what was wrong
-        waits     whether the next block may have to wait for the writer of the text
-    """
+    """Some lines of a text without a fault, of `size` bytes, then PADDING; after how many of them
+    each faulty line stood, and what was wrong; and whether the next block may have to wait for the
+    writer of the text."""
 
     text: bytes
     size: int
@@ -176,15 +171,10 @@ class Reader:
                 left_out, self._left_out = self._left_out, []
                 if clean or left_out:
                     yield Block(clean + PADDING, len(clean), left_out, waits)
-            if self._left_out:
-                left_out, self._left_out = self._left_out, []
-                yield Block(PADDING, 0, left_out, False)
 
     # ----------------------------------------------------------------------------- lines
 
     def _whole_lines(self, source: str, place: _Place) -> Iterator[tuple[bytes, bool]]:
-        """Blocks that end with a newline, even the last, and whether the next may have to be waited
-        for."""
         rest: list[bytes] = []
         held = 0
         dropping = False
@@ -211,8 +201,7 @@ class Reader:
                 place.bytes += held
                 self.totals.bytes += held
                 rest, held, dropping = [], 0, True
-        if rest:
-            yield b"".join([*rest, b"\n"]), False
+        yield b"".join([*rest, b"\n"]) if rest else b"", False
 
     def _checked(self, block: bytes, place: _Place) -> bytes:
         if not may_have_fault(block, self._max_line_bytes, self._accepted):
@@ -229,7 +218,6 @@ class Reader:
         return b"\n".join([*clean, b""])
 
     def _fault(self, fault: LineFault, place: _Place, line: int, byte: int, after: int = 0) -> None:
-        """Raises, or leaves the line out that stands after so many lines of the next block."""
         if not self._skip:
             where = f"{place.name}, line {line:,} (from byte {byte:,} on)"
             raise TextError(complaint(fault, where, self._max_line_bytes))
@@ -239,8 +227,6 @@ class Reader:
     # --------------------------------------------------------------------------- sources
 
     def _chunks(self, source: str, place: _Place) -> Iterator[tuple[bytes, bool]]:
-        """The decompressed bytes of a source, and whether the next ones may have to be waited
-        for."""
         opened = self._open = TextSource(source, TEXT_COMPRESSIONS)
         try:
             if opened.head.startswith(PARQUET_MAGIC):
@@ -254,7 +240,6 @@ class Reader:
             self._before += Path(source).stat().st_size
 
     def _stream(self, opened: TextSource, place: _Place) -> Iterator[tuple[bytes, bool]]:
-        """Chunks of about a block; of a pipe that is scored, what is there."""
         held: list[bytes] = []
         size = 0
         begun = False
@@ -278,7 +263,6 @@ class Reader:
             yield b"".join(held), False
 
     def _parquet(self, source: str, place: _Place) -> Iterator[bytes]:
-        """Each row is one line, or several where it has newlines."""
         import pyarrow.parquet as pq
 
         if source == "-" or not Path(source).is_file():
@@ -340,8 +324,6 @@ def _refuse_packed(head: bytes, place: _Place, compression: str) -> None:
 
 @dataclass
 class _Place:
-    """How much of a source was handed on."""
-
     source: str
     bytes: int = 0
     lines: int = 0
@@ -371,8 +353,7 @@ def may_have_fault(
     max_line_bytes: int = MAX_LINE_BYTES,
     accepted: Collection[LineFault] = frozenset(),
 ) -> bool:
-    """Whether whole lines must be checked one by one; if not, none has a fault beyond
-    `accepted`."""
+    """Whether lines must be checked one by one; if not, none has a fault beyond `accepted`."""
     if {LineFault.RESERVED, LineFault.LONG_WORD} <= set(accepted):
         # The rest is found without checking each byte here.
         return (
@@ -429,7 +410,6 @@ def fault_of(
 
 
 def _has_long_line(block: bytes, most: int) -> bool:
-    """Whether a line of whole lines has more than `most` bytes."""
     at = 0
     while len(block) - at > most + 1:
         end = block.rfind(b"\n", at, at + most + 1)
@@ -440,8 +420,6 @@ def _has_long_line(block: bytes, most: int) -> bool:
 
 
 def _is_utf8(text: bytes) -> bool:
-    if text.isascii():
-        return True
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:

@@ -65,7 +65,6 @@ def plus(total: Any, update: Any, scale: jax.Array | float) -> Any:
 
 
 def _plus(held: FixedPoint, high: jax.Array, low: jax.Array) -> FixedPoint:
-    """Plus 64 bits in two halves, the lower one as an int32."""
     sum_low = held.low + jax.lax.bitcast_convert_type(low, jnp.uint32)
     carry = (sum_low < held.low).astype(jnp.int32)
     return FixedPoint(held.high + high + carry, sum_low)

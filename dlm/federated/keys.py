@@ -1,7 +1,5 @@
-"""Where randomness comes from: a named key, never a global generator, and no name twice.
-
-A key is 32 bytes. `fold` derives another by name with BLAKE2b; SHAKE-256 expands one.
-"""
+"""Where randomness comes from: a named key, never a global generator, and no name twice. A key is
+32 bytes. `fold` derives another by name with BLAKE2b; SHAKE-256 expands one."""
 
 from __future__ import annotations
 

@@ -69,10 +69,8 @@ def tokens_of(
     cap: int | None = None,
     split: Callable[[str], list[str]] = words_of,
 ) -> list[npt.NDArray[np.int32]]:
-    """Utterances as token ids, cut to at most `cap` in total, without empty ones.
-
-    `encode` takes the words that `split` makes of an utterance, as `Inventory.encode` does.
-    """
+    """Utterances as token ids, cut to at most `cap` in total, without empty ones. `encode` takes
+    the words that `split` makes of an utterance, as `Inventory.encode` does."""
     remaining = cap
     found = []
     for utterance in utterances:
@@ -352,7 +350,6 @@ def _starts(reader: pa.RecordBatchFileReader) -> npt.NDArray[np.int64]:
 
 
 def _opened(file: Path, made_from: str) -> tuple[pa.RecordBatchFileReader, StoreFacts, str] | None:
-    """A finished store of this source, or None."""
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(file)))
         facts = {k.decode(): v.decode() for k, v in (reader.schema.metadata or {}).items()}

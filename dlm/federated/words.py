@@ -26,10 +26,8 @@ Encode: TypeAlias = Callable[[list[str]], Any]
 
 @dataclass(frozen=True)
 class WordList:
-    """Words by id: 0 to 2 are the marks, words follow in the order of the file.
-
-    `provenance` is of the counts they come from; None for a plain list, of which nothing is known.
-    """
+    """Words by id: 0 to 2 are the marks, words follow in the order of the file. `provenance` is of
+    the counts they come from; None for a plain list, of which nothing is known."""
 
     words: tuple[str, ...]
     provenance: Provenance | None = None
@@ -91,11 +89,8 @@ class WordList:
 
 @dataclass(frozen=True)
 class RunVocabulary:
-    """What a run's `data.vocabulary` names: words, or an inventory of wordpieces.
-
-    `record` protects those whose text it comes from; None for a plain list of words, of which
-    nothing is known.
-    """
+    """What a run's `data.vocabulary` names: words, or an inventory of wordpieces. `record` protects
+    those whose text it comes from; None for a plain list of words, of which nothing is known."""
 
     words: WordList | Inventory
     record: Provenance | None
@@ -135,7 +130,6 @@ class RunVocabulary:
 
     @classmethod
     def from_bytes(cls, content: bytes, record: Provenance) -> RunVocabulary:
-        """What has this `content`: SentencePiece's model, or words."""
         try:
             words = WordList(tuple(content.decode().splitlines()), record)
         except UnicodeDecodeError:
@@ -160,11 +154,8 @@ class RunVocabulary:
 
 
 def record_of(encode: Encode) -> Provenance:
-    """The record of the wordpieces whose method an encoder is.
-
-    It has no guarantee for an encoder that is wrapped or has another type, or if the record is not
-    that of the model.
-    """
+    """The record of the wordpieces whose method an encoder is. It has no guarantee for an encoder
+    that is wrapped or has another type, or if the record is not that of the model."""
     from dlm.federated.pieces.inventory import inventory_of
 
     owner = inventory_of(encode)

@@ -1,7 +1,5 @@
-"""Requests to answers: what each call of dlm.v1.LanguageModel asks of the client.
-
-Knows nothing of doors: gRPC and HTTP hand in a message, and get the bytes of one or a `Refusal`.
-"""
+"""Requests to answers: what each call of dlm.v1.LanguageModel asks of the client. Knows nothing of
+doors: gRPC and HTTP hand in a message, and get the bytes of one or a `Refusal`."""
 
 from __future__ import annotations
 
@@ -51,11 +49,8 @@ _FIELDS = pb.ExtendReply.DESCRIPTOR.fields_by_name
 
 
 class LanguageModel:
-    """The calls of the service, on one client.
-
-    Args, in each call
-        left  the seconds that are left
-        held  closed once the reply is written
+    """The calls of the service, on one client, for so many seconds that are left; `held` is closed
+    once the reply is written.
 
     Raises, in each call
         Refusal                        the request breaks a rule of the contract
@@ -199,7 +194,6 @@ class LanguageModel:
     async def models(
         self, request: pb.ModelsRequest, left: Left, held: ExitStack
     ) -> tuple[bytes, int]:
-        """A ModelsReply."""
         utterance = _open_to_caller(self.client.utterance())
         info, words = utterance.model_info, utterance.vocabulary
         begin, null = sealed(utterance.states([utterance.begin(), utterance.null()]))
@@ -233,7 +227,6 @@ class LanguageModel:
     # ------------------------------------------------------------------ states
 
     async def _fresh(self, request: Any, left: Left, held: ExitStack) -> AsyncUtterance:
-        """An utterance on the model in use, with the request's phrases."""
         utterance = _open_to_caller(self.client.utterance())
         phrases = await self._phrases.of(request, utterance.vocabulary_size, left, held)
         return utterance if phrases is None else utterance.with_phrases(phrases)
@@ -274,8 +267,7 @@ class LanguageModel:
         return _open_to_caller(found)
 
     def _pin(self, fresh: AsyncUtterance) -> bytes:
-        """Keeps an utterance, unless there is one on its model; returns how that model's id
-        begins."""
+        """Keeps an utterance, unless one is on its model; returns how that model's id begins."""
         known = bytes.fromhex(fresh.model_info.model)[:MODEL_BYTES]
         kept = self._pinned.get(known)
         if kept is None or kept.model_info != fresh.model_info:  # new, or its shards are
@@ -312,7 +304,6 @@ class _Kept:
     calls: int = 0  # that use it now
 
     def end(self) -> None:
-        """One of them has ended."""
         self.calls -= 1
 
 
@@ -335,13 +326,9 @@ class PhraseStore:
     async def of(
         self, request: Any, vocabulary_size: int, left: Left, held: ExitStack
     ) -> Phrases | None:
-        """The phrases of a request; None if it has none.
-
-        Args    left   seconds in which they must have been read
-                held   until it is closed, they are not forgotten
-        Raises  Refusal  an id that is not known here, no memory, too late
-                QueryError  see `Phrases`
-        """
+        """The phrases of a request, None if it has none, read in the seconds left; until `held` is
+        closed, they are not forgotten. Raises Refusal for an id that is not known here, no memory,
+        or too late; QueryError as `Phrases`."""
         kept = await self._find(request.phrases, vocabulary_size, left)
         if kept is None:
             return None
@@ -397,7 +384,6 @@ class PhraseStore:
 
 
 def queries_of(request: pb.ExtendRequest) -> int:
-    """How many words it scores."""
     count = len(request.words or request.word_ids)
     return count if request.own_words else count * max(len(request.states), 1)
 
@@ -428,13 +414,9 @@ def _malformed(message: str) -> Refusal:
 
 
 def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
-    """The bytes of an ExtendReply, made from arrays: objects cost more than scoring.
-
-    Lists of floats are packed as their bytes, and those of small whole numbers as a byte each, so
-    both are the arrays themselves.
-
-    Args  states  whether it has them
-    """
+    """The bytes of an ExtendReply, made from arrays: objects cost more than scoring. Lists of
+    floats are packed as their bytes, and those of small whole numbers as a byte each: both are the
+    arrays."""
     parts = [
         _field("log10_probs", found.log10_prob.astype("<f4", copy=False).tobytes()),
         _field("matched_orders", found.matched_order.tobytes()),

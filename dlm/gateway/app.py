@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -26,7 +24,7 @@ from dlm.server.health import Event, ServingState
 from dlm.server.life import Life
 from dlm.server.process import Notice, Process, Ready, Watchdog, keep_objects
 from dlm.server.security import Credentials, allow_connections
-from dlm.signals import stop_signals
+from dlm.signals import stopping
 
 logger = EventLog(__name__)
 
@@ -42,19 +40,16 @@ def serve(
     *,
     ready_file: Path | None = None,
 ) -> int:
-    """Answers until one of `stop_signals`.
-
-    Args     opening   opens the client on the event loop; the gateway closes it
-    Returns  0 if every call in flight was answered, 1 if one was cut off
-    Raises   ConfigError  a port cannot be bound, a file of tokens or certificates is unusable
-             what `opening` raises
-    """
+    """Answers until one of `stop_signals`, with the client that `opening` opens on the event loop.
+    Returns 0 if every call in flight was answered, 1 if one was cut off. Raises what `opening`
+    does, and ConfigError if a port cannot be bound, or a file of tokens or certificates is
+    unusable."""
     allow_connections()
     credentials = Credentials(config)
     compile_ahead((*KERNELS, kernels.write_states, kernels.changed_state))
     notice = Notice(file=ready_file)
     made: list[Gateway] = []
-    signalled: list[int] = []
+    signalled = False
 
     async def main() -> int:
         process = Process(watchdog=Watchdog(ends=True))
@@ -65,14 +60,14 @@ def serve(
             made[0].post(Event.STOP)
         return await made[0].run()
 
-    def stop(number: int, _: object) -> None:
-        signalled.append(number)
+    def stop() -> None:
+        nonlocal signalled
+        signalled = True
         for gateway in made:
             gateway.post(Event.STOP)
 
-    for number in stop_signals():
-        signal.signal(number, stop)
-    return loop.run(main)
+    with stopping(stop):
+        return loop.run(main)
 
 
 class Gateway(Life):
@@ -119,7 +114,10 @@ class Gateway(Life):
         self._bind()
         try:
             self.http_port = await self._http.start(
-                config.host, config.http_port, self._context(), shares_port=config.share_port
+                config.host,
+                config.http_port,
+                self.credentials.certificates,
+                shares_port=config.share_port,
             )
         except OSError as exc:
             raise ConfigError(
@@ -127,18 +125,6 @@ class Gateway(Life):
                 f"{exc.strerror or exc}. Choose another http_port (--http-port)"
             ) from exc
         await super()._listen()
-
-    def _context(self) -> ssl.SSLContext | None:
-        """TLS of the door by HTTP, as of the other: each handshake takes the newest."""
-        certificates = self.credentials.certificates
-        if certificates is None:
-            return None
-
-        def choose(connection: ssl.SSLObject, *_: object) -> None:
-            connection.context = certificates.context
-
-        certificates.context.sni_callback = choose
-        return certificates.context
 
     def _shown(self) -> tuple[GatewayCollector, Callable[[], bytes]]:
         client = lambda: None if self._client is None else self._client.metrics  # noqa: E731

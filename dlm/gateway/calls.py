@@ -1,8 +1,5 @@
 """A call from its message to its reply or `Refusal`: admitted, timed, counted, traced; and the door
-by gRPC, dlm.v1.LanguageModel.
-
-Doors (`RpcDoor`, `http`) bring bytes here and take bytes back.
-"""
+by gRPC, dlm.v1.LanguageModel. Doors (`RpcDoor`, `http`) bring bytes here and take bytes back."""
 
 from __future__ import annotations
 
@@ -73,12 +70,8 @@ class GatewayTurns(Turns):
         self._aside = TurnLane(1, inf)
 
     async def aside(self, work: Callable[[], T], size: int, left_s: float) -> T:
-        """What `work` returns, in a thread that does one at a time.
-
-        Args    size     of what it reads or writes, in bytes
-                left_s   seconds in which it must have ended
-        Raises  TimeoutError;  what it raises
-        """
+        """What `work` returns or raises, in a thread that does one at a time; TimeoutError if it
+        has not ended in time. `size` is what it reads or writes, in bytes."""
         async with asyncio.timeout(left_s):
             await self._turn(self._aside, size)
             release = self._end_of(self._aside)

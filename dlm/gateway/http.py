@@ -12,7 +12,6 @@ import asyncio
 import ipaddress
 import json
 import re
-import ssl
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -30,7 +29,7 @@ from dlm.logs import EventLog
 from dlm.server.config import is_loopback
 from dlm.server.health import ServingState
 from dlm.server.refusals import LOAD_REASONS, Refusal
-from dlm.server.security import Guard
+from dlm.server.security import Certificates, Guard
 from dlm.wire.http import (
     BODY_S,
     HEAD_BYTES,
@@ -69,10 +68,7 @@ _BASE64 = re.compile(r"([A-Za-z0-9+/_-]+={0,2})?")
 
 
 class HttpDoor:
-    """Answers connections on the running loop.
-
-    Args  pages  path -> what GET returns
-    """
+    """Answers connections on the running loop; `pages` are what GET returns by path."""
 
     def __init__(
         self,
@@ -102,12 +98,12 @@ class HttpDoor:
         self._server: asyncio.Server | None = None
 
     async def start(
-        self, host: str, port: int, tls: ssl.SSLContext | None, *, shares_port: bool = False
+        self, host: str, port: int, tls: Certificates | None, *, shares_port: bool = False
     ) -> int:
         """Listens; returns the port. OSError if it cannot be bound."""
         more: dict[str, Any] = {}
         if tls is not None:
-            more = {"ssl": tls, "ssl_handshake_timeout": HEAD_S}
+            more = {"ssl": tls.listening(), "ssl_handshake_timeout": HEAD_S}
         if shares_port:
             more["reuse_port"] = True
         self._server = await asyncio.start_server(
@@ -155,7 +151,8 @@ class HttpDoor:
         asked_s = _timeout_s(request.header("connect-timeout-ms"))
         left = None if asked_s is None else countdown(asked_s)
         try:
-            data = await request.body()
+            with self._guard.receiving():
+                data = await request.body()
         except BadRequest as exc:
             raise Refusal(
                 Reason.MALFORMED,
@@ -277,7 +274,6 @@ FILES = {
 
 
 def pages() -> dict[str, Response]:
-    """Path -> the answer, read once."""
     folder = resources.files("dlm.gateway") / "page"
     found = {
         path: Response(200, (folder / name).read_bytes(), kind, HEADERS)

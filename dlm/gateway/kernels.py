@@ -25,7 +25,6 @@ def _powers(count):  # type: ignore[no-untyped-def]
 
 @inlined
 def _checksum(rows, i, begin, powers):  # type: ignore[no-untyped-def]
-    """Of the bytes of row `i` from `begin`, as many as there are powers."""
     total = _FACTOR
     for b in range(len(powers)):
         total = np.uint32(total + np.uint32(np.uint32(rows[i, begin + b]) * powers[b]))

@@ -1,7 +1,5 @@
-"""What a gateway counts, and how that is shown: to Prometheus, and as its traffic.
-
-No text, word, id or address is ever a label: only the closed sets of calls, doors and results.
-"""
+"""What a gateway counts, and how that is shown: to Prometheus, and as its traffic. No text, word,
+id or address is ever a label: only the closed sets of calls, doors and results."""
 
 from __future__ import annotations
 
@@ -53,13 +51,9 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(slots=True)
 class GatewayMetrics(CallCounts):
-    """Counts of a gateway.
-
-    calls    by (call, door, result)
-    seconds  of each call that was answered, by (call, door)
-    fallbacks  of the queries, those that a fallback answered
-    connections  open ones by HTTP
-    """
+    """Counts of a gateway: calls by (call, door, result), and seconds of those that were answered
+    by (call, door); of the queries, those that a fallback answered; and open connections by
+    HTTP."""
 
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
@@ -76,10 +70,8 @@ class GatewayMetrics(CallCounts):
 
 
 class GatewayCollector(Collector):
-    """The families of a gateway and those of its client, built when they are collected.
-
-    Args  client  the client's collector, once it has connected
-    """
+    """The families of a gateway and those of its client, once it has connected, built when
+    collected."""
 
     def __init__(
         self,
@@ -137,7 +129,6 @@ def _family(name: str) -> Any:
 
 
 def traffic(metrics: GatewayMetrics, client: AsyncClient, shards: int) -> Any:
-    """What this process has answered, as a message."""
     calls = np.zeros(_CALLS, np.uint64)
     for (call, _), histogram in metrics.seconds.items():
         if call != "Models":  # of those who watch

@@ -9,7 +9,7 @@ disappears: states and the tree stay those of the model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,26 +28,22 @@ class Coding:
 
     name           of the encoding in the manifest
     bits           of a quantised probability (of a weight: `weight_bits`); None: values stay
-    prob_table, backoff_table  entries that a table of values may have. The exact encoding keeps
-                   probabilities in place, since a table costs each query a cache line
+    prob_table     entries that a table of probabilities may have. The exact encoding keeps them in
+                   place, since a table costs each query a cache line
     """
 
     name: str
     bits: int | None
     prob_table: int
-    backoff_table: int
-
-
-EXACT = Coding("exact", None, 0, 1 << 16)
 
 
 def coding_of(encoding: str, bits: int | None) -> Coding:
     """The coding for `--encoding` and `--bits`; raises `ConfigError` if there is none."""
     ShardSettings(encoding=encoding, bits=bits)
     if encoding == "exact":
-        return EXACT
+        return Coding("exact", None, 0)
     bits = DEFAULT_BITS if bits is None else bits
-    return Coding("compact", None if bits == LOSSLESS_BITS else bits, ANY, ANY)
+    return Coding("compact", None if bits == LOSSLESS_BITS else bits, ANY)
 
 
 def coding_of_set(encoding: str) -> Coding:
@@ -94,7 +90,6 @@ def codebook(
 
 
 def _spread(edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The edges moved as little as need be for each to be above the one before."""
     places = np.arange(len(edges))
     risen = np.maximum.accumulate(edges - places) + places
     most = edges[-1] - places[::-1]
@@ -108,33 +103,69 @@ Bits = NDArray[np.uint32]
 
 
 class ValueHistogram:
-    """How often each float32 occurs. Memory: 12 bytes per distinct value, several times."""
+    """How often each value occurs. Memory: 12 bytes per distinct value, several times.
 
-    def __init__(self) -> None:
-        self.values = np.zeros(0, np.float32)
+    Args  most  distinct values that are counted; where there are more, `values` is empty
+    """
+
+    def __init__(self, most: int | None = None, kind: type[np.generic] = np.float32) -> None:
+        self.values: NDArray[Any] = np.zeros(0, kind)
         self.counts = np.zeros(0, np.int64)
-        self._pending: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
+        self.total, self.least, self.largest = 0, 1 << 32, 0  # the last two of integers
+        self._most, self._too_many = most, most == 0
+        self._pending: list[tuple[NDArray[Any], NDArray[np.int64]]] = []
         self._waiting = 0
 
-    def add(self, values: NDArray[np.float32]) -> None:
-        distinct, counts = np.unique(values, return_counts=True)
-        self._pending.append((distinct, counts.astype(np.int64)))
-        self._waiting += len(distinct)
+    def add(self, values: NDArray[Any]) -> None:
+        self.total += len(values)
+        if len(values) and values.dtype.kind == "u":
+            self.least = min(self.least, int(values.min()))
+            self.largest = max(self.largest, int(values.max()))
+        if not self._too_many:
+            self._add(*np.unique(values, return_counts=True))
+
+    def _add(self, values: NDArray[Any], counts: NDArray[np.int64]) -> None:
+        self._pending.append((values, counts))
+        self._waiting += len(values)
         if self._waiting > len(self.values) + (1 << 16):
             self.merge()
 
+    def join(self, other: ValueHistogram) -> None:
+        """Adds what another found."""
+        other.merge()
+        self.total += other.total
+        self.least, self.largest = min(self.least, other.least), max(self.largest, other.largest)
+        self._too_many |= other._too_many
+        self._add(other.values, other.counts)
+
     def merge(self) -> None:
         """Brings `values` (rising) and `counts` up to date."""
-        if not self._pending:
-            return
         values = np.concatenate([self.values, *(v for v, _ in self._pending)])
         counts = np.concatenate([self.counts, *(c for _, c in self._pending)])
         self._pending, self._waiting = [], 0
         place = np.argsort(values, kind="stable")
         values, counts = values[place], counts[place]
-        first = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+        first = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
         self.values = values[first]
         self.counts = np.add.reduceat(counts, first) if len(first) else counts
+        if self._too_many or (self._most is not None and len(first) > self._most):
+            self._too_many, self.values, self.counts = True, values[:0], counts[:0]
+
+    def code(self, raw_bits: int | None = None) -> ValueCode:
+        """Of integers: by a table where that takes fewer bits and is not larger than allowed.
+
+        Args  raw_bits  of a code without a table; None: as many as values need above the smallest
+        """
+        self.merge()
+        base, bits = 0, raw_bits
+        if bits is None:
+            base = self.least if self.total else 0
+            bits = (self.largest - base).bit_length()
+        width = max(len(self.values) - 1, 0).bit_length()
+        tabled = self.total * width + len(self.values) * 32
+        if self._too_many or tabled >= self.total * bits:
+            return ValueCode(bits, base, np.zeros(0, np.uint32))
+        return ValueCode(width, BY_TABLE, self.values)
 
 
 class Quantiser:
@@ -173,50 +204,36 @@ class ValueCode(NamedTuple):
         return values - np.uint64(self.base)
 
 
-class DistinctValues:
-    """Which values occur, until they are more than the `most` that a table may have.
+# Of a level of the trees; DO NOT CHANGE: on disk.
+COUNTED_WEIGHTS = 1 << 20  # a level with more different weights has no table of them
+LEAST_COUNT = 16  # how often a weight of a table occurs
+MOST_WEIGHTS = (1 << 16) - 1  # of a table
+_INFINITY = 0x7F800000  # the bits of what is no weight
 
-    Args  raw_bits  of a code without a table; None: as many as the values need above the smallest
-    """
 
-    def __init__(self, most: int, raw_bits: int | None = None) -> None:
-        self._most, self._raw_bits = most, raw_bits
-        self._found = np.zeros(0, np.uint32)
-        self._pending: list[Bits] = []
-        self._waiting = 0
-        self._count = 0
-        self._too_many = most == 0
-        self._least, self._largest = 1 << 32, 0
+class WeightCode(NamedTuple):
+    """Weights by their place in a table, the most frequent first; others have the code `escape`,
+    where the table has infinity, and their 32 bits follow."""
 
-    def add(self, values: Bits) -> None:
-        self._count += len(values)
-        if not len(values):
-            return
-        self._least = min(self._least, int(values.min()))
-        self._largest = max(self._largest, int(values.max()))
-        if self._too_many:
-            return
-        new = np.unique(values)
-        self._pending.append(new)
-        self._waiting += len(new)
-        if self._waiting > len(self._found) + (1 << 16):
-            self._merge()
+    escape: int
+    table: Bits
 
-    def _merge(self) -> None:
-        self._found = np.unique(np.concatenate([self._found, *self._pending]))
-        self._pending, self._waiting = [], 0
-        if len(self._found) > self._most:
-            self._too_many, self._found = True, np.zeros(0, np.uint32)
+    def codes(self, weights: Bits) -> NDArray[np.int64]:
+        rising = np.append(np.argsort(self.table), self.escape)
+        values = np.append(self.table[rising[:-1]], _INFINITY)
+        place = np.searchsorted(values[:-1], weights)
+        return np.where(values[place] == weights, rising[place], self.escape)
 
-    def code(self) -> ValueCode:
-        """By a table where that takes fewer bits and is not larger than allowed."""
-        if not self._too_many:
-            self._merge()
-        base, bits = 0, self._raw_bits
-        if bits is None:
-            base = self._least if self._count else 0
-            bits = (self._largest - base).bit_length()
-        width = max(len(self._found) - 1, 0).bit_length()
-        if self._too_many or self._count * width + len(self._found) * 32 >= self._count * bits:
-            return ValueCode(bits, base, np.zeros(0, np.uint32))
-        return ValueCode(width, BY_TABLE, self._found)
+
+def weight_code(found: ValueHistogram) -> WeightCode:
+    """The code of the weights of a level."""
+    found.merge()
+    bits = np.ascontiguousarray(found.values).view(np.uint32)
+    order = np.lexsort((bits, -found.counts))
+    order = order[found.counts[order] >= LEAST_COUNT][:MOST_WEIGHTS]
+    table, counts = bits[order], found.counts[order]
+    rare = found.total - int(counts.sum())
+    if not rare:
+        return WeightCode(len(table), table)
+    escape = int(np.searchsorted(-counts, -rare, side="right"))
+    return WeightCode(escape, np.insert(table, escape, _INFINITY))

@@ -7,7 +7,7 @@ from typing import Any
 from dlm.index.layout import Manifest
 
 MIB = 1 << 20
-# Memory of a server process beside the mapped files: 206 MiB resident once warm, with kernels and
+# Memory of a server process beside the mapped file: 206 MiB resident once warm, with kernels and
 # libraries, and room for messages in flight.
 PROCESS_MIB = 256
 
@@ -45,5 +45,4 @@ def server_mib(manifest: Manifest) -> int:
     """Memory of the server of the heaviest shard, in MiB; mapped pages count, locked or not. Of
     several processes on a host, each further one takes PROCESS_MIB more."""
     heaviest = max(f.bytes for f in manifest.files if f.kind == "shard")
-    common = sum(f.bytes for f in manifest.files if f.kind != "shard")
-    return -(-(heaviest + common) // MIB) + PROCESS_MIB
+    return -(-heaviest // MIB) + PROCESS_MIB

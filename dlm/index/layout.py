@@ -1,9 +1,9 @@
 """Names, numbers and files of a shard set: shards/FORMAT.md in code, in the same order.
 
 A shard set is a folder: `manifest.json`, the vocabulary, the low orders (1- and 2-grams, which
-every server and client holds) and one file a shard. The files are Arrow IPC files that hold one
-row; each column is a list, and its values are mapped from disk without a copy. Above 500 lines:
-FORMAT.md is one document, and is compared with one file.
+every client holds) and one file a shard. The files are Arrow IPC files that hold one row; each
+column is a list, and its values are mapped from disk without a copy. Above 500 lines: FORMAT.md is
+one document, and is compared with one file.
 """
 
 from __future__ import annotations
@@ -52,21 +52,12 @@ LOW_ORDER_COLUMNS: Columns = {
     "word_prob_table": (F32,),
     "word_backoff_table": (F32,),
     "pair_prob_table": (F32,),
-    "pair_backoff_table": (F32,),
 }
 SHARD_COLUMNS: Columns = {
     "shape": (U64,),
-    "root_bucket": (U64,),
-    "root_key": (U64,),
-    "node_key": (U64,),
-    "node_backoff": (U64,),
-    "child": (U64,),
-    "child_wide": (U64,),
-    "place": (U64,),
-    "place_wide": (U64,),
-    "list": (U64,),
+    "tree": (U64,),
     "prob_table": (F32,),
-    "backoff_table": (F32,),
+    "weight_table": (F32,),
 }
 COLUMNS = {
     "vocabulary": VOCABULARY_COLUMNS,
@@ -122,6 +113,11 @@ class Manifest:
     def vocabulary_size(self) -> int:
         """Words, the unknown word included; ids are below this."""
         return self.counts[0] + (0 if self.unk_in_model else 1)
+
+    @property
+    def pairs(self) -> int:
+        """2-grams, blanks included; their numbers are below this."""
+        return sum(self.counts[1:2]) + sum(self.blanks[1:2])
 
     def file(self, kind: str, index: int | None = None) -> FileEntry:
         """The entry of one file; `ShardFormatError` if the set has no such file."""
@@ -303,14 +299,13 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
 
 # The most that the low orders take ("Files" in FORMAT.md): headers, padding and spare words of any
 # file; per word, both records, its list's directory and two entries of tables; per 2-gram, its key,
-# its value and two entries of tables.
+# its value and an entry of a table.
 _LAYOUT_BYTES = 1 << 16
 _WORD_BYTES = 4 + 16 + 8 + 8
-_PAIR_BYTES = 4 + 9 + 2 + 8
+_PAIR_BYTES = 4 + 5 + 2 + 4
 
 
 def _check(m: Manifest) -> None:
-    """Raises ValueError if the numbers of a manifest do not agree."""
     if not len(m.counts) == len(m.blanks) == m.order:
         raise ValueError("counts and blanks must have one number per order")
     if m.vocabulary_size >= 1 << 32:

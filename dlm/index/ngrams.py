@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dlm.errors import ArpaError, KenlmFormatError
 from dlm.index.packed import kernels
-from dlm.index.packed.low import key_bits_of, keys_of
+from dlm.index.packed.low import key_bits_of, mirrored
 from dlm.ngram.backoff import Ngram
 from dlm.ngram.backoff import score as score_over_dict
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
@@ -69,7 +69,7 @@ class NgramTables:
         return tuple(int(t.blank.sum()) for t in self.tables)
 
     def sort_keys(self, prefix: NDArray[np.int64], word: NDArray[np.uint32]) -> NDArray[np.uint64]:
-        return pack_keys(prefix, keys_of(word, key_bits_of(len(self.vocabulary))))
+        return pack_keys(prefix, mirrored(word, key_bits_of(len(self.vocabulary))))
 
     def ranks(self, rows: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Rank (n,) of each row (n, k) among the n-grams of its length, -1 where there is none."""
@@ -210,10 +210,9 @@ def sorted_tables(
 def with_prefixes(vocabulary: Vocabulary, raw: Raw) -> Raw:
     """`raw` with the prefixes that are missing, after the n-grams of their order.
 
-    A prefix gets the probability that back-off gives it and no back-off weight. The score of an
-    n-gram stays the same bit for bit if the prefix's context is queried alone; a longer context
-    may differ in the last bit, since its back-off weights are now added to a sum that was rounded
-    once before. Plain code: models that need it are rare.
+    A prefix gets the probability that back-off gives it, and no weight. Scores after the prefix's
+    context alone keep their bits; after longer ones the last bit may differ, since weights are now
+    added to a sum that was rounded before. Plain code: models that need it are rare.
 
     Raises  ArpaError  back-off gives a missing prefix a probability above 1
     """

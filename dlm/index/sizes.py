@@ -11,16 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.index.coding import Coding, DistinctValues, coding_of, weight_bits
+from dlm.index.coding import Coding, ValueHistogram, coding_of, weight_bits
 from dlm.index.packed.columns import BACKOFF_BITS, magnitudes_of
-from dlm.index.packed.kernels import OFFSET_BLOCK
-from dlm.index.packed.low import PAIR_FLAG_BITS, key_bits_of
+from dlm.index.packed.low import BLOCK_WORDS, PAIR_STATE_BITS, key_bits_of
+from dlm.index.packed.record_kernels import WIDTH_BITS
 from dlm.kenlm.open import open_ngrams
 from dlm.progress import Tell
 
 MANIFEST_BYTES = 12_000
 FILE_BYTES = 2_500  # of Arrow's headers, a file
 SAMPLE = 1 << 20  # sampled values per order
+# Of a node, at most: the code of its weight, its key in a family, its distance from the first.
+NODE_WEIGHT_BITS, NODE_KEY_BITS, NODE_DISTANCE_BITS = 7, 15, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class ModelStatistics:
     contexts     by order: n-grams with a back-off weight, about the contexts that are nodes
     rank_bits    of a 3-gram, mean;  key_bits  of a 2-gram with its share of the directory, mean
     prob_bits    by order: bits of an exact probability above the smallest
+    runs         different probabilities of words
     weight_bits  by order: bits that tell the weights of a sample apart
     """
 
@@ -39,6 +42,7 @@ class ModelStatistics:
     rank_bits: float
     key_bits: float
     prob_bits: tuple[int, ...]
+    runs: int
     weight_bits: tuple[int, ...]
 
 
@@ -49,7 +53,7 @@ def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None)
         contexts = [0] * order
         weights: list[list[NDArray[np.float32]]] = [[] for _ in range(order)]
         kept = [0] * order
-        spans = [DistinctValues(0) for _ in range(order)]
+        spans = [ValueHistogram(0 if k else None, np.uint32) for k in range(order)]
         sizes = np.zeros(0, np.int64)
         rank_sum = 0.0
         for batch in reader.batches():
@@ -69,7 +73,7 @@ def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None)
         counts = tuple(reader.counts)
         words = reader.vocabulary.words
     distinct = [len(np.unique(np.concatenate([*w, np.zeros(1, np.float32)]))) for w in weights]
-    b = key_bits_of(len(words))
+    b = max(key_bits_of(len(words)) - 1, 1)  # the ids of frequent words are shorter
     listed = sizes[sizes > 0]
     # A list of n > 8 keeps b - t of b bits, and t = bits(n) - 3; its directory takes about bits(n)
     # for every 2**3 to 2**2 entries.
@@ -83,6 +87,7 @@ def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None)
         rank_bits=rank_sum / max(counts[2] if order > 2 else 0, 1),
         key_bits=float((key * listed).sum()) / pairs,
         prob_bits=tuple(span.code().bits for span in spans),
+        runs=len(spans[0].values),
         weight_bits=tuple(max(n - 1, 0).bit_length() for n in distinct),
     )
 
@@ -111,11 +116,6 @@ class ShardSetSizes:
         return self.vocabulary + self.low_orders + self.shard * self.shards + MANIFEST_BYTES
 
     @property
-    def server(self) -> int:
-        """What a server maps, once for all processes of a host; each takes more of its own."""
-        return self.vocabulary + self.low_orders + self.shard
-
-    @property
     def client(self) -> int:
         """The low orders, shared by a host's processes, and the words, in each process."""
         strings, words = self.words
@@ -135,9 +135,10 @@ def estimate_sizes(
     weight = _weight_bits(m, coding, 1)
     pairs = m.counts[1] if order > 1 else 0
     offset = pairs.bit_length() + (60 * pairs).bit_length()
-    low = words * (1 + m.prob_bits[0] + offset + weight)
+    low = words * 64 // BLOCK_WORDS + m.runs * 32
+    low += m.contexts[0] * (offset + WIDTH_BITS + weight)
     if order > 1:
-        entry = PAIR_FLAG_BITS + _prob_bits(m, coding, 2) + _weight_bits(m, coding, 2) + m.key_bits
+        entry = PAIR_STATE_BITS + _prob_bits(m, coding, 2) + m.key_bits
         low += int(pairs * entry)
     trees = 0
     previous = m.rank_bits
@@ -149,17 +150,17 @@ def estimate_sizes(
             # The longer the context, the fewer words follow: about half the bits for each word.
             rank = previous / 2
         previous = rank
-        head = 1.5 * nodes
         value = _prob_bits(m, coding, k) + (k < order)
-        trees += int(grams * (value + rank) + head)
-        span = (value + rank) * max(grams, 1) / max(nodes, 1) * OFFSET_BLOCK
-        trees += int(nodes * (2 + np.log2(2 * span + 2)))
+        of_grams = int(grams * (value + rank))
+        # Of a record: how many words follow, and how many nodes are below; then its weight, and
+        # its key and distance among its siblings; roots are siblings, and have the bits of a rank.
+        head = 2 + 1.5 * (k < order)
+        head += min(_weight_bits(m, coding, k - 1), NODE_WEIGHT_BITS)
         if k > 3:
-            trees += nodes * (key_bits_of(words) + _weight_bits(m, coding, k - 1))
+            head += min(key_bits_of(words), NODE_KEY_BITS) + NODE_DISTANCE_BITS
         else:
-            trees += nodes * 8
-        if k < order:
-            trees += nodes * 6
+            head += 17 + np.log2(8 * of_grams / max(nodes, 1) + 2)
+        trees += of_grams + int(nodes * head)
     return ShardSetSizes(
         strings + FILE_BYTES,
         low // 8 + FILE_BYTES,

@@ -59,12 +59,8 @@ _FOUND_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class Effort:
-    """What an inversion may take.
-
-    memory_bytes  of arrays; beyond it they are files in `folder`
-    folder        for these; None: that of temporary files
-    limit_s       seconds of one order, from an estimate; None: any
-    """
+    """What an inversion may take: memory, beyond which arrays are files in `folder`, and seconds of
+    one order, from an estimate; None: any."""
 
     memory_bytes: int
     folder: Path | None = None
@@ -172,10 +168,8 @@ class _Turns:
 
 
 class Inversion:
-    """The n-grams of orders 2 and up of a file, one order after another.
+    """The n-grams of orders 2 and up of a file at an address, one order after another.
 
-    Args    base      address of the file
-            unigrams  (words, 2) float32, as they lie
     Raises  ConfigError       too many buckets, too little memory; or an order would take too long
             KenlmFormatError  a key is claimed by no n-gram, or twice
     """
@@ -205,7 +199,6 @@ class Inversion:
         self._in_files = arrays + least > effort.memory_bytes
 
     def batches(self, rows: int) -> Iterator[NgramBatch]:
-        """The n-grams, `rows` at a time."""
         compile_ahead(KERNELS)  # else the estimate of the time counts it
         with ExitStack() as stack:
             folder = stack.enter_context(scratch_folder(self._effort.folder, "dlm-kenlm"))
@@ -335,7 +328,6 @@ class Inversion:
 def _by_class(
     hashes: NDArray[np.int64], ids: NDArray[np.uint32], class_bits: int
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64]]:
-    """Words sorted by the low bits of their hashes, and where each class begins."""
     low = hashes & ((1 << class_bits) - 1)
     place = np.argsort(low, kind="stable")
     begin = np.zeros((1 << class_bits) + 1, I64)

@@ -92,10 +92,8 @@ def below(a, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def murmur(at, length):  # type: ignore[no-untyped-def]
-    """MurmurHash64A with seed 0 of the `length` bytes at an address.
-
-    Trusts  eight readable bytes after them
-    """
+    """MurmurHash64A with seed 0 of the `length` bytes at an address, with eight readable bytes
+    after."""
     h = length * _M
     end = at + length
     while at + _8 <= end:
@@ -112,10 +110,8 @@ def murmur(at, length):  # type: ignore[no-untyped-def]
 
 @inlined
 def remainder(key, size, share):  # type: ignore[no-untyped-def]
-    """key % size, as unsigned numbers, without a division.
-
-    Args    share  2**64 // size, or 2**64 - 1 for 1: the quotient it gives is at most two too low
-    """
+    """key % size, as unsigned numbers, without a division: `share` is 2**64 // size, or 2**64 - 1
+    for 1; the quotient it gives is at most two too low."""
     rest = key - multiply_high(key, share) * size
     if not below(rest, size):
         rest -= size
@@ -126,10 +122,8 @@ def remainder(key, size, share):  # type: ignore[no-untyped-def]
 
 @inlined
 def probe(at, buckets, entry_bytes, here, key):  # type: ignore[no-untyped-def]
-    """The address of the bucket of a key in a hash table, from the bucket at `here` on; or 0.
-
-    A full table, which KenLM never writes, is searched once around.
-    """
+    """The address of the bucket of a key in a hash table, from the bucket at `here` on; or 0. A
+    full table, which KenLM never writes, is searched once around."""
     last = at + (buckets - _1) * entry_bytes
     for _ in range(buckets):
         found = load64(here)
@@ -143,10 +137,8 @@ def probe(at, buckets, entry_bytes, here, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def rank_of(at, count, key):  # type: ignore[no-untyped-def]
-    """Where a hash is in the sorted hashes at an address, from 0; or -1.
-
-    Hashes are spread evenly, so a place is estimated, as in `child_of`.
-    """
+    """Where a hash is in the sorted hashes at an address, from 0; or -1. Hashes are spread evenly,
+    so a place is estimated, as in `child_of`."""
     if count < _1:
         return np.int64(-1)
     place, each = multiply_high(key, count), np.float64(count) / 2.0**64
@@ -173,7 +165,6 @@ def rank_of(at, count, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_word(view, key):  # type: ignore[no-untyped-def]
-    """Prefetches where `word_id` begins to look for a hash."""
     count = of(view, HASH_COUNT)
     if of(view, IS_TRIE):
         prefetch(of(view, HASHES) + (multiply_high(key, count) << _3))
@@ -184,7 +175,6 @@ def ask_word(view, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def word_id(view, key):  # type: ignore[no-untyped-def]
-    """The id of a word by its hash; 0 where the model lacks it."""
     at, count = of(view, HASHES), of(view, HASH_COUNT)
     if of(view, IS_TRIE):
         found = rank_of(at, count, key) + _1
@@ -243,7 +233,6 @@ def children_of_word(view, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def key_of(node, word):  # type: ignore[no-untyped-def]
-    """The key of an n-gram with one more word before it, in a hash table."""
     return (node * OF_SUFFIX) ^ ((word + _1) * OF_WORD)
 
 
@@ -255,10 +244,8 @@ def bucket_of(level, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_child(view, level, first, end, word):  # type: ignore[no-untyped-def]
-    """Prefetches where a word is looked for among the children first to end in a trie.
-
-    Ids are hashes in their order, and so spread evenly.
-    """
+    """Prefetches where a word is looked for among the children first to end in a trie. Ids are
+    hashes in their order, and so spread evenly."""
     share = np.float32(word) / np.float32(of(view, WORDS))
     place = first + np.int64(np.float32(end - first) * share)
     prefetch(of(level, AT) + ((place * of(level, ENTRY_SIZE)) >> _3))
@@ -266,10 +253,8 @@ def ask_child(view, level, first, end, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def aim(level, each, first, end, place, word):  # type: ignore[no-untyped-def]
-    """A better estimate of where a word is among children, from the word at the last one.
-
-    Args  each  1 over the words of the model
-    """
+    """A better estimate of where a word is among children, from the word at the last one; `each` is
+    1 over the words of the model."""
     there = field((of(level, AT) << _3) + place * of(level, ENTRY_SIZE), of(level, WORD_BITS))
     place += np.int64(np.float32(word - there) * each * np.float32(end - first))
     return min(max(place, first), end - _1)
@@ -277,10 +262,8 @@ def aim(level, each, first, end, place, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def child_near(level, first, end, place, word):  # type: ignore[no-untyped-def]
-    """The first bit of the entry of a word among the children first to end; or 0.
-
-    Args  place  an estimate of the entry
-    """
+    """The first bit of the entry of a word among the children first to end; or 0. `place` is an
+    estimate of it."""
     size, mask, base = of(level, ENTRY_SIZE), mask_of(of(level, WORD_BITS)), of(level, AT) << _3
     high = min(place + _NEAR, end)
     low = max(high - _NEAR - _NEAR, first)
@@ -340,7 +323,6 @@ def children_of(level, place, at):  # type: ignore[no-untyped-def]
 
 @inlined
 def values_of_word(view, is_trie, word):  # type: ignore[no-untyped-def]
-    """As `values_at`, of a 1-gram."""
     at = of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES)
     backoff = load_float32(at + _4)
     if is_trie:

@@ -66,7 +66,6 @@ class ModelType(IntEnum):
 class Level:
     """The n-grams of one order from 2 up. Places are bytes from the start of the file; 0: none.
 
-    order, count
     at             where the entries begin
     entries        probing: buckets, some of them empty; trie: `count`
     entry_size     probing: bytes of a bucket; trie: bits of an entry
@@ -100,8 +99,6 @@ class Level:
 class Layout:
     """Where everything lies in a file. Places are bytes from its start.
 
-    path
-    model_type
     order, counts     `counts[n - 1]` n-grams of order n; those of a trie contain KenLM's blanks
     multiplier        probing: buckets per n-gram, in float32
     words             the number of words, <unk> counted; ids are below it
@@ -164,11 +161,7 @@ def open_file(
 
 
 def read_layout(data: Data, path: str) -> Layout:
-    """Where everything lies in the file with these bytes.
-
-    Args    path  for messages
-    Raises    KenlmFormatError, as `open_file`
-    """
+    """Where everything lies in the file with these bytes; KenlmFormatError, as `open_file`."""
     _check_head(data[: len(REFERENCE)].tobytes(), path)
     at = len(REFERENCE)
     fault = _Faults(path, len(data))

@@ -92,10 +92,7 @@ class KenlmFile:
 
     @cached_property
     def word_table(self) -> WordTable:
-        """The words by id.
-
-        Raises  see `vocab.words_of`
-        """
+        """The words by id; raises as `vocab.words_of`."""
         return words_of(self.data, self.layout, self.view, self._listed)
 
     @cached_property
@@ -158,10 +155,8 @@ def splits_at(spaces: bytes) -> NDArray[np.uint8]:
 
 
 class FileVocabulary(Vocabulary):
-    """The vocabulary of a file: ids by hash, as KenLM finds them; words are read when needed.
-
-    Raises  what `vocab.words_of` does, where words are asked for by id
-    """
+    """The vocabulary of a file: ids by hash, as KenLM finds them; words are read when they are
+    asked for by id, which raises as `vocab.words_of`."""
 
     __slots__ = ("_file", "_known")
 
@@ -191,7 +186,6 @@ class FileVocabulary(Vocabulary):
         return found
 
     def ids_of(self, words: Iterable[str | bytes]) -> NDArray[np.uint32]:
-        """See `Vocabulary.ids_of`."""
         return self._file.ids_of(words)
 
 
@@ -210,7 +204,6 @@ class KenlmBlock:
         object.__setattr__(self, "words_before", tuple(self.context.tolist()))
 
     def score(self, asked: NDArray[np.uint32]) -> Answers:
-        """Answers to words, whose ids are below the vocabulary's size."""
         return self.file.score_groups(
             QueryGroups(
                 np.array([len(self.context)], np.uint8),

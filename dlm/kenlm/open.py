@@ -36,7 +36,6 @@ def open_ngrams(
         memory_bytes  of finding the n-grams in KenLM's hash tables; None: a quarter of what is free
         folder        for what exceeds it; None: that of temporary files
         force         search however long it takes
-        progress      called with lines of that
     Raises  ArpaError, KenlmFormatError, OSError
     """
     if not is_kenlm_file(path):

@@ -48,7 +48,6 @@ KEY_BYTES, PROB_BYTES = 8, 4
 
 @inlined
 def bucket_of(at, buckets, size, key):  # type: ignore[no-untyped-def]
-    """The address of the bucket of a key in a table, or 0."""
     begin = np.int64(np.uint64(key) % np.uint64(buckets))
     return probe(at, buckets, size, at + begin * size, key)
 
@@ -232,11 +231,8 @@ def join(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], out uint8[:]")
 def claim(found, claims):  # type: ignore[no-untyped-def]
-    """Marks buckets as claimed; returns how many were claimed before.
-
-    Shapes  found   (R, 3)      uint32  the bucket last
-            claims  (buckets,)  uint8   0 or 1, changed
-    """
+    """Marks buckets (buckets,) uint8 as claimed, by the last column of `found` (R, 3) uint32;
+    returns how many were claimed before."""
     again = _0
     for i in range(len(found)):
         again += claims[found[i, 2]]
@@ -343,7 +339,6 @@ def entry_at(view, order, i):  # type: ignore[no-untyped-def]
 
 @inlined
 def children(view, order, i):  # type: ignore[no-untyped-def]
-    """First and end of the n-grams that have one more word before n-gram i of an order."""
     if order == 1:
         return children_of_word(view, i)
     level, place = level_of(view, order), entry_at(view, order, i)
@@ -418,7 +413,6 @@ def read_trie(view, order, first, cursors, ids, prob, backoff):  # type: ignore[
 
 @kernel("int64")
 def has_unk(view):  # type: ignore[no-untyped-def]
-    """Whether word 0 is in a 2-gram."""
     first, end = children_of_word(view, np.int64(0))
     if first < end:
         return True

@@ -36,8 +36,6 @@ class KenlmReader(Closeable):
 
     Args    vocab     a list, one word per line, for a file that stores none
             effort    of finding the words of n-grams in a file of hash tables
-            progress  of that, and one line that says what is lost
-    Fields  comments  one: the provenance, which says the same
     Raises  KenlmFormatError  the file is damaged, or not all keys are those of n-grams
             ConfigError       the words are missing, or finding the n-grams takes too much
     Guarantees
@@ -77,10 +75,7 @@ class KenlmReader(Closeable):
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """N-grams by order, blanks among them.
-
-        Cost  of hash tables, whose header counts no blanks: the file is read
-        """
+        """N-grams by order, blanks among them; of hash tables, the file is read to count these."""
         words = self.layout.words - (not self._has_unk)
         if self.layout.model_type.is_trie:
             return (words, *self.layout.counts[1:])
@@ -172,7 +167,6 @@ class KenlmReader(Closeable):
 
     @property
     def _unigrams(self) -> NDArray[np.float32]:
-        """Of each word, probability and back-off weight as they lie, (words, 2)."""
         layout = self.layout
         end = layout.unigrams_at + layout.words * layout.unigram_bytes
         rows = self._data[layout.unigrams_at : end].reshape(layout.words, layout.unigram_bytes)

@@ -117,11 +117,7 @@ def charged(prob, found, length, weights):  # type: ignore[no-untyped-def]
 
 @inlined
 def weigh(view, is_trie, length, context, step, weights):  # type: ignore[no-untyped-def]
-    """Writes the weights of a context's words, as `GetState` does.
-
-    Args     those of `score_word`
-    Returns  how many words matter: the state
-    """
+    """Writes the weights of a context's words, as `GetState` does; returns how many matter."""
     if not length:
         return _0
     _, _, state = score_word(
@@ -165,10 +161,8 @@ def put(block, column, i, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def go_on(level, is_trie, block, live, item, node, end, word, share):  # type: ignore[no-untyped-def]
-    """Enters a word that goes on in an order, and prefetches where it is looked for first.
-
-    Args  word, share  the context's word of that order, and its id over the number of words
-    """
+    """Enters a word that goes on in an order, and prefetches where it is looked for first; `word`
+    is the context's of that order, `share` its id over the number of words."""
     if is_trie:
         place = min(node + np.int64(np.float32(end - node) * share), end - _1)
         prefetch(of(level, AT) + ((place * of(level, ENTRY_SIZE)) >> _3))
@@ -458,13 +452,11 @@ def score_sentence(scorer, text, size, bos, eos):  # type: ignore[no-untyped-def
 
 @kernel("int64, int64, int64", nogil=False)
 def find_id(scorer, text, size):  # type: ignore[no-untyped-def]
-    """The id of the word of `size` bytes at an address, with PAD_BYTES after it."""
     return word_id(of(scorer, VIEW), murmur(text, size))
 
 
 @kernel("float32[:], int64[:], int64, int64, out float64[:]")
 def sum_sentences(log10_prob, sentence_begin, bos, eos, totals):  # type: ignore[no-untyped-def]
-    """As `index.search.text.line_kernels.sum_sentences`, but in float32, as KenLM adds."""
     for s in range(len(totals)):
         first = sentence_begin[s] + s * (bos + eos) + bos
         total = np.float32(0)

@@ -75,7 +75,6 @@ class _Order:
         return np.argsort(self.keys)
 
     def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The row of each key, -1 where there is none."""
         if not len(self.keys):
             return np.full(len(keys), -1, I64)
         asked = np.argsort(keys)  # one search after another then reads what is beside
@@ -246,14 +245,8 @@ def _table(
 def export_ngrams(
     reader: NgramReader, target: Path | IO[bytes], *, progress: Tell = lambda line: None
 ) -> int:
-    """Writes a model as an ARPA file, whole or not at all.
-
-    Args    reader  not begun
-            target  a path, compressed by its suffix, or an open file
-    Returns     n-grams written
-    Raises  ArpaError, KenlmFormatError, ConfigError, OSError
-    Cost    memory: the reader's, and some blocks of text
-    """
+    """Writes a model as an ARPA file, whole or not at all; returns how many n-grams. The reader
+    must not have begun. Raises ArpaError, KenlmFormatError, ConfigError, OSError."""
     counts = tuple(reader.counts)
     batches = _Batches(reader.batches(), ProgressReporter(progress), counts)
     words = WordBytes.of(reader.vocabulary)

@@ -1,7 +1,5 @@
-"""The plain back-off recursion over a dictionary: the oracle for all faster code.
-
-Kernel, server, client and gateway must return its bits. Nothing on a hot path uses it.
-"""
+"""The plain back-off recursion over a dictionary: the oracle for all faster code. Kernel, server,
+client and gateway must return its bits. Nothing on a hot path uses it."""
 
 from __future__ import annotations
 
@@ -21,13 +19,9 @@ ZERO = np.float32(0.0)
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One answer.
-
-    log10_prob    float32 log10 P(word | context)
-    matched_order order of the longest n-gram found, 1 for an unknown word
-    ngram_length  KenLM's length, which also counts the blanks put where a suffix is missing
-    state_length  how many of the most recent words of (context, word) can still matter to the right
-    """
+    """One answer: log10 P(word | context); the order of the longest n-gram found, 1 for an unknown
+    word; KenLM's length, which also counts the blanks put where a suffix is missing; and how many
+    of the most recent words of (context, word) can still matter to the right."""
 
     log10_prob: np.float32
     matched_order: int
@@ -123,11 +117,9 @@ class DictModel:
         return score(self.ngrams, self.closure, self.extended, self.order, context, word)
 
     def state(self, context: Sequence[int]) -> Ngram:
-        """The most recent words of `context` that can matter to the right (KenLM's state).
-
-        The longest suffix of at most order - 1 words that some n-gram extends or whose back-off
-        weight is not 0.
-        """
+        """The most recent words of `context` that can matter to the right (KenLM's state): the
+        longest suffix of at most order - 1 words that some n-gram extends or whose back-off weight
+        is not 0."""
         kept = tuple(context)[-(self.order - 1) :] if self.order > 1 else ()
         best = 0
         for length in range(1, len(kept) + 1):

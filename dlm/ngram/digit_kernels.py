@@ -8,12 +8,11 @@ those the ones nearest to it, written as JavaScript and JSON writers do.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from dlm.jit import inlined, kernel
 
@@ -44,7 +43,6 @@ _LEAST_POWER, _MOST_POWER = -32, 46
 
 
 def _powers() -> np.ndarray:
-    """64 leading bits of each power of ten, plus one: never below it, and by less than 2 bits."""
     out = []
     for power in range(_LEAST_POWER, _MOST_POWER + 1):
         numerator, denominator = 10 ** max(power, 0), 10 ** max(-power, 0)
@@ -251,20 +249,11 @@ def put_fixed(text, at, number):  # type: ignore[no-untyped-def]
     return at + 1 + DECIMALS
 
 
-def store64(text: Any, at: Any, value: Any) -> None:
-    text[at : at + 8] = np.frombuffer(int(value).to_bytes(8, "little"), np.uint8)
-
-
 @intrinsic
-def _store64(context, text, at, value):  # type: ignore[no-untyped-def]
+def store64(context, text, at, value):  # type: ignore[no-untyped-def]
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         place = builder.gep(args[0], [args[1]])
         builder.store(args[2], builder.bitcast(place, ir.IntType(64).as_pointer()), align=1)
         return context.get_dummy_value()
 
     return types.void(text, types.int64, types.uint64), codegen
-
-
-@overload(store64)
-def _compiled_store64(text, at, value):  # type: ignore[no-untyped-def]
-    return lambda text, at, value: _store64(text, at, value)

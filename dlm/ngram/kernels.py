@@ -4,24 +4,21 @@ Words are found in a hash table with open addressing. A *slot* is two numbers: t
 tag of the hash, the length and the id of a word, and the first eight bytes of the word, so that a
 word of up to eight bytes is compared without another access. Id 0, the unknown word, is in no
 slot, so that an entry of 0 is a free slot; its two spellings are recognised where a search fails.
-
-Eight bytes are read at a time, wherever they begin, so every array of bytes must extend `PAD_BYTES`
-beyond the range that is read: numba reads out of range silently. The callers named under `Trusts`
-ensure it.
+Eight bytes are read at a time: arrays of bytes must extend `PAD_BYTES` beyond the range that is
+read, which the callers named under `Trusts` ensure, since numba reads out of range silently.
 """
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from dlm.jit import inlined, kernel
+from dlm.ngram.memory_kernels import multiply_high, trailing_zeros
 
 # Bytes after the last one of text or words, which are read but ignored.
 PAD_BYTES = 8
@@ -31,6 +28,9 @@ WORDS, WORD_BYTES, UNK_ROW = 0, 1, 2
 
 # Rows, or words, whose slots are prefetched before the first is looked up.
 _AT_ONCE = 16
+
+# In place of the rank of a word, or the number of a 2-gram, that there is not.
+NO_RANK = 0xFFFFFFFF  # DO NOT CHANGE: on the wire
 
 TAB, NEWLINE, RETURN, SPACE = 9, 10, 13, 32
 
@@ -54,41 +54,11 @@ U0, U1, U2, U3, U8, U32 = (np.uint64(n) for n in (0, 1, 2, 3, 8, 32))
 # ------------------------------------------------------------------------- machine operations
 
 
-def raw(array: Any) -> Any:
-    """`array` as a place in memory, without its length and its owner.
-
-    Functions with array arguments count references, which costs more than most functions here do.
-    Only for arguments and constants: nothing keeps the array alive.
-    """
-    return array
-
-
-def load64(text: Any, at: Any) -> Any:
-    """Eight bytes of raw `text` from `at` on, as a little-endian number."""
-    return np.uint64(int.from_bytes(text[at : at + 8].tobytes(), "little"))
-
-
-def fold(a: Any, b: Any) -> Any:
-    """The product of two uint64, its upper and lower half xored: mixes all bits of both."""
-    product = int(a) * int(b)
-    return np.uint64((product ^ (product >> 64)) & 0xFFFFFFFFFFFFFFFF)
-
-
-def trailing_zeros(a: Any) -> Any:
-    """Zero bits below the lowest one of a uint64, which must not be 0."""
-    return np.uint64((int(a) & -int(a)).bit_length() - 1)
-
-
-def bits_of(a: Any) -> Any:
-    return np.float64(a).view(np.uint64)
-
-
-def prefetch(slots: Any, at: Any) -> None:
-    """Prefetches place `at` of raw `slots`; changes nothing."""
-
-
 @intrinsic
-def _raw(context, array):  # type: ignore[no-untyped-def]
+def raw(context, array):  # type: ignore[no-untyped-def]
+    """`array` as a place in memory, without its length and its owner: counting references costs
+    more than most functions here. Only for arguments and constants: nothing keeps it alive."""
+
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return context.make_array(signature.args[0])(context, builder, args[0]).data
 
@@ -96,7 +66,9 @@ def _raw(context, array):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _prefetch(context, slots, at):  # type: ignore[no-untyped-def]
+def prefetch(context, slots, at):  # type: ignore[no-untyped-def]
+    """Prefetches place `at` of raw `slots`; changes nothing."""
+
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         function = cgutils.get_or_insert_function(
@@ -114,7 +86,9 @@ def _prefetch(context, slots, at):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _load64(context, text, at):  # type: ignore[no-untyped-def]
+def load64(context, text, at):  # type: ignore[no-untyped-def]
+    """Eight bytes of raw `text` from `at` on, as a little-endian number."""
+
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         place = builder.gep(args[0], [args[1]])
         return builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()), align=1)
@@ -122,61 +96,18 @@ def _load64(context, text, at):  # type: ignore[no-untyped-def]
     return types.uint64(text, types.int64), codegen
 
 
-@intrinsic
-def _fold(context, a, b):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        wide = ir.IntType(128)
-        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
-        upper = builder.lshr(product, ir.Constant(wide, 64))
-        return builder.trunc(builder.xor(product, upper), ir.IntType(64))
-
-    return types.uint64(types.uint64, types.uint64), codegen
+@inlined
+def fold(a, b):  # type: ignore[no-untyped-def]
+    """The product of two uint64, its upper and lower half xored: mixes all bits of both."""
+    return np.uint64(multiply_high(np.int64(a), np.int64(b))) ^ (a * b)
 
 
 @intrinsic
-def _trailing_zeros(context, a):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.uint64(types.uint64), codegen
-
-
-@intrinsic
-def _bits_of(context, a):  # type: ignore[no-untyped-def]
+def bits_of(context, a):  # type: ignore[no-untyped-def]
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return builder.bitcast(args[0], ir.IntType(64))
 
     return types.uint64(types.float64), codegen
-
-
-@overload(raw)
-def _compiled_raw(array):  # type: ignore[no-untyped-def]
-    return lambda array: _raw(array)
-
-
-@overload(load64)
-def _compiled_load64(text, at):  # type: ignore[no-untyped-def]
-    return lambda text, at: _load64(text, at)
-
-
-@overload(prefetch)
-def _compiled_prefetch(slots, at):  # type: ignore[no-untyped-def]
-    return lambda slots, at: _prefetch(slots, at)
-
-
-@overload(fold)
-def _compiled_fold(a, b):  # type: ignore[no-untyped-def]
-    return lambda a, b: _fold(a, b)
-
-
-@overload(trailing_zeros)
-def _compiled_trailing_zeros(a):  # type: ignore[no-untyped-def]
-    return lambda a: _trailing_zeros(a)
-
-
-@overload(bits_of)
-def _compiled_bits_of(a):  # type: ignore[no-untyped-def]
-    return lambda a: _bits_of(a)
 
 
 # ------------------------------------------------------------------------------------- words
@@ -184,8 +115,7 @@ def _compiled_bits_of(a):  # type: ignore[no-untyped-def]
 
 @inlined
 def hash_word(text, begin, length, first):  # type: ignore[no-untyped-def]
-    """Hash of text[begin:begin + length], `first` its `bytes_at`; trusts PAD_BYTES after the
-    word."""
+    """Hash of text[begin:begin + length], `first` its `bytes_at`; trusts PAD_BYTES after it."""
     h = fold(np.uint64(length) * _LENGTH_MULTIPLIER ^ first, _MULTIPLIER)
     at = np.int64(8)
     while at < length:
@@ -217,7 +147,7 @@ def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
         # The lowest high bit that stays marks the first byte not above a space.
         low = (some - _ABOVE_SPACE) & ~some & _HIGH_BITS
         if low != U0:
-            end = at + np.int64(trailing_zeros(low) >> U3)
+            end = at + (trailing_zeros(np.int64(low)) >> np.int64(3))
             while delimiters[text[end]] == 0:  # a control character is part of a word
                 end += 1
             break
@@ -226,6 +156,19 @@ def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
     if end - begin < 8:
         first &= (U1 << (np.uint64(end - begin) * U8)) - U1
     return end, first
+
+
+@inlined
+def note_word(text, at, delimiters, slots, mask, i, begins, lengths, firsts, hashes):  # type: ignore[no-untyped-def]
+    """The end of the word at `at`, noted as word i of those to look up; its slot is prefetched."""
+    end, first = scan_word(text, at, delimiters)
+    h = hash_word(text, at, end - at, first)
+    prefetch(slots, h & mask)
+    begins[i] = at
+    lengths[i] = end - at
+    firsts[i] = first
+    hashes[i] = h
+    return end
 
 
 @inlined
@@ -375,14 +318,9 @@ def find_text(slots, word_begin, word_bytes, text, end, delimiters, ids, sentenc
             elif delimiters[byte] != 0:
                 at += 1
             else:
-                begin = at
-                at, first = scan_word(text, begin, delimiters)
-                h = hash_word(text, begin, at - begin, first)
-                prefetch(slots, h & mask)
-                begins[asked] = begin
-                lengths[asked] = at - begin
-                firsts[asked] = first
-                hashes[asked] = h
+                at = note_word(
+                    text, at, delimiters, slots, mask, asked, begins, lengths, firsts, hashes
+                )
                 asked += 1
         for i in range(asked):
             word = find_word(

@@ -7,6 +7,7 @@ Arrays as arguments count references, which costs more than most functions here 
 # mypy: disable-error-code="misc"
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -110,24 +111,33 @@ def as_float32(typingctx, bits):  # type: ignore[no-untyped-def]
     return types.float32(types.int64), codegen
 
 
-@intrinsic
-def leading_zeros(typingctx, value):  # type: ignore[no-untyped-def]
-    """Zero bits above the highest one of an int64; 64 for 0."""
+def _counting(emit: Callable[[Any, Any], Any]) -> Any:
+    """What one instruction makes of an int64."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.ctlz(args[0], ir.IntType(1)(0))
+    @intrinsic
+    def count(typingctx, value):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            return emit(builder, args[0])
 
-    return types.int64(types.int64), codegen
+        return types.int64(types.int64), codegen
+
+    return count
 
 
-@intrinsic
-def trailing_zeros(typingctx, value):  # type: ignore[no-untyped-def]
-    """Zero bits below the lowest one of an int64; 64 for 0."""
+# Zero bits above the highest one, and below the lowest; 64 for 0. How many bits are 1. The low 32
+# bits in reverse order.
+leading_zeros = _counting(lambda builder, x: builder.ctlz(x, ir.IntType(1)(0)))
+trailing_zeros = _counting(lambda builder, x: builder.cttz(x, ir.IntType(1)(0)))
+ones_in = _counting(lambda builder, x: builder.ctpop(x))
+mirrored_32 = _counting(
+    lambda builder, x: builder.zext(builder.bitreverse(builder.trunc(x, _INT32)), _INT64)
+)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.cttz(args[0], ir.IntType(1)(0))
 
-    return types.int64(types.int64), codegen
+@inlined
+def mirrored(number, bits):  # type: ignore[no-untyped-def]
+    """A number below 2**bits, 1 to 32 of them, with its bits in reverse order."""
+    return mirrored_32(number) >> (np.int64(32) - bits)
 
 
 @inlined
@@ -149,7 +159,6 @@ def get(address, bit, width):  # type: ignore[no-untyped-def]
 
 @inlined
 def field(bit, width):  # type: ignore[no-untyped-def]
-    """The field of `width` bits that begins at `bit`, eight times its address."""
     return (load64(bit >> np.int64(3)) >> (bit & np.int64(7))) & mask_of(width)
 
 
@@ -163,5 +172,4 @@ def two_fields(bit, width):  # type: ignore[no-untyped-def]
 
 @inlined
 def bit_length(value):  # type: ignore[no-untyped-def]
-    """Bits that `value` >= 0 needs; 0 for 0."""
     return np.int64(64) - leading_zeros(value)

@@ -16,12 +16,16 @@ class QueryGroups:
             context_words    (sum(context_lengths),)  word ids, most recent last
             word_counts      (C,)                     words asked of each context, >= 1
             words            (Q,)                     Q = sum(word_counts)
+            pairs            (C,)  where a shard is asked, which has no low orders: the number of
+                the 2-gram of each context's last two words. Then `words` are ranks: their places
+                among the words that follow the last of their context, or NO_RANK
     """
 
     context_lengths: NDArray[np.uint8]
     context_words: NDArray[np.uint32]
     word_counts: NDArray[np.uint32]
     words: NDArray[np.uint32]
+    pairs: NDArray[np.uint32] | None = None
 
 
 # Where an answer comes from: values of `source`. DO NOT CHANGE: callers store them.
@@ -63,13 +67,14 @@ class StoredWords:
 
     Shapes  totals  (C,)  words stored after the last two words of each context
             counts  (C,)  of these, how many are here
-            log10_backoffs  (sum(context_lengths - 2),)  of each context, the weights of its last
-                    three words, four, ..., all
-            words   (sum(counts),)  rising in each context; `answers` each after its whole context
+            log10_backoffs  (sum(context_lengths - 1),)  of each context, the weights of its last
+                    two words, three, ..., all
+            ranks   (sum(counts),)  as in `QueryGroups`, rising in each context; `answers` each
+                    after its whole context, without the low orders
     """
 
     totals: NDArray[np.uint32]
     counts: NDArray[np.uint32]
     log10_backoffs: NDArray[np.float32]
-    words: NDArray[np.uint32]
+    ranks: NDArray[np.uint32]
     answers: Answers

@@ -57,13 +57,8 @@ class _Table(Protocol):
 
 
 class Vocabulary:
-    """Words by id and ids by word.
-
-    Both spellings of the unknown word, and every word not listed, have id 0.
-
-    Args  words         word of each id; `words[0]` is the unknown word, in the spelling of the file
-          unk_in_model  whether the model has an n-gram for the unknown word
-    """
+    """Words by id and ids by word. Both spellings of the unknown word, and every word not listed,
+    have id 0; `words[0]` is the unknown word, in the spelling of the file."""
 
     __slots__ = ("_ids", "_size", "_words", "begin_id", "end_id", "table", "unk_in_model")
 

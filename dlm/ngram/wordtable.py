@@ -53,19 +53,15 @@ class WordTable:
 
     @classmethod
     def from_vocabulary(cls, vocabulary: Vocabulary) -> WordTable:
-        """The table of all words of `vocabulary`; its own, if it was made from one: not to be
-        added to."""
+        """The table of all words of `vocabulary`; its own, if made from one: not to be added to."""
         return vocabulary.table if isinstance(vocabulary.table, cls) else cls(vocabulary.words)
 
     @classmethod
     def from_arrays(
         cls, word_bytes: NDArray[np.uint8], word_begin: NDArray[np.integer]
     ) -> WordTable:
-        """The table of words in arrays, which are copied.
-
-        Shapes  word_bytes (bytes,);  word_begin (n + 1,) from 0 up to the length of word_bytes
-        Raises  ValueError  also: word_begin is not in order
-        """
+        """The table of words in arrays, which are copied: word_bytes (bytes,), and word_begin (n +
+        1,) from 0 up to its length; ValueError, too, if that is not in order."""
         table = cls.__new__(cls)
         table._build(word_bytes, word_begin.astype(np.int64))
         return table
@@ -134,10 +130,8 @@ class WordTable:
         return int(found[0]) if found[0] != UNK_ID or is_unk_spelling(word) else None
 
     def ids_of(self, words: Sequence[str | bytes]) -> NDArray[np.uint32]:
-        """Ids (n,) of `words`, as `Vocabulary.ids_of`.
-
-        Cost  strings outside ASCII are encoded one by one, and so are mixtures with bytes
-        """
+        """Ids (n,) of `words`, as `Vocabulary.ids_of`. Strings outside ASCII are encoded one by
+        one."""
         lengths = np.fromiter(map(len, words), np.int64, len(words))
         joined = b""
         try:
@@ -240,7 +234,6 @@ class WordTable:
 
 
 def _prepared(text: bytes, spaces: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8], int]:
-    """The text as kernels take it, with a newline at its end; what splits it; how many lines."""
     if any(byte > kernels.SPACE for byte in spaces):
         raise ValueError(f"words are split at ASCII white space, not at {spaces!r}")
     delimiters = np.zeros(256, np.uint8)

@@ -79,7 +79,6 @@ def check_users(settings: PipelineSettings) -> int:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Size of all files; those that vanish meanwhile or cannot be read count as 0."""
     found = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -173,7 +172,6 @@ def _check_models(settings: PipelineSettings) -> None:
 
 
 def _state_bytes(settings: PipelineSettings, words: int) -> int:
-    """Size of a checkpoint with its private part, for a network with this many words."""
     from dlm.federated.training.rnn import network_size
 
     numbers = network_size(settings.federate.model.network(words))
@@ -190,7 +188,6 @@ def _state_bytes(settings: PipelineSettings, words: int) -> int:
 
 
 def _words(settings: PipelineSettings) -> int | None:
-    """Most words that the network may have."""
     size = settings.federate.data.vocabulary_size
     if size:
         return size

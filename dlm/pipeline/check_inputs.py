@@ -84,7 +84,6 @@ def _check_words(settings: PipelineSettings) -> None:
 
 
 def _words(settings: PipelineSettings) -> set[bytes] | None:
-    """The words that the network may have; None for wordpieces."""
     inputs = settings.inputs
     if inputs.wordlist is not None:
         return set(map(as_bytes, read_wordlist(inputs.wordlist)))
@@ -94,7 +93,6 @@ def _words(settings: PipelineSettings) -> set[bytes] | None:
 
 
 def _has_a_word(settings: PipelineSettings, words: set[bytes]) -> bool:
-    """Whether the public text contains one of the words; reads up to the first."""
     given, text = settings.estimate, settings.inputs.text
     assert given is not None
     reader = Reader([str(text)], skip=given.skip, column=given.column)

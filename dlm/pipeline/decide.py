@@ -46,10 +46,8 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Entry:
-    """The journal's entry of a stage that has begun.
-
-    `reads` has the digests of its inputs by name, `wrote` those of its outputs by path, once done.
-    """
+    """The journal's entry of a stage that has begun. `reads` has the digests of its inputs by name,
+    `wrote` those of its outputs by path, once done."""
 
     settings: Mapping[str, Any]
     reads: Mapping[str, str]
@@ -66,14 +64,9 @@ class Found:
 
 @dataclass(frozen=True)
 class NextAction:
-    """What to do.
-
-    Fields
-        kind   begin: remove the output of the stages in `anew`, and run; go on: run; adopt: record
-               that it is done; refuse: report `why`; finished: nothing is left to do
-        stage  its name; "" if all are finished
-        why    what was found, and what to do
-    """
+    """What to do: "begin" removes the output of the stages in `anew`, and runs; "go on" runs;
+    "adopt" records that the stage is done; "refuse" reports `why`; "finished": nothing is left to
+    do."""
 
     kind: Literal["begin", "go on", "adopt", "refuse", "finished"]
     stage: str = ""
@@ -87,10 +80,8 @@ def next_action(
     found: Found,
     redo: Iterable[str] = (),
 ) -> NextAction:
-    """The first thing to do, or why it cannot be done, by the table above.
-
-    `stages` are in order: each reads inputs and the output of earlier ones. `redo` are begun again.
-    """
+    """The first thing to do, or why it cannot be done, by the table above. `stages` are in order:
+    each reads inputs and the output of earlier ones. `redo` are begun again."""
     redo = set(redo)
     for stage in stages:
         if stage.name in redo:
@@ -120,7 +111,6 @@ def next_action(
 
 
 def made_of(stages: Sequence[StagePlan], name: str) -> tuple[str, ...]:
-    """A stage and those that depend on its output, directly or not; in order."""
     made: list[str] = []
     written: set[str] = set()
     for stage in stages:
@@ -165,7 +155,6 @@ def _redo(
 
 
 def _changes(stage: StagePlan, entry: Entry, found: Found) -> list[str]:
-    """What has changed since the stage began, in words."""
     now, then = dict(stage.settings), dict(entry.settings)
     said = [
         f"{name} was {then.get(name)!r} and is now {now.get(name)!r}"

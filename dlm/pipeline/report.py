@@ -31,15 +31,9 @@ NOTHING = "no record, so the model has no guarantee"
 
 @dataclass(frozen=True)
 class WholeReport:
-    """The report of a pipeline.
-
-    Fields
-        privacy   checklist of all stages that used users' text, and the model's record
-        inputs    by name: its record, or who says that it is public, or neither
-        stages    what each did, and the protection of its output
-        model     the files that carry the record, and their digests
-        held_out  perplexities of held-out users' text; None if none was given
-    """
+    """The report of a pipeline: its checklist, and the model's record; of each input its record, or
+    who says that it is public, or neither; what each stage did, and the protection of its output;
+    the files that carry the record; and perplexities of held-out users' text, if any was given."""
 
     privacy: PrivacyReport
     inputs: Mapping[str, str]
@@ -186,7 +180,6 @@ def _wrote(stage: Stage, at: Places) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON file; empty if it does not exist."""
     if not path.exists():
         return {}
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
 
 from dlm import config
 from dlm.errors import ConfigError, DlmError
@@ -15,13 +15,13 @@ from dlm.files import locked
 from dlm.pipeline.check import check, voids
 from dlm.pipeline.decide import Entry, Found, NextAction, StagePlan, next_action
 from dlm.pipeline.journal import PipelineJournal
-from dlm.pipeline.report import MARKDOWN, WholeReport, whole_report, write_report
+from dlm.pipeline.report import WholeReport, whole_report, write_report
 from dlm.pipeline.settings import PipelineSettings
 from dlm.pipeline.stage import Places, Stage
 from dlm.pipeline.stages import stages_of
 from dlm.pipeline.user_stages import USERS
 from dlm.progress import ProgressReporter
-from dlm.record.provenance import file_digest
+from dlm.record.provenance import digest_of, file_digest
 
 JOURNAL = PIPELINE_JOURNAL
 _LOCK = ".lock"
@@ -34,7 +34,7 @@ class Pipeline:
     def __init__(self, settings: PipelineSettings, redo: Iterable[str] = ()) -> None:
         self.settings = settings
         self.folder = settings.run.folder
-        self._at = Places(self.folder)
+        self.at = Places(self.folder)
         self.stages = stages_of(settings)
         self._by_name = {stage.name: stage for stage in self.stages}
         self._redo = set(redo)
@@ -44,14 +44,6 @@ class Pipeline:
                     f"--redo {name}: no stage has this name{config.nearest(name, self._by_name)}; "
                     f"the stages are {', '.join(self._by_name)}"
                 )
-
-    @property
-    def report_path(self) -> Path:
-        return self.folder / MARKDOWN
-
-    @property
-    def shards(self) -> Path:
-        return self._at.shards
 
     def run(self, progress: ProgressReporter) -> WholeReport:
         """Runs the stages that are not done, and reports what the whole pipeline guarantees.
@@ -72,7 +64,7 @@ class Pipeline:
         )
         with locked(self.folder / _LOCK, running):
             journal = PipelineJournal(self.folder / JOURNAL)
-            digests = Digests(self._at)
+            digests = Digests(self.at)
             told: set[str] = set()
             while (action := self._next(journal, digests)).kind != "finished":
                 self._tell_done(action, told, progress)
@@ -95,13 +87,13 @@ class Pipeline:
         names = [stage.name for stage in self.stages]
         left = self.stages[names.index(action.stage) :] if action.stage else []
         if not any(USERS in stage.plan.reads for stage in left):
-            shutil.rmtree(self._at.users, ignore_errors=True)
+            shutil.rmtree(self.at.users, ignore_errors=True)
 
     def look(self) -> list[tuple[Stage, str]]:
         """Each stage and what `run` would do: "done", "begin", "go on" or why it refuses. Changes
         nothing."""
         journal = PipelineJournal(self.folder / JOURNAL)
-        action = self._next(journal, Digests(self._at))
+        action = self._next(journal, Digests(self.at))
         found: list[tuple[Stage, str]] = []
         reached = False
         for stage in self.stages:
@@ -143,7 +135,7 @@ class Pipeline:
             # The journal must not list files that were removed.
             journal.forget(action.anew)
             for name in action.anew:
-                self._by_name[name].clean(self._at)
+                self._by_name[name].clean(self.at)
             self._redo -= set(action.anew)
             found = digests.of(stage.plan.reads.values())
             reads = {what: found[p] for what, p in stage.plan.reads.items() if p in found}
@@ -174,40 +166,25 @@ def as_settings(text: str, plan: StagePlan) -> list[str]:
     return found
 
 
-@dataclass
-class _Digest:
-    seen: tuple[int, int, int]
-    sha256: str
-
-
 class Digests:
     """Digests of files by key, each computed once while inode, size and time are unchanged."""
 
     def __init__(self, at: Places) -> None:
         self._at = at
-        self._known: dict[str, _Digest] = {}
+        self._digest = functools.cache(self._made)
 
     def of(self, keys: Iterable[str]) -> dict[str, str]:
         """Digests of the existing files; one for a folder of parts."""
         found = {}
         for key in keys:
-            path = self._at.place(key)
-            try:
-                stat = path.stat()
-            except FileNotFoundError:
-                continue
-            seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            known = self._known.get(key)
-            if known is None or known.seen != seen:
-                known = self._known[key] = _Digest(seen, _digest(path))
-            found[key] = known.sha256
+            with contextlib.suppress(FileNotFoundError):
+                now = self._at.place(key).stat()
+                found[key] = self._digest(key, now.st_ino, now.st_size, now.st_mtime_ns)
         return found
 
-
-def _digest(path: Path) -> str:
-    if not path.is_dir():
-        return file_digest(path)
-    from dlm.record.provenance import digest_of
-
-    parts = sorted(part for part in path.rglob("*") if part.is_file())
-    return digest_of({str(part.relative_to(path)): file_digest(part) for part in parts})
+    def _made(self, key: str, *_: int) -> str:
+        path = self._at.place(key)
+        if not path.is_dir():
+            return file_digest(path)
+        parts = sorted(part for part in path.rglob("*") if part.is_file())
+        return digest_of({str(part.relative_to(path)): file_digest(part) for part in parts})

@@ -15,63 +15,34 @@ from dlm.progress import ProgressReporter
 from dlm.record.sidecar import sidecar
 
 
-@dataclass(frozen=True)
 class Places:
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Users' text, sorted; readable only by its owner; removed when no stage needs it.
+        self.users = folder / "users.store"
+        self.network = folder / "network"
+        self.topology = folder / "topology.arpa.zst"
+        self.distilled = folder / "distilled.arpa.zst"
+        # Counts of the network's sentences, until the model is made from them.
+        self.counting = folder / "distilled.work"
+        self.model = folder / "model.arpa.zst"
+        self.shards = folder / "shards"
+        self.held_out = folder / "held_out.json"
 
     def key(self, path: Path) -> str:
-        """The journal's key of a file: its name in the folder, which may be moved; else its
-        path."""
+        """A file's key in the journal: its name in the folder, which may move; else its path."""
         whole, folder = path.absolute(), self.folder.absolute()
         return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
 
     def place(self, key: str) -> Path:
         return self.folder / key
 
-    @property
-    def users(self) -> Path:
-        """Users' text, sorted; readable only by its owner; removed when no stage needs it."""
-        return self.folder / "users.store"
-
-    @property
-    def network(self) -> Path:
-        return self.folder / "network"
-
-    @property
-    def topology(self) -> Path:
-        return self.folder / "topology.arpa.zst"
-
-    @property
-    def distilled(self) -> Path:
-        return self.folder / "distilled.arpa.zst"
-
-    @property
-    def counting(self) -> Path:
-        """Counts of the network's sentences, until the model is made from them."""
-        return self.folder / "distilled.work"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model.arpa.zst"
-
-    @property
-    def shards(self) -> Path:
-        return self.folder / "shards"
-
-    @property
-    def held_out(self) -> Path:
-        return self.folder / "held_out.json"
-
 
 @dataclass(frozen=True)
 class Stage:
-    """What deciding needs of a stage, what it does (in words), and how it is run.
-
-    Fields
-        works   file that exists while a run can resume; None if it cannot
-        beside  other files that it writes, removed together with those of the plan
-        spare   folder to remove once it is done
-    """
+    """What deciding needs of a stage, what it does (in words), and how it is run. The file `works`
+    exists while a run can resume; those `beside` are removed with the plan's, `spare` once it is
+    done."""
 
     plan: StagePlan
     what: str
@@ -117,7 +88,6 @@ def stage_plan(
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings as JSON values, with dotted names for those in tables."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):

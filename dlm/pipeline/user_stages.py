@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from dlm.checkpoint import CHECKPOINT
 from dlm.errors import ConfigError, PrivacyError, TrainingDiverged
 from dlm.federated.counting.count_unigrams import check_users, count_unigrams
-from dlm.federated.counting.settings import CollectionSettings
 from dlm.federated.counting.unigrams import read_wordlist
 from dlm.federated.run.run_files import REPORTS
 from dlm.federated.run.sampling import check_population
@@ -114,18 +112,22 @@ def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
 
     endings = ("", LEDGER, REPORT_MD, REPORT_JSON, SIDECAR_SUFFIX)
     work = Path(f"{output}{WORK}")
+    scale = given.noise_multiplier
+    noise = "without noise" if scale is None else f"noise {scale:g}"
+    unbound = ("clip", "public", "capacity")
     return Stage(
         stage_plan(
             at,
             "unigrams",
-            {"lambda": given.clip, **_without(asdict(given), "clip", "public", "capacity")},
+            {"lambda": given.clip}
+            | {name: value for name, value in asdict(given).items() if name not in unbound},
             reads,
             *(Path(f"{output}{ending}") for ending in endings),
             releases=given.released,
             goes_on=True,
             last=sidecar(output),
         ),
-        f"count the words of {wordlist.name} in {_rounds(given.rounds)} of users, {_noise(given)}",
+        f"count the words of {wordlist.name} in {counted(given.rounds, 'round')} of users, {noise}",
         run,
         work / CHECKPOINT,
         (work, Path(f"{output}{JOURNAL}")),
@@ -203,7 +205,7 @@ def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
             goes_on=True,
         ),
         f"train a network on the {'wordpieces' if given.data.has_pieces else 'words'} of "
-        f"{words.name} in {_rounds(given.run.rounds)} of users, {how}",
+        f"{words.name} in {counted(given.run.rounds, 'round')} of users, {how}",
         run,
         checkpoint,
         (at.network,),
@@ -232,7 +234,7 @@ class _Rounds:
         self._progress, self._rounds, self._timed = progress, rounds, timed
         self._done = 0
         if timed:
-            progress.stage(_rounds(rounds), rounds, "rounds")
+            progress.stage(counted(rounds, "round"), rounds, "rounds")
 
     def step(self) -> None:
         self._done += 1
@@ -240,17 +242,3 @@ class _Rounds:
             self._progress.step(1)
         elif self._done * 100 // self._rounds != (self._done - 1) * 100 // self._rounds:
             self._progress.tell(f"round {self._done:,} of {self._rounds:,}")
-
-
-def _rounds(rounds: int) -> str:
-    return f"{rounds:,} round{'s' * (rounds > 1)}"
-
-
-def _noise(given: CollectionSettings) -> str:
-    if given.noise_multiplier is None:
-        return "without noise"
-    return f"noise {given.noise_multiplier:g}"
-
-
-def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}

@@ -46,8 +46,7 @@ def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) 
 
 
 def traces_of_users(counts: Path) -> list[Path]:
-    """Files beside counts that show that they are of users, even if a stop came before the
-    record."""
+    """Files beside counts that show that they are of users, even if a stop left no record."""
     endings = (SIDECAR_SUFFIX, LEDGER, REPORT_JSON, JOURNAL, WORK)
     names = (f"{place}{end}" for place in (counts, counts.resolve()) for end in endings)
     return [path for name in names if (path := Path(name)).exists()]

@@ -70,7 +70,6 @@ class ParticipationLedger:
         self._counts: list[int] = []
         self._rounds: list[tuple[int, npt.NDArray[np.uint32]]] = []
         self._least_gap: int | None = None
-        self._chain = b""
 
     def record(self, round: int, user_ids: Iterable[str]) -> None:  # noqa: A002
         """Records who took part in a round; the last may be repeated, with the same users. Raises
@@ -162,8 +161,7 @@ class ParticipationLedger:
         return [] if number is None else [r for r, users in self._rounds if number in users]
 
     def covers(self, *, gap: int, max_participations: int) -> None:
-        """Raises PrivacyError if somebody took part more often, or again sooner, than these bounds
-        say."""
+        """PrivacyError if somebody took part more often, or again sooner, than these bounds say."""
         found = self.observed_gap()
         if found is not None and found < gap:
             raise PrivacyError(
@@ -227,17 +225,13 @@ class ParticipationLedger:
         return hashlib.blake2b(user.encode(), key=self._salt, digest_size=12).hexdigest()
 
     def keyed_digest(self, digest: str) -> str:
-        """A digest of users' text for a report, keyed with the salt: nobody else can confirm a
-        guess."""
+        """A digest of users' text for a report, keyed with the salt: nobody can confirm a guess."""
         raw = b"data set\n" + digest.encode()
         return hashlib.blake2b(raw, key=self._salt, digest_size=32).hexdigest()
 
     def summary(self, *, secret: bool = False) -> dict[str, Any]:
-        """The figures for a report; they name no user.
-
-        `secret` leaves cohort sizes out, too, where a guarantee rests on nobody knowing who was
-        sampled.
-        """
+        """The figures for a report; they name no user. `secret` leaves cohort sizes out, too, where
+        a guarantee rests on nobody knowing who was sampled."""
         sizes = [] if secret else self.cohort_sizes()
         return {
             "population": self.population,
@@ -353,7 +347,6 @@ def _canonical(body: Mapping[str, Any]) -> bytes:
 
 
 def _normal_tail(z: float) -> float:
-    """Probability of a standard normal number this far from 0 or farther."""
     return math.erfc(abs(z) / math.sqrt(2))
 
 

@@ -1,6 +1,5 @@
 """Finds a file's one record: beside it; in a checkpoint, a report or a manifest; or in the header
-of an ARPA file. All places are checked: two records that disagree are an error.
-"""
+of an ARPA file. All places are checked: two records that disagree are an error."""
 
 from __future__ import annotations
 
@@ -26,10 +25,8 @@ _STEP = 1 << 20
 
 @dataclass(frozen=True)
 class FileSnapshot:
-    """A file as it was when it was read; all statements are about these bytes.
-
-    `content` is None for a file that may exceed memory, whose record is in its `head`.
-    """
+    """A file as it was when it was read; all statements are about these bytes. `content` is None
+    for a file that may exceed memory, whose record is in its `head`."""
 
     path: Path
     head: bytes
@@ -38,7 +35,6 @@ class FileSnapshot:
 
     @classmethod
     def read(cls, path: Path, content: bytes | None = None) -> FileSnapshot:
-        """The file at `path`, or its bytes where the caller has read them."""
         from dlm.ngram.arpa.header import HEAD_BYTES  # half a second, which not all readers need
 
         if content is not None:
@@ -125,7 +121,6 @@ def shard_files(snapshot: FileSnapshot) -> tuple[str, ...] | None:
 
 
 def _inside(snapshot: FileSnapshot) -> list[tuple[str, Provenance]]:
-    """(place, record) for each record in a file."""
     path = snapshot.path
     if snapshot.head.startswith(checkpoint.MAGIC):
         found = checkpoint.parse(snapshot.content or b"", path)

@@ -183,9 +183,7 @@ class Provenance:
 
     def derive(self, step: str, **content: str) -> Provenance:
         """The record of something made by `step` from this without users' data: it inherits all.
-
-        `content` has the SHA-256 of the output by name; the new record is only about that.
-        """
+        `content` has the SHA-256 of the output by name; the new record is only about that."""
         made = dataclasses.replace(
             self,
             derived=(*self.derived, step),

@@ -33,11 +33,9 @@ Standing = Literal["verified", "unverified", "wrong"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a file's record can be trusted, and why, in a sentence.
-
-    `standing` is "verified" by the trusted key, "unverified", or "wrong": the file, its record or
-    its signature was changed, and `record` is None.
-    """
+    """Whether a file's record can be trusted, and why, in a sentence: it is "verified" by the
+    trusted key, "unverified", or "wrong": the file, its record or its signature was changed, and
+    `record` is None."""
 
     standing: Standing
     record: Provenance | None
@@ -142,7 +140,6 @@ def claims_of(paths: Iterable[Path]) -> list[Claim]:
 
 
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
-    """SHA-256 of files by name; None for one that cannot be read."""
     found: dict[str, str | None] = {}
     for name in names:
         try:

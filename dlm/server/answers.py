@@ -89,10 +89,12 @@ class Answerer:
     ) -> Answered:
         asked, decoded = request.groups, time.perf_counter()
         answers = None
-        if request.shard_set == self._shard_set and request.shard == self._shard.index:
+        mine = request.shard_set == self._shard_set and request.shard == self._shard.index
+        if mine and asked.pairs is not None:
             answers = self._shard.score_owned(
-                asked.context_lengths, asked.context_words, asked.word_counts, asked.words, by_slot
-            )
+                asked.context_lengths, asked.context_words, asked.pairs, asked.word_counts,
+                asked.words, by_slot,
+            )  # fmt: skip
         if answers is None:
             raise self._fault_of(request)
         packed, by_order = answers
@@ -111,6 +113,7 @@ class Answerer:
     def _fault_of(self, request: codec.ScoreRequest) -> Exception:
         try:
             codec.check_counts(request.groups)
+            codec.check_pairs(request.groups.pairs, len(request.groups.context_lengths))
             self._require_same(request.shard_set, request.shard)
             self.check(request.groups)
         except ProtocolError as exc:
@@ -122,12 +125,14 @@ class Answerer:
     def check(self, groups: QueryGroups) -> None:
         """Raises `Refusal` unless `groups` is valid and the shard owns every context in it."""
         shard = self._shard
+        assert groups.pairs is not None
         fault, place = kernels.check(
             groups.context_lengths,
             groups.context_words,
-            groups.words,
+            groups.pairs,
             shard.order,
             shard.vocabulary_size,
+            shard.manifest.pairs,
             self._slots,
             shard.index,
         )
@@ -146,9 +151,9 @@ class Answerer:
         except ProtocolError as exc:
             raise of_fault(exc) from exc
         self._require_same(request.shard_set, request.shard)
-        lengths, words = request.context_lengths, request.context_words
-        self.check(QueryGroups(lengths, words, _NOTHING, _NOTHING))
-        return Located(request, self._shard.find_blocks(lengths, words))
+        asked = request.context_lengths, request.context_words, request.pairs
+        self.check(QueryGroups(*asked[:2], _NOTHING, _NOTHING, asked[2]))
+        return Located(request, self._shard.find_blocks(*asked))
 
     def list(self, located: Located, late: float | None) -> Answered:
         """Like `score`, for contexts that `locate` found."""
@@ -162,7 +167,7 @@ class Answerer:
         encode_s = time.perf_counter() - searched
         return Answered(
             data,
-            len(stored.words),
+            len(stored.ranks),
             orders_of(stored.answers.matched_order),
             begun,
             0.0,
@@ -174,7 +179,7 @@ class Answerer:
     # ----------------------------------------------------------------------- warm-up
 
     def warm_up(self, data: bytes) -> None:
-        """Runs the ScoreRequest in `data` through all the code of a message, owned or not.
+        """Runs the ScoreRequest in `data` through all the code of a message.
 
         Raises  whatever a kernel raises: a server that cannot answer must not become ready
         """
@@ -186,13 +191,12 @@ class Answerer:
         except Refusal as refusal:
             if refusal.reason is not Reason.SLOT_NOT_OWNED:
                 raise
-        answers = self._shard.score(groups)
-        codec.encode_score_reply(request, answers)
         skips = np.zeros(len(groups.context_lengths), np.uint32)
-        found = self._shard.find_blocks(groups.context_lengths, groups.context_words)
+        assert groups.pairs is not None
+        found = self._shard.find_blocks(groups.context_lengths, groups.context_words, groups.pairs)
         stored = self._shard.stored_words(found, skips, 1)
         kernels.count_slots(groups.context_lengths, groups.context_words, stored.counts, uncounted)
-        orders_of(answers.matched_order)
+        orders_of(stored.answers.matched_order)
 
 
 def _refusal(fault: int, place: int, groups: QueryGroups, shard: Shard) -> Refusal:
@@ -210,12 +214,16 @@ def _refusal(fault: int, place: int, groups: QueryGroups, shard: Shard) -> Refus
             f"the slot of context {place} does not belong to shard {shard.index}; route by the "
             "slot table in the manifest of this shard set",
         )
-    name = "context word" if fault == kernels.BAD_CONTEXT_WORD else "word"
-    ids = groups.context_words if fault == kernels.BAD_CONTEXT_WORD else groups.words
+    if fault == kernels.BAD_PAIR:
+        assert groups.pairs is not None
+        found = f"pair {place} has number {groups.pairs[place]}; numbers"
+        most, file = shard.manifest.pairs, "low orders"
+    else:
+        found = f"context word {place} has id {groups.context_words[place]}; ids"
+        most, file = shard.vocabulary_size, "vocabulary"
     return Refusal(
         Reason.ID_OUT_OF_RANGE,
-        f"{name} {place} has id {ids[place]}; ids of this model are below "
-        f"{shard.vocabulary_size}. Use the vocabulary of this shard set",
+        f"{found} of this model are below {most}. Use the {file} of this shard set",
     )
 
 

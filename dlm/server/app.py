@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -44,7 +43,7 @@ from dlm.server.process import (
 from dlm.server.security import Credentials, allow_connections
 from dlm.server.service import ShardService
 from dlm.server.sets import POLL_S, FollowedSets, Listed, Sets
-from dlm.signals import stop_signals
+from dlm.signals import stopping
 from dlm.wire import codec
 
 logger = EventLog(__name__)
@@ -93,10 +92,8 @@ def serve(
         )
         shards.clear()  # what the server no longer serves is unmapped
         keep_objects()
-        loop = asyncio.get_running_loop()
-        for number in stop_signals():
-            loop.add_signal_handler(number, server.post, Event.STOP)
-        return await server.run()
+        with stopping(lambda: server.post(Event.STOP)):
+            return await server.run()
 
     return int(uvloop.run(main()))
 
@@ -213,12 +210,10 @@ class ShardServer(Life):
         return service
 
     async def _unload(self, service: ShardService) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.config.shutdown_timeout_s):
-                await service.admission.idle()
-                while service.metrics.downloads:
-                    await asyncio.sleep(LINGER_LOOK_S)
+        unused = asyncio.create_task(_unused(service))
+        await asyncio.wait([unused], timeout=self.config.shutdown_timeout_s)
         service.close()
+        await unused  # downloads end at their next chunk, or because nobody reads the last
 
     def _shown(self) -> tuple[ServerCollector, Callable[[], bytes]]:
         def served() -> list[Served]:
@@ -275,6 +270,12 @@ class ShardServer(Life):
         }
 
 
+async def _unused(service: ShardService) -> None:
+    await service.admission.idle()
+    while service.metrics.downloads:
+        await asyncio.sleep(LINGER_LOOK_S)
+
+
 def warm_up(service: ShardService) -> int:
     """Has it answer `warm_up_messages`; returns how many they were."""
     messages = warm_up_messages(service.shard)
@@ -289,10 +290,10 @@ def warm_up_messages(shard: Shard) -> list[bytes]:
 
     They pass through the codec, whose read-only arrays are what kernels compile for.
     """
-    if shard.order <= 2:
+    if shard.order <= 2 or not shard.manifest.pairs:
         return []
     rng = np.random.default_rng(WARM_UP_SEED)
-    pairs = rng.integers(0, shard.vocabulary_size, (1 << 14, 2), dtype=np.uint32)
+    pairs = rng.integers(0, shard.vocabulary_size, (1 << 16, 2), dtype=np.uint32)
     owned = shard.manifest.slots[slots_of(pairs[:, 0], pairs[:, 1])] == shard.index
     pairs = pairs[owned] if owned.any() else pairs
     messages = []
@@ -303,7 +304,8 @@ def warm_up_messages(shard: Shard) -> list[bytes]:
         words[ends - 2], words[ends - 1] = pairs[rng.integers(0, len(pairs), contexts)].T
         counts = (1 + np.arange(contexts) % 5).astype(np.uint32)
         asked = rng.integers(0, shard.vocabulary_size, int(counts.sum()), dtype=np.uint32)
-        groups = QueryGroups(lengths, words, counts, asked)
+        numbers = rng.integers(0, shard.manifest.pairs, contexts, dtype=np.uint32)
+        groups = QueryGroups(lengths, words, counts, asked, numbers)
         messages.append(
             codec.encode_score_request(shard.manifest.shard_set_bytes, shard.index, groups)[0]
         )

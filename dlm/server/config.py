@@ -268,7 +268,7 @@ class ServerConfig(Access):
     mlock: bool = setting(
         False,
         "Lock the pages in memory; implies --preload.",
-        why="Needs a locked-memory limit as large as the shard and the low orders.",
+        why="Needs a locked-memory limit as large as the shard's file.",
     )
     huge_pages: bool = setting(
         False,

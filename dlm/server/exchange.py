@@ -373,8 +373,7 @@ class Models:
     # -------------------------------------------------------------- the calls
 
     async def _one(self, kind: Any, call: str, data: bytes, context: Any) -> bytes:
-        reply: bytes = await getattr(self.find_for(kind, data), call)(data, context)
-        return reply
+        return bytes(await getattr(self.find_for(kind, data), call)(data, context))
 
     async def exchange(self, _: Any, context: Any) -> None:
         """Each message of the stream goes to the service that it names."""
@@ -390,8 +389,12 @@ class Models:
 
     def handlers(self) -> Any:
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(partial(self._one, *one))
-            for name, one in UNARY.items()
+            name: grpc.unary_unary_rpc_method_handler(
+                partial(self._one, kind, call)
+                if self._changes or len(self) > 1
+                else getattr(self.default, call)  # nothing to choose: it is read once
+            )
+            for name, (kind, call) in UNARY.items()
         }
         methods["Exchange"] = grpc.stream_stream_rpc_method_handler(self.exchange)
         methods["Download"] = grpc.unary_stream_rpc_method_handler(self.download)

@@ -121,7 +121,6 @@ class HttpServer:
             self._loop.create_task(self._talk(connection))
 
     async def _comes(self) -> None:
-        """Waits for a connection, without using a descriptor for it."""
         come = asyncio.Event()
         self._loop.add_reader(self._socket, come.set)
         try:

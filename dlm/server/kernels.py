@@ -15,21 +15,21 @@ from dlm.ngram.kernels import slot_of
 FINE = 0
 BAD_CONTEXT_LENGTH = 1
 BAD_CONTEXT_WORD = 2
-BAD_WORD = 3
+BAD_PAIR = 3
 BAD_SLOT = 4
 
 
-@kernel("uint8[:], uint32[:], uint32[:], int64, int64, uint16[:], int64")
+@kernel("uint8[:], uint32[:], uint32[:], int64, int64, int64, uint16[:], int64")
 def first_fault(  # type: ignore[no-untyped-def]
-    context_lengths, context_words, words, order, vocabulary_size, slots, shard
+    context_lengths, context_words, pairs, order, vocabulary_size, most_pairs, slots, shard
 ):
     """The first thing that is wrong with a message, and where.
 
-    Shapes   context_lengths (C,), context_words (sum,) most recent last, words (Q,)
+    Shapes   context_lengths (C,), context_words (sum,) most recent last, pairs (C,)
              slots (4096,)  the shard of each slot
     Returns  (fault, place): FINE and 0, or one of the BAD_ numbers and the index of the context
-             length, context word, word or context at fault. Lengths before ids, ids before slots.
-    Cost     O(C + sum + Q), no allocation
+             length, context word, pair or context at fault. Lengths before ids, ids before slots.
+    Cost     O(C + sum), no allocation
     Trusts   sum(context_lengths) == len(context_words); `wire.codec` checked it
     """
     for i in range(len(context_lengths)):
@@ -38,9 +38,9 @@ def first_fault(  # type: ignore[no-untyped-def]
     for i in range(len(context_words)):
         if context_words[i] >= vocabulary_size:
             return BAD_CONTEXT_WORD, i
-    for i in range(len(words)):
-        if words[i] >= vocabulary_size:
-            return BAD_WORD, i
+    for i in range(len(pairs)):
+        if pairs[i] >= most_pairs:
+            return BAD_PAIR, i
     end = 0
     for i in range(len(context_lengths)):
         end += context_lengths[i]
@@ -52,14 +52,15 @@ def first_fault(  # type: ignore[no-untyped-def]
 def check(
     context_lengths: NDArray[np.uint8],
     context_words: NDArray[np.uint32],
-    words: NDArray[np.uint32],
+    pairs: NDArray[np.uint32],
     order: int,
     vocabulary_size: int,
+    most_pairs: int,
     slots: NDArray[np.uint16],
     shard: int,
 ) -> tuple[int, int]:
     fault, place = first_fault(
-        context_lengths, context_words, words, order, vocabulary_size, slots, shard
+        context_lengths, context_words, pairs, order, vocabulary_size, most_pairs, slots, shard
     )
     return int(fault), int(place)
 

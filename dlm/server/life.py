@@ -164,7 +164,6 @@ class Life(ABC):
         reflection.enable_server_reflection(names, self._server)
 
     def _bind(self) -> None:
-        """Raises  ConfigError  the port cannot be bound"""
         try:
             self.port = self.guard.bind(self._server, self.config.address)
         except RuntimeError as exc:
@@ -193,7 +192,6 @@ class Life(ABC):
         return self.process.open_files.trouble
 
     async def _beat(self) -> None:
-        """Shows that this loop runs, looks for trouble and gives memory back, again and again."""
         was_in_trouble = False
         while True:
             try:
@@ -235,7 +233,6 @@ class Life(ABC):
                     return event
 
     async def _drain(self) -> None:
-        """Answers while clients move away, then refuses new messages and finishes the others."""
         serving = self._serving
         end = self._loop.time() + self.config.drain_grace_s
         while not self._phase.refuses and serving.is_wanted(QUIET_S) and self._loop.time() < end:
@@ -243,6 +240,8 @@ class Life(ABC):
         self._phase.refuses = True
         try:
             async with asyncio.timeout(self.config.shutdown_timeout_s):
+                while self.guard.half_received:  # refused once they are here
+                    await asyncio.sleep(LINGER_LOOK_S)
                 await serving.idle()
             self._drained = True
         except TimeoutError:

@@ -39,7 +39,9 @@ FAMILIES: dict[str, Family] = {
         "Contexts whose stored words were sent; each word counts as a query, too.", LABELS
     ),
     "dlm_server_matched_order_total": Family(
-        "Queries answered, by the order of the longest n-gram found.", (*LABELS, "order")
+        "Queries answered, by the order of the longest n-gram found; 0: below 3, where the client "
+        "completes the answer.",
+        (*LABELS, "order"),
     ),
     "dlm_server_batch_queries": Family("Queries per request.", (*LABELS, "le")),
     "dlm_server_stage_seconds": Family(
@@ -147,7 +149,7 @@ class ServerMetrics(CallCounts):
     messages   Score requests answered, and ContextBlocks, which count as Scores of their words
     blocks     contexts answered in ContextBlocks
     abandoned  requests whose client went away before the answer
-    matched_orders  (16,)  queries answered by matched order, 1 to 15
+    matched_orders  (16,)  queries answered by matched order, 0 if it is below 3
     batch_queries   queries per request
     slot_queries    queries answered by slot; counted in the threads that answer
     queue_s, decode_s, search_s, encode_s, write_s  seconds of each stage of a request: waiting to
@@ -304,7 +306,7 @@ def _requests(labelled: Labelled) -> Iterator[Metric]:
         # miss that one.
         for reason in Reason:
             requests.add_metric((*labels, reason.value), counts.refused_for(reason))
-        for order in range(1, s.order + 1):
+        for order in (0, *range(3, s.order + 1)):
             orders.add_metric((*labels, str(order)), int(counts.matched_orders[order]))
     yield requests
     yield orders

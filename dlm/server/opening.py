@@ -26,11 +26,12 @@ logger = EventLog(__name__)
 def open_shard(
     directory: Path, index: int, *, verify: bool, memory_options: MemoryOptions = MAPPED
 ) -> Shard:
-    """Opens the shard, and checks that the vocabulary it hands out is whole too."""
+    """Opens the shard, and checks that the files that it hands out are whole, too."""
     begun = time.monotonic()
     shard = Shard.open(directory, index, verify=verify, memory_options=memory_options)
-    vocabulary = shard.manifest.file("vocabulary")
-    map_columns(shard.directory / vocabulary.name, vocabulary, verify=verify)
+    for kind in ("vocabulary", "low_orders"):
+        entry = shard.manifest.file(kind)
+        map_columns(shard.directory / entry.name, entry, verify=verify)
     logger.info(
         "server.opened",
         extra={

@@ -67,8 +67,7 @@ def keep_objects() -> None:
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:
-    """What `work` returns, from a thread that neither a signal nor the end of the process waits
-    for."""
+    """What `work` returns, from a thread that no signal and no end of the process waits for."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # it is not cancelled before it begins, either
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 from dlm.logs import EventLog
 from dlm.server.config import Access
@@ -178,11 +179,14 @@ class Certificates:
         content = read_certificates(context, **self._files)
         self._expires = expiry_of(content[2] or b"")
         context.verify_mode = ssl.CERT_REQUIRED if self._files["ca"] else ssl.CERT_NONE
-        # A session that is resumed is checked by no authority.
-        context.options |= ssl.OP_NO_TICKET
-        context.num_tickets = 0
         self._content, self.context = content, context
         self._fresh = True
+
+    def listening(self) -> ssl.SSLContext:
+        """For a socket that listens: each of its handshakes takes the newest `context`."""
+        made = _Newest(ssl.PROTOCOL_TLS_SERVER)
+        made.certificates = self
+        return made
 
     def days_left(self) -> float:
         """Until the certificate, or one that signed it, expires."""
@@ -207,6 +211,16 @@ class Certificates:
         """Made only when used: gRPC starts threads."""
         client_ca, key, cert = self._content
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
+
+
+class _Newest(ssl.SSLContext):
+    """A session that is resumed is checked by no authority. It belongs to the context with which
+    its handshake began: one that is put in place of that later would not end it."""
+
+    certificates: Certificates
+
+    def wrap_bio(self, *streams: Any, **more: Any) -> ssl.SSLObject:
+        return self.certificates.context.wrap_bio(*streams, **more)
 
 
 @dataclass(slots=True, eq=False)
@@ -271,6 +285,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[_Call] = set()
         self._open = 0  # includes those answered but not read yet
+        self.half_received = 0
         self._clients: dict[str, ClientUsage] = {}
         self._refusals = 0
         self._logged = -LOG_S
@@ -303,7 +318,6 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             task.cancel()
 
     def _reload(self, what: str) -> dict[str, object]:
-        """Reads files again, and ends what a revoked token opened; returns what to log."""
         self._credentials.reload(what)
         tokens = self._credentials.tokens
         if what != "tokens" or tokens is None:
@@ -331,7 +345,6 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     # ---------------------------------------------------------- before a call
 
     def _known(self, metadata: object) -> Bearer | None:
-        """Whose call it is; None if it may not be answered."""
         tokens = self._credentials.tokens
         if tokens is None:
             return Bearer()
@@ -400,14 +413,14 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _one(self, behaviour: Handler, handler: Any) -> Handler:
         async def work(requests: Any, context: Any) -> Any:
-            request = requests if handler.request_streaming else await _first(context)
+            request = requests if handler.request_streaming else await self._first(context)
             return await behaviour(request, context)
 
         return work
 
     def _many(self, behaviour: Handler, handler: Any) -> Handler:
         async def work(requests: Any, context: Any) -> None:
-            request = requests if handler.request_streaming else await _first(context)
+            request = requests if handler.request_streaming else await self._first(context)
             replies = behaviour(request, context)
             if inspect.isawaitable(replies):
                 await replies
@@ -417,6 +430,32 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                     await written.write(reply)
 
         return work
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """While the message of a call is waited for."""
+        self.half_received += 1
+        try:
+            yield
+        finally:
+            self.half_received -= 1
+
+    async def _first(self, context: Any) -> Any:
+        self.half_received += 1  # as `receiving`, without its calls
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                request = await context.read()
+        except TimeoutError:
+            request = None
+        finally:
+            self.half_received -= 1
+        if request is None:
+            said = f"no message arrived within {REQUEST_S:g} s of the call; send it at once"
+            await Refusal(Reason.LATE, said).abort(context)
+        if request is grpc.aio.EOF:
+            said = "the call ended without a message; send one"
+            await Refusal(Reason.MALFORMED, said).abort(context)
+        return request
 
     # ------------------------------------------------------------ during a call
 
@@ -470,7 +509,6 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return found
 
     def _forget(self, client: ClientUsage) -> None:
-        """Forgets clients that have nothing open, since addresses come and go."""
         if not client.calls:
             self._clients.pop(client.name, None)
 
@@ -539,23 +577,11 @@ def allow_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _first(context: Any) -> Any:
-    try:
-        async with asyncio.timeout(REQUEST_S):
-            request = await context.read()
-    except TimeoutError:
-        said = f"no message arrived within {REQUEST_S:g} s of the call; send it at once"
-        await Refusal(Reason.LATE, said).abort(context)
-    if request is grpc.aio.EOF:
-        said = "the call ended without a message; send one"
-        await Refusal(Reason.MALFORMED, said).abort(context)
-    return request
-
-
 def _identity(context: Any) -> str:
-    """Who calls without a token: the subject of the certificate, or the address without port."""
+    """Who calls without a token, as `HttpRequest.who`: the subject of the certificate, or the
+    address without port."""
     subject = context.auth_context().get("x509_subject")
     if subject and subject[0]:
         return str(subject[0].decode("utf-8", "replace"))
-    peer = str(context.peer())
-    return peer if peer.startswith("unix") else peer.rpartition(":")[0]
+    peer = unquote(context.peer())  # "ipv4:10.0.0.1:50060", "ipv6:[::1]:50060"
+    return peer if peer.startswith("unix") else peer[5:].rpartition(":")[0].strip("[]")

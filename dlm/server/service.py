@@ -232,7 +232,6 @@ class ShardService:
     def _describe_to(
         self, state: ServingState, held: tuple[bytes, ...], named: tuple[str, ...]
     ) -> bytes:
-        """The description for callers who may ask for these models."""
         reply = pb.DescribeReply(
             manifest=self.shard.manifest.text,
             shard=self.shard.index,
@@ -292,7 +291,6 @@ class ShardService:
             self.metrics.downloads -= 1
 
     async def _guard(self, context: Any, call: str, work: Callable[[], R | Awaitable[R]]) -> R:
-        """What `work` returns; if it refuses or fails, the call ends with a status instead."""
         try:
             result = work()
             return await result if isinstance(result, Awaitable) else result

@@ -31,7 +31,6 @@ from dlm.wire.secret import require_file, signature
 logger = EventLog(__name__)
 
 REPLACED = "# replaced: "  # before a folder
-KINDS = ("low_orders", "vocabulary")  # of the files beside the shard's
 
 TURN_S = 60.0  # that a server waits for the others; then it loads all the same
 # That the reader of new files gives way; on a machine whose cores are all busy it may never run.
@@ -135,8 +134,8 @@ def listed(folders: Sequence[Path], index: int) -> Sets:
 
 
 def file_bytes(manifest: Manifest, index: int) -> int:
-    """Bytes of the files that a server of shard `index` maps."""
-    return manifest.file("shard", index).bytes + sum(manifest.file(k).bytes for k in KINDS)
+    """Bytes of the file that a server of shard `index` maps."""
+    return manifest.file("shard", index).bytes
 
 
 def check_memory(
@@ -291,7 +290,6 @@ class FollowedSets:
             self._child = None
 
     def _settle(self, error: str) -> None:
-        """Ends the check of a list; `error` says why it is not served, and is empty if it is."""
         self.rejected, self.checking = error, None
         self.turn.leave()
         if error:

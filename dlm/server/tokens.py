@@ -86,7 +86,6 @@ def parse_models(text: str) -> tuple[str, ...]:
 
 
 def _options_of(words: Sequence[str]) -> tuple[float, tuple[str, ...]]:
-    """When a token ends, and the models that it may ask for."""
     expires = math.inf
     models: tuple[str, ...] = ()
     for place, word in enumerate(words):

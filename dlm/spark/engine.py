@@ -26,7 +26,7 @@ from dlm.estimate.adjust.kernels import (
 )
 from dlm.estimate.adjust.trie import TOO_OFTEN
 from dlm.estimate.interpolate.contexts import unigrams
-from dlm.estimate.pipeline import estimate_discounts
+from dlm.estimate.pipeline import estimate_discounts, known_words
 from dlm.estimate.provenance import provenance
 from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.estimate.text import LineFault, Totals, complaint
@@ -83,7 +83,7 @@ def estimate(
         try:
             return job.run()
         finally:
-            job.close()
+            job.folder.discard()
 
 
 class _Estimation:
@@ -103,27 +103,21 @@ class _Estimation:
         self._stages = stages
         self._progress = stages.progress
         self._block_tokens = block_tokens
-        self._folder = ModelFolder(spark, output)
+        self.folder = ModelFolder(spark, output)
         self._lines = [lines_of_source(self._spark, source, settings.column) for source in sources]
         if not self._lines:
             raise ConfigError("give at least one text")
         self._summary = EstimationSummary(Totals(sources=len(sources)), output=output)
-        self._broadcasts: list[Any] = []
-        self._committed = False
 
     def run(self) -> EstimationSummary:
         settings, stages, summary = self._settings, self._stages, self._summary
         order = settings.order
         stages.begin("reading words")
         table, occurrences = self._words()
-        known = None
-        if settings.vocabulary is not None:
-            known = np.zeros(len(table), np.uint8)
-            known[:3] = 1
-            known[table.ids_of(sorted(settings.vocabulary))] = 1
+        known = known_words(settings, table)
         bounds = bounds_of(occurrences, self._partitions(int(occurrences.sum())))
         stages.begin("counting n-grams and adjusting counts")
-        shared = self._share(table)
+        shared = self._stages.share(table)
         adjusted = self._adjusted(shared, len(table), known, bounds)
         statistics, counts = statistics_of(settings, of_driver(adjusted), len(table), known)
         discounts = estimate_discounts(statistics, settings, summary, stages.progress)
@@ -143,25 +137,17 @@ class _Estimation:
         unigram_rows = tries.unigram_text(table, counts, probs, backoffs if order > 1 else None)
         ones = [(1, bytes(rows[:-1])) for rows in unigram_rows]
         self._write(self._spark.sparkContext.parallelize(ones, 1))
-        parts = [self._folder.parts(n) for n in range(1, order + 1)]
+        parts = [self.folder.parts(n) for n in range(1, order + 1)]
         summary.arpa_bytes = sum(size for own in parts for _, size in own)
         stages.begin("writing the index of the parts")
-        self._folder.commit(
+        self.folder.commit(
             parts_index(provenance(settings, summary, self._sources), summary.counts, parts)
         )
-        self._committed = True
         return summary
-
-    def close(self) -> None:
-        for one in self._broadcasts:
-            one.destroy()
-        if not self._committed:
-            self._folder.discard()
 
     # ------------------------------------------------------------------------------ stages
 
     def _words(self) -> tuple[WordTable, NDArray[np.int64]]:
-        """The words of the text, and how often each occurs."""
         from pyspark.sql import functions as F
 
         skip = self._settings.skip
@@ -191,7 +177,6 @@ class _Estimation:
         return table_of(words), np.append(lines, rows.column("count").to_numpy())
 
     def _partitions(self, tokens: int) -> int:
-        """How many partitions: what Spark was given, or by the size of the text."""
         given = self._spark.sparkContext.getConf().get("spark.sql.shuffle.partitions")
         if given is not None:
             return int(given)
@@ -207,7 +192,7 @@ class _Estimation:
     ) -> RDD[Any]:
         settings, block_tokens = self._settings, self._block_tokens
         order, skip, thresholds = settings.order, settings.skip, settings.thresholds
-        known_words = self._share(known)
+        known_words = self._stages.share(known)
         lines = self._lines[0]
         for more in self._lines[1:]:
             lines = lines.union(more)
@@ -233,7 +218,7 @@ class _Estimation:
     ) -> None:
         """Parts of orders 2 and above: partitions are ranges, so one after another is sorted."""
         order, last = self._settings.order, len(bounds) + 1
-        words = self._share(probs)
+        words = self._stages.share(probs)
 
         def texts(part: int, values: Iterator[Any]) -> Iterator[tuple[int, bytes]]:
             if part == last:
@@ -245,11 +230,7 @@ class _Estimation:
 
     def _write(self, texts: RDD[Any]) -> None:
         frame = self._spark.createDataFrame(texts, "order int, value binary", verifySchema=False)
-        write_parts(frame, self._folder)
-
-    def _share(self, value: Any) -> Any:
-        self._broadcasts.append(self._spark.sparkContext.broadcast(value))
-        return self._broadcasts[-1]
+        write_parts(frame, self.folder)
 
 
 def _arrow(frame: DataFrame) -> pa.Table:

@@ -203,5 +203,4 @@ class ModelFolder:
 
 
 def _place(name: str) -> tuple[int, str]:
-    """Where a part stands among others: `part-NUMBER-...`, with five digits or more."""
     return int(name.split("-")[1]), name

@@ -19,17 +19,27 @@ if TYPE_CHECKING:
 
 
 class JobStages:
-    """Reports which stage begins, names it to Spark's own page, and remembers it for errors."""
+    """Reports which stage begins, names it to Spark's own page, and remembers it for errors; and
+    what its jobs share."""
 
     def __init__(self, spark: SparkSession, progress: ProgressReporter) -> None:
         self.progress = progress
         self.name = "starting"
         self._context = spark.sparkContext
+        self._shared: list[Any] = []
 
     def begin(self, name: str) -> None:
         self.name = name
         self._context.setJobDescription(f"dlm: {name}")
         self.progress.stage(name)
+
+    def share(self, value: Any) -> Any:
+        self._shared.append(self._context.broadcast(value))
+        return self._shared[-1]
+
+    def close(self) -> None:
+        for one in self._shared:
+            one.destroy()
 
 
 def checked(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,10 +125,11 @@ def explained(stages: JobStages, what: str) -> Iterator[None]:
             f"a Spark job failed while {stages.name}: {_reason(exc)}; {advice}. {what.capitalize()}"
             " was not written"
         ) from exc
+    finally:
+        stages.close()
 
 
 def _reason(exc: BaseException) -> str:
-    """The error's message, without Python's traceback and Java's stack."""
     lines = str(exc).strip().split("\n")
     if pythons := [line for line in lines if re.match(r"[\w.]+Error: ", line)]:
         return pythons[0]

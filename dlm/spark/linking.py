@@ -26,9 +26,11 @@ from dlm.index.layout import FileEntry
 from dlm.index.making import kernels, stages
 from dlm.index.making.budget import Budget
 from dlm.index.making.builder import pack_shard, write_file
+from dlm.index.making.pack import LevelValues
 from dlm.index.making.stages import Context
 from dlm.index.making.work import Journal, RowReader, Work
 from dlm.index.packed import kernels as packed
+from dlm.index.packed.tree import LevelCode
 from dlm.ngram.arpa.rows import RowBlock, RowFault, split_row
 from dlm.ngram.partition import SLOTS
 from dlm.ngram.wordtable import PADDING, WordTable
@@ -101,6 +103,13 @@ class Linked(NamedTuple):
     faults: list[Any]
 
 
+class ValuesFound(NamedTuple):
+    """For the driver: the values of contexts of a length, and of what follows them."""
+
+    length: int
+    values: LevelValues
+
+
 class PairRows(NamedTuple):
     """For the driver: the 2-grams of a partition, as rows of the low orders; words that begin
     some, and how many; bytes stored under each slot."""
@@ -144,7 +153,6 @@ def read_rows(
 
 
 def _read_row(block: RowBlock, order: int, top: bool, table: WordTable) -> None:
-    """Reads an irregular row."""
     line = block.next_line()
     try:
         prob, words, backoff = split_row(line, order, top)
@@ -163,7 +171,7 @@ def suffix_rows(
     batches: Iterable[pa.RecordBatch], order: int, model: ModelFacts, table: WordTable
 ) -> Iterator[tuple[int, Any]]:
     """The rows of a section's lines, by partition, and OrderSums."""
-    multiplier, _, mask = model.context([]).permutation()
+    key_bits = model.context([]).key_bits
     sums = np.zeros(2, U64)
     held: list[Rows] = []
     for ids, prob, backoff in read_rows(
@@ -172,7 +180,7 @@ def suffix_rows(
         bits = prob.view(U32), backoff.view(U32)
         sums += packed.hash_ngrams(ids, *bits)
         rows = np.empty((len(ids), order + 2), U32)
-        kernels.suffix_rows(ids, *bits, multiplier, mask, rows)
+        kernels.suffix_rows(ids, *bits, key_bits, rows)
         held.append(rows)
         if sum(map(len, held)) >= BLOCK_ROWS:
             yield from _by_part(held, SuffixRows, order, model.bounds)
@@ -228,6 +236,7 @@ def joined(
         for some in rows[2]:
             yield part, SuffixRows(2, some)
     if k < top:
+        yield len(model.bounds) + 1, ValuesFound(k, stages.level_values(c, k))
         carried[f"nodes-{k}"] = work.array(f"nodes-{k}")
         carried[f"entries-{k + 1}"] = work.array(f"entries-{k + 1}")
     if k == 2:
@@ -263,7 +272,6 @@ def routed(
     part: int,
     values: Iterable[Any],
     model: ModelFacts,
-    sizes: NDArray[np.int64],
     first_pair: NDArray[np.int64],
     slots: NDArray[np.uint16],
     shards: int,
@@ -274,7 +282,6 @@ def routed(
     for value in values:
         for name, column in value.columns.items():
             c.work.keep(name, column)
-    c.work.keep("pair-sizes", sizes)
     stages.route(c, slots, shards, Journal(Path(), None))
     for k in range(2, model.order):
         counts = c.work.array(f"shard-counts-{k}")
@@ -304,7 +311,12 @@ def routed(
 
 
 def packed_shard(
-    shard: int, values: Iterable[ShardRows], model: ModelFacts, pairs: int, folder: str
+    shard: int,
+    values: Iterable[ShardRows],
+    model: ModelFacts,
+    codes: list[LevelCode],
+    pairs: int,
+    folder: str,
 ) -> dict[str, Any]:
     """Writes the file of a shard into a folder; its entry of the manifest."""
     found = sorted(values, key=lambda rows: (rows.level, rows.part))
@@ -323,7 +335,7 @@ def packed_shard(
         sum(len(entries) for _, entries in levels),
         sum(len(nodes) for nodes, _ in levels),
     )
-    columns = pack_shard(c, levels, [blank > 0 for blank in blanks], pairs)
+    columns = pack_shard(c, levels, codes, pairs)
     name = layout.file_name("shard", shard)
     # Another attempt at the same task may write at the same time: the same bytes.
     with scratch_folder(Path(folder), f".{name}") as own:

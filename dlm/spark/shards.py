@@ -30,6 +30,7 @@ from dlm.index.making.builder import (
     vocabulary_columns,
     write_file,
 )
+from dlm.index.making.pack import LevelValues
 from dlm.index.making.shard_set import (
     BuildFolders,
     building,
@@ -37,10 +38,12 @@ from dlm.index.making.shard_set import (
     explained,
     put_in_place,
 )
+from dlm.index.packed.tree import LevelCode
 from dlm.index.settings import ShardSettings
 from dlm.ngram.arpa import PARTS_INDEX, ArpaReader, parts_index
 from dlm.ngram.arpa.writer import END, header, section_head
 from dlm.ngram.partition import SLOTS, balanced_slot_table
+from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import WordTable
 from dlm.progress import ProgressReporter
 from dlm.spark import linking, sections
@@ -80,7 +83,7 @@ def build_shard_set(
         The files, byte for byte, and the name of the set are those of the local builder. The folder
         appears whole or not at all
     Cost
-        the driver holds the words and the 2-grams: what every server and client holds
+        the driver holds the words and the 2-grams: what every client holds
     """
     ShardSettings(shards)
     check_destination(output)
@@ -93,10 +96,7 @@ def build_shard_set(
     ):
         place.begin(keep=False)
         job = _Sharding(spark, model, place, shards, slots, partitions, told)
-        try:
-            content = job.run()
-        finally:
-            job.close()
+        content = job.run()
         for left in place.folder.iterdir():  # of attempts that were killed
             if left.is_dir() and left != place.spill:
                 shutil.rmtree(left)
@@ -124,7 +124,6 @@ class _Sharding:
             self._parts = f"file://{place.spill.absolute()}/parts"
             self._cut()
         self._index = self._read_index()
-        self._shared: list[Any] = []
 
     def run(self) -> dict[str, Any]:
         counts: list[int] = self._index["counts"]
@@ -135,11 +134,12 @@ class _Sharding:
         info["counts"] = counts
         bounds = self._bounds(table, unk)
         model = linking.ModelFacts(order, c.words, unk, c.coding, bounds)
-        shared = self._share(table)
+        shared = self._told.share(table)
         pairs: dict[int, NDArray[np.uint32]] = {}
         sizes, load = np.zeros(c.words, np.int64), np.zeros(SLOTS, np.int64)
         first_pair = np.zeros(len(bounds) + 2, np.int64)
         linked: RDD[Any] | None = None
+        values: dict[int, LevelValues] = {}
         for k in range(order, 0 if order > 1 else 1, -1):
             self._told.begin(f"linking n-grams of order {k + 1}" if k < order else "reading rows")
             linked = self._linked(linked, k, model, shared)
@@ -151,6 +151,10 @@ class _Sharding:
                     pairs[found.part], load = found.pairs, load + found.load
                     first_pair[found.part + 1] = len(found.pairs)
                     sizes[found.words] += found.sizes
+                elif isinstance(found, linking.ValuesFound):
+                    before = values.setdefault(found.length, found.values)
+                    if before is not found.values:
+                        before.join(found.values)
                 else:
                     mine = np.array(info["sums"][found.order - 1], np.uint64) + found.sums
                     info["sums"][found.order - 1] = mine.tolist()
@@ -177,7 +181,7 @@ class _Sharding:
         files += self._files(
             linked,
             model,
-            sizes,
+            stages.codes_of_model(c, [values[k] for k in range(2, order)]),
             np.cumsum(first_pair),
             slots,
             sum(map(len, pairs.values())),
@@ -202,14 +206,9 @@ class _Sharding:
             },
         }
 
-    def close(self) -> None:
-        for one in self._shared:
-            one.destroy()
-
     # ------------------------------------------------------------------------------ stages
 
     def _cut(self) -> None:
-        """Makes a folder of parts of the file."""
         self._told.begin("finding the sections of the file")
         lines = lines_of_source(self._spark, literal(self._model), "value")
         found = lines.mapInArrow(checked(sections.marks), sections.MARKS_SCHEMA).toArrow()
@@ -241,13 +240,11 @@ class _Sharding:
         return [f"{self._parts}/{part['name']}" for part in self._index["parts"][k - 1]]
 
     def _lines(self, paths: list[str]) -> DataFrame:
-        """Of some parts, not in order."""
         read = self._spark.read.options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
         text = read.option("lineSep", "\n").text([literal(path) for path in paths])
         return text.selectExpr("cast(value as binary) value")
 
     def _words(self) -> tuple[stages.Context, WordTable, bool]:
-        """The 1-grams, read by the local builder from a file of their own."""
         paths = self._paths(1)
         rows = [bytes(row.value) for path in paths for row in self._lines([path]).collect()]
         order = len(self._index["counts"])
@@ -268,23 +265,23 @@ class _Sharding:
                 ).context([])
                 c.work.info.pop("faults")
                 stages.read(reader, counts, c)
-                vocabulary = reader.vocabulary
         if len(rows) != self._index["counts"][0]:
             raise ArpaError(
                 f"{len(rows)} 1-grams; the index says {self._index['counts'][0]}",
                 path=self._model,
                 advice="Copy the model again, or estimate it again",
             )
-        return c, WordTable.from_vocabulary(vocabulary), vocabulary.unk_in_model
+        unk = bool(c.work.info["unk_in_model"])
+        words = c.work.array("words").tobytes().split(b"\n")[:-1]
+        return c, WordTable.from_vocabulary(Vocabulary(words, unk_in_model=unk)), unk
 
     def _bounds(self, table: WordTable, unk: bool) -> NDArray[np.int64]:
-        """Where partitions begin: words that begin as many 2-grams in each."""
         total = sum(self._index["counts"])
         count = self._partitions or max(-(-total // PARTITION_NGRAMS), 1)
         paths = self._paths(2) if len(self._index["counts"]) > 1 else []
         if not paths or count == 1:
             return np.zeros(0, np.int64)
-        shared, words = self._share(table), len(table)
+        shared, words = self._told.share(table), len(table)
         top = len(self._index["counts"]) == 2
 
         def begun(batches: Any) -> Iterator[pa.RecordBatch]:
@@ -308,7 +305,6 @@ class _Sharding:
     def _linked(
         self, above: RDD[Any] | None, k: int, model: linking.ModelFacts, shared: Any
     ) -> RDD[Any]:
-        """Order k + 1 joined, and the rows of order k, by partition."""
         parts = len(model.bounds) + 2
         # Order 3 needs the 2-grams too, and carries them on.
         orders = {3: (3, 2), 2: (2,) if model.order == 2 else ()}.get(k, (k,) if k > 3 else ())
@@ -329,39 +325,32 @@ class _Sharding:
         self,
         linked: RDD[Any] | None,
         model: linking.ModelFacts,
-        sizes: NDArray[np.int64],
+        codes: list[LevelCode],
         first_pair: NDArray[np.int64],
         slots: NDArray[np.uint16],
         pairs: int,
     ) -> list[dict[str, Any]]:
         shards, folder = self._shards, str(self._folder.absolute())
-        shared = self._share(sizes)
         last, order = len(model.bounds) + 1, model.order
 
         def rows(part: int, values: Iterator[Any]) -> Iterator[tuple[int, Any]]:
             if part == last or order < 3:
                 return iter(())
-            return linking.routed(part, values, model, shared.value, first_pair, slots, shards)
+            return linking.routed(part, values, model, first_pair, slots, shards)
 
         context = self._spark.sparkContext
         routed = between(context.parallelize([], 1) if linked is None else linked, shards, rows)
         written = routed.mapPartitionsWithIndex(
             checked(
                 lambda shard, values: iter(
-                    [linking.packed_shard(shard, values, model, pairs, folder)]
+                    [linking.packed_shard(shard, values, model, codes, pairs, folder)]
                 )
             )
         )
         return sorted(written.collect(), key=lambda entry: int(entry["index"]))
 
-    def _share(self, value: Any) -> Any:
-        self._shared.append(self._spark.sparkContext.broadcast(value))
-        return self._shared[-1]
-
 
 def _rows(lines: DataFrame, n: int, model: linking.ModelFacts, shared: Any) -> RDD[Any]:
-    """The rows of a section, by partition."""
-
     def packed(batches: Any) -> Iterator[pa.RecordBatch]:
         for part, value in linking.suffix_rows(batches, n, model, shared.value):
             yield pa.record_batch({"value": [pickle.dumps((part, value))]})

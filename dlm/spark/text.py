@@ -6,6 +6,8 @@ Nothing here depends on Spark: Arrow batches in, Arrow batches out, however the 
 from __future__ import annotations
 
 import json
+from bisect import bisect
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -51,8 +53,6 @@ def clean(column: Any) -> tuple[bytes, bytes, dict[LineFault, int], tuple[LineFa
 
 
 class _Encoder:
-    """Text to ids, by a table that knows all words or learns them."""
-
     def __init__(self, table: WordTable, skip: bool, capacity: int) -> None:
         self.table = table
         self.tokens = np.empty(capacity, U32)
@@ -101,7 +101,7 @@ def words_of_text(batches: Iterable[pa.RecordBatch], skip: bool) -> Iterator[pa.
     part: tuple[str, int] | None = None
     encoder = _Encoder(_fresh_table(), skip, 1 << 20)
     counts = np.zeros(0, I64)
-    size, before, skipped = 0, 0, dict[str, int]()
+    size, before, skipped = 0, 0, Counter[str]()
     fault: list[Any] | None = None
 
     def finished() -> Iterator[pa.RecordBatch]:
@@ -136,14 +136,13 @@ def words_of_text(batches: Iterable[pa.RecordBatch], skip: bool) -> Iterator[pa.
                     yield from finished()
                 part, encoder = here, _Encoder(_fresh_table(), skip, 1 << 20)
                 counts = np.zeros(3, I64)
-                size, before, skipped, fault = 0, 0, {}, None
+                size, before, skipped, fault = 0, 0, Counter(), None
             end = _end_of_part(batch, at, here)
             column = batch.column("value").slice(at, end - at)
             text, read, found, first = clean(column)
             if first is not None and fault is None:
                 fault = [str(first[0]), before + first[1] + 1]
-            for name, count in found.items():
-                skipped[str(name)] = skipped.get(str(name), 0) + count
+            skipped.update({str(name): count for name, count in found.items()})
             size += len(read)
             before += read.count(b"\n")
             for _ in encoder.encode(text, learn=True):
@@ -155,7 +154,6 @@ def words_of_text(batches: Iterable[pa.RecordBatch], skip: bool) -> Iterator[pa.
 
 
 def _added(counts: NDArray[np.int64], encoder: _Encoder) -> NDArray[np.int64]:
-    """How often each word occurs, with the ids that were encoded, which are then used up."""
     out = np.bincount(encoder.tokens[: encoder.used], minlength=len(encoder.table))
     out[: len(counts)] += counts
     encoder.used = 0
@@ -167,19 +165,10 @@ def _fresh_table() -> WordTable:
 
 
 def _end_of_part(batch: pa.RecordBatch, at: int, here: tuple[str, int]) -> int:
-    end: int = batch.num_rows
-    if (batch.column("path")[end - 1].as_py(), batch.column("start")[end - 1].as_py()) == here:
-        return end
-    low, high = at, end - 1  # rows of a part follow one another
-    while high - low > 1:
-        middle = (low + high) // 2
-        if (
-            batch.column("path")[middle].as_py(), batch.column("start")[middle].as_py()
-        ) == here:  # fmt: skip
-            low = middle
-        else:
-            high = middle
-    return high
+    def is_of_another(row: int) -> bool:  # rows of a part follow one another
+        return (batch.column("path")[row].as_py(), batch.column("start")[row].as_py()) != here
+
+    return bisect(range(batch.num_rows), False, at, key=is_of_another)
 
 
 # ------------------------------------------------------------------------------------ counts

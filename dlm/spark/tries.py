@@ -65,13 +65,11 @@ def _small(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def _counts(sent: Sequence[NDArray[Any]]) -> Ids:
-    """Counts with PRUNED, of consecutive parts."""
     turned = np.concatenate(sent, dtype=U32, casting="unsafe")
     return turned >> U32(1) | turned << U32(31)
 
 
 def _children(sent: Sequence[NDArray[Any]]) -> Ids:
-    """Ranks of the first children, as in a Trie, of consecutive parts."""
     out = np.zeros(sum(map(len, sent)) + 1, U32)
     np.cumsum(np.concatenate(sent), out=out[1:])
     return out

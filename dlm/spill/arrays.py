@@ -21,9 +21,7 @@ HUGE_BYTES = 4 << 20  # of an array that is given large pages: rows are read in 
 
 def anonymous(size_bytes: int) -> mmap.mmap:
     """Memory that goes back to the system with its last array, not resident until written to.
-
-    malloc keeps what threads free for later, which a limit of memory cannot afford.
-    """
+    malloc keeps what threads free for later, which a limit of memory cannot afford."""
     # Private, for shared memory has large pages under another setting, which is off.
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size_bytes >= HUGE_BYTES:

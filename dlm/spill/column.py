@@ -1,7 +1,5 @@
-"""Columns: numbers, or rows of them, appended and read by their place, in memory or in a file.
-
-A file without a name leaves nothing behind; one with a name serves a later process.
-"""
+"""Columns: numbers, or rows of them, appended and read by their place, in memory or in a file. A
+file without a name leaves nothing behind; one with a name serves a later process."""
 
 from __future__ import annotations
 
@@ -143,8 +141,7 @@ class Column:
         return out
 
     def read_into(self, begin: int, out: Array) -> None:
-        """Fills C-contiguous `out` with the rows from `begin` on; SpillError if the file is
-        short."""
+        """Fills C-contiguous `out` with rows from `begin` on; SpillError if the file is short."""
         if self._held is not None:
             out[:] = self._array[begin : begin + len(out)]
         elif len(out):

@@ -58,13 +58,8 @@ SLACK_BYTES = 512 << 10  # for what is not arrays: threads, paths, file objects
 
 @dataclass(frozen=True)
 class Plan:
-    """How many rows fit in the memory given.
-
-    capacity_rows  sorted at once: what a run has before merging
-    block_rows     under one checksum
-    chunk_rows     handed on at once, at most; a multiple of block_rows
-    fan_in         runs merged at once, at least 2
-    """
+    """How many rows fit in the memory given: sorted at once, under one checksum, and handed on at
+    once (a multiple of that), and how many runs, at least 2, are merged at once."""
 
     capacity_rows: int
     block_rows: int
@@ -167,10 +162,8 @@ class Sorter(Closeable):
         discard(self.directory, name)  # what a killed sorter was writing
 
     def add(self, rows: Rows) -> None:
-        """Copies rows, (n, width) uint32; writes a sorted run whenever the memory is full.
-
-        Raises  OSError  says how much space is needed if a disk is full
-        """
+        """Copies rows, (n, width) uint32; writes a sorted run whenever the memory is full. OSError
+        says how much space is needed if a disk is full."""
         if self._finished:
             raise ValueError("rows were added to a sorter that is finished")
         if rows.dtype != np.uint32 or rows.ndim != 2 or rows.shape[1] != self.width:
@@ -249,7 +242,6 @@ class Sorter(Closeable):
         old.remove()
 
     def _write(self, rows: int, chunks: Chunks) -> Run:
-        """Writes a run; it is synced and gets its name while the next is being made."""
         path = self.directory / f"{self.name}-{self._written:06d}.run"
         self._written += 1
         with contextlib.closing(chunks):
@@ -267,7 +259,6 @@ class Sorter(Closeable):
         return run
 
     def _settle(self) -> None:
-        """Waits until the run written last has its name."""
         publishing, self._publishing = self._publishing, None
         if publishing is not None:
             publishing.result()

@@ -99,7 +99,6 @@ def _not_after(der: bytes) -> float:
 
 
 def _content(der: bytes, at: int) -> tuple[int, int]:
-    """Where the content of the value at `at` begins and ends."""
     begin, size = at + 2, der[at + 1]
     if size > 127:  # the number of bytes that say it
         begin += size - 128
@@ -108,8 +107,7 @@ def _content(der: bytes, at: int) -> tuple[int, int]:
 
 
 def subject_of(certificate: Mapping[str, Any] | None) -> str:
-    """The subject of a certificate as `ssl` decodes it, in the form of RFC 2253 that gRPC has, too;
-    "" for none."""
+    """The subject of a certificate as `ssl` decodes it, in gRPC's form (RFC 2253); "" for none."""
     said = [
         "+".join(
             f"{_SHORT.get(kind, kind)}={_escaped(value)}" for kind, value in reversed(together)
@@ -139,7 +137,6 @@ def _read(path: Path) -> bytes:
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A file name for bytes in memory: the ssl module takes certificates only from files."""
     descriptor = os.memfd_create("dlm-tls")
     try:
         os.write(descriptor, content)

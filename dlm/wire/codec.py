@@ -99,6 +99,7 @@ def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> t
     parts = (
         _packed(groups.context_lengths, _U8),
         _packed(groups.context_words, _U32),
+        b"" if groups.pairs is None else _packed(groups.pairs, _U32),
         _packed(groups.word_counts, _U32),
         _packed(groups.words, _U32),
     )
@@ -108,8 +109,9 @@ def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> t
         shard=shard,
         context_lengths=parts[0],
         context_words=parts[1],
-        word_counts=parts[2],
-        words=parts[3],
+        pairs=parts[2],
+        word_counts=parts[3],
+        words=parts[4],
         checksum=total,
     )
     return message.SerializeToString(), total
@@ -146,13 +148,14 @@ def open_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
     """`read_score_request` without `check_counts`, for callers that do it elsewhere."""
     # Each access of a field makes a Python object: once is enough.
     shard_set, shard = m.shard_set, m.shard
-    parts = m.context_lengths, m.context_words, m.word_counts, m.words
+    parts = m.context_lengths, m.context_words, m.pairs, m.word_counts, m.words
     expected = _check_request(m.checksum, shard_set, shard, parts)
     groups = QueryGroups(
         _array("context_lengths", parts[0], _U8),
         _array("context_words", parts[1], _U32),
-        _array("word_counts", parts[2], _U32),
-        _array("words", parts[3], _U32),
+        _array("word_counts", parts[3], _U32),
+        _array("words", parts[4], _U32),
+        _array("pairs", parts[2], _U32),
     )
     if len(groups.words) > max_queries:
         raise OversizedMessage(
@@ -163,7 +166,6 @@ def open_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
 
 
 def _check_request(given: int, shard_set: bytes, shard: int, parts: Sequence[bytes]) -> int:
-    """The checksum of a request; raises if it is not the one given, or the shard set cannot be."""
     if len(shard_set) != SHARD_SET_BYTES:
         raise ProtocolError(f"shard_set has {len(shard_set)} bytes; expected {SHARD_SET_BYTES}")
     expected = checksum(shard_set, _SHARD.pack(shard), *parts)
@@ -194,6 +196,16 @@ def check_counts(groups: QueryGroups) -> None:
         )
     if silent:
         raise ProtocolError("a context has no words to score; expected one or more")
+
+
+def check_pairs(pairs: NDArray[np.uint32] | None, contexts: int) -> None:
+    """Raises `ProtocolError` unless there is a 2-gram per context."""
+    found = 0 if pairs is None else len(pairs)
+    if found != contexts:
+        raise ProtocolError(
+            f"received {contexts} context lengths but {found} pairs; expected one of each per "
+            "context"
+        )
 
 
 def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
@@ -238,6 +250,7 @@ class BlockRequest(NamedTuple):
     shard: int
     context_lengths: NDArray[np.uint8]
     context_words: NDArray[np.uint32]
+    pairs: NDArray[np.uint32]
     skips: NDArray[np.uint32]
     checksum: int
     sequence: int | None = None  # of the message in Exchange, if it came in one
@@ -250,12 +263,14 @@ def encode_block_request(
     shard: int,
     context_lengths: NDArray[np.uint8],
     context_words: NDArray[np.uint32],
+    pairs: NDArray[np.uint32],
     skips: NDArray[np.uint32],
 ) -> tuple[bytes, int]:
     """The bytes of a ContextBlockRequest, and its checksum, which the reply depends on."""
     parts = (
         context_lengths.astype(np.uint8, copy=False).tobytes(),
         context_words.astype(_U32, copy=False).tobytes(),
+        pairs.astype(_U32, copy=False).tobytes(),
         skips.astype(_U32, copy=False).tobytes(),
     )
     total = checksum(shard_set, _SHARD.pack(shard), *parts)
@@ -264,7 +279,8 @@ def encode_block_request(
         shard=shard,
         context_lengths=parts[0],
         context_words=parts[1],
-        skips=parts[2],
+        pairs=parts[2],
+        skips=parts[3],
         checksum=total,
     )
     return message.SerializeToString(), total
@@ -277,7 +293,7 @@ def carry_block_request(data: bytes) -> bytes:
     """
     request = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = request.shard_set, request.shard
-    nothing = checksum(shard_set, _SHARD.pack(shard), b"", b"", b"", b"")
+    nothing = checksum(shard_set, _SHARD.pack(shard), *5 * [b""])
     message = pb.ScoreRequest(
         shard_set=shard_set, shard=shard, checksum=nothing, context_block=data
     )
@@ -304,10 +320,13 @@ def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
     """A ContextBlockRequest whose arrays fit together; raises as `decode_score_request`."""
     m = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = m.shard_set, m.shard
-    parts = m.context_lengths, m.context_words, m.skips
+    parts = m.context_lengths, m.context_words, m.pairs, m.skips
     expected = _check_request(m.checksum, shard_set, shard, parts)
     lengths = _array("context_lengths", parts[0], _U8)
-    words, skips = _array("context_words", parts[1], _U32), _array("skips", parts[2], _U32)
+    words, pairs, skips = (
+        _array(name, part, _U32)
+        for name, part in zip(("context_words", "pairs", "skips"), parts[1:], strict=True)
+    )
     if len(lengths) > max_queries:
         raise OversizedMessage(
             f"the message has {len(lengths)} contexts; the server accepts at most {max_queries}. "
@@ -318,11 +337,12 @@ def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
             f"received {len(lengths)} context lengths but {len(skips)} skips; expected one of each "
             "per context"
         )
+    check_pairs(pairs, len(lengths))
     if (total := int(lengths.sum(dtype=np.int64))) != len(words):
         raise ProtocolError(
             f"the context lengths add up to {total}, but {len(words)} context words were received"
         )
-    return BlockRequest(shard_set, shard, lengths, words, skips, expected)
+    return BlockRequest(shard_set, shard, lengths, words, pairs, skips, expected)
 
 
 def encode_block_reply(request: BlockRequest, stored: StoredWords) -> bytes:
@@ -331,7 +351,7 @@ def encode_block_reply(request: BlockRequest, stored: StoredWords) -> bytes:
         stored.totals.astype(_U32, copy=False).tobytes(),
         stored.counts.astype(_U32, copy=False).tobytes(),
         stored.log10_backoffs.astype(_F32, copy=False).tobytes(),
-        stored.words.astype(_U32, copy=False).tobytes(),
+        stored.ranks.astype(_U32, copy=False).tobytes(),
         *_answer_parts(stored.answers),
     )
     place = request.shard_set, _SHARD.pack(request.shard)
@@ -387,11 +407,11 @@ def decode_block_reply(
     answers = _answers(parts[4:])
     contexts = len(context_lengths)
     length, given, _ = kernels.totals(context_lengths[: len(counts)], counts[:contexts])
-    longer = length - 2 * contexts
+    weights = length - contexts
     for name, array, wanted in (
         ("totals", totals, contexts),
         ("word_counts", counts, contexts),
-        ("log10_backoffs", log10_backoffs, longer),
+        ("log10_backoffs", log10_backoffs, weights),
         ("words", words, given),
         ("log10_probs", answers.log10_prob, given),
         ("matched_orders", answers.matched_order, given),
@@ -404,17 +424,16 @@ def decode_block_reply(
     fault = _fault_of_block(stored, skips, vocabulary_size)
     if fault:
         raise ProtocolError(f"{fault}. The server is faulty; use another")
-    check_answers(answers, QueryGroups(context_lengths, words, counts, words), order)
+    check_answers(answers, QueryGroups(context_lengths, words, counts, words, words), order)
     return stored
 
 
 def _fault_of_block(stored: StoredWords, skips: NDArray[np.uint32], vocabulary_size: int) -> str:
-    """What is impossible in a block, apart from its answers; empty if nothing is."""
     fault, at = kernels.block_fault(
         stored.totals,
         stored.counts,
         skips,
-        stored.words,
+        stored.ranks,
         stored.log10_backoffs,
         stored.answers.ngram_length,
         vocabulary_size,
@@ -424,7 +443,7 @@ def _fault_of_block(stored: StoredWords, skips: NDArray[np.uint32], vocabulary_s
     if fault == kernels.TOTAL:
         return f"{stored.totals[at]} words follow a context, but there are only {vocabulary_size}"
     if fault == kernels.WORD:
-        return f"received word id {stored.words[at]}; ids are below {vocabulary_size}"
+        return f"received word {stored.ranks[at]}; {vocabulary_size} words follow another at most"
     return {
         kernels.COUNT: "received more words after a context than are stored there",
         kernels.NO_PROGRESS: "received none of the words that are stored",
@@ -483,7 +502,6 @@ def _check_reply(
     parts: Sequence[bytes],
     request_checksum: int,
 ) -> None:
-    """Raises unless it is of this shard, and answers the request that had this checksum."""
     if m.shard_set != shard_set or m.shard != shard:
         raise ProtocolError(
             f"the reply is from shard {m.shard} of shard set {m.shard_set.hex()}; "
@@ -518,6 +536,7 @@ def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
         answers.state_length,
         groups.context_lengths,
         groups.word_counts,
+        groups.words,
         order,
         MAX_LOG10_PROB,
     )
@@ -529,9 +548,10 @@ def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
         f"answer {at} of {len(answers)} is log10_prob {answers.log10_prob[at]:g}, matched_order "
         f"{answers.matched_order[at]}, ngram_length {answers.ngram_length[at]}, state_length "
         f"{answers.state_length[at]}; after a context of {words - 1} words, at order {order}, "
-        f"expected 1 <= matched_order <= ngram_length <= {words}, state_length <= ngram_length "
-        f"and below {order}, log10_prob <= 0 (below inf if matched_order is below {words}). "
-        "The server is faulty; use another"
+        f"expected matched_order <= ngram_length <= {words}, state_length <= ngram_length and "
+        f"below {order}, each 0 or at least 3, and 0 for a word that follows the last one nowhere; "
+        f"log10_prob <= 0 (below inf if matched_order is below {words}). The server is faulty; use "
+        "another"
     )
 
 

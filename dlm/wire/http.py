@@ -157,6 +157,7 @@ class _Connection:
     async def talk(self) -> None:
         wait_s, goes_on = HEAD_S, True
         while goes_on:
+            unread = True
             self._all.idle[self._task] = None
             try:
                 request = await self._request(wait_s)
@@ -174,13 +175,13 @@ class _Connection:
                     self._all.fault(exc)
                     said = "failed; see the server's log"
                     answer = self._all.refusal(HTTPStatus.INTERNAL_SERVER_ERROR, said)
-                goes_on = request.keeps and request.length == 0 and self._all.keeps()
+                unread = request.length != 0
+                goes_on = request.keeps and not unread and self._all.keeps()
                 await self._write(answer, goes_on=goes_on, with_body=request.method != "HEAD")
             wait_s = IDLE_S
-        await self._linger()
+        await self._linger(unread)
 
     async def _request(self, wait_s: float) -> HttpRequest:
-        """The next one, whose first byte must come in `wait_s` seconds."""
         async with asyncio.timeout(wait_s):
             head = await self._reader.readexactly(1)
         if head <= b" ":
@@ -237,9 +238,9 @@ class _Connection:
     async def _line(self, body_bytes: int) -> bytes:
         """The next line of a body in chunks, while lines are short beside what they frame; others
         get a turn, since what has come already is read without waiting."""
-        line = await self._reader.readuntil(b"\r\n")
+        line = await self._reader.readuntil(b"\n")
         self._framing += len(line) + 2
-        if self._framing > HEAD_BYTES + body_bytes // 8:
+        if self._framing > HEAD_BYTES + body_bytes // 8 or not line.endswith(b"\r\n"):
             raise BadRequest
         await asyncio.sleep(0)
         return line
@@ -260,10 +261,12 @@ class _Connection:
             self._writer.write(head + answer.body if with_body else head)
             await self._writer.drain()
 
-    async def _linger(self) -> None:
+    async def _linger(self, unread: bool) -> None:
         """Until the other end has read the answer: a socket closed on unread bytes resets it."""
         if self._writer.can_write_eof():
             self._writer.write_eof()
+        elif not unread:
+            self._writer.close()  # TLS says it so, and waits for the same from the other end
         async with asyncio.timeout(LINGER_S):
             for _ in range(LINGER_READS):
                 if not await self._reader.read(READ_BYTES):
@@ -271,7 +274,6 @@ class _Connection:
 
 
 def _read_head(head: bytes) -> HttpRequest:
-    """Raises `BadRequest`."""
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     begun = _FIRST_LINE.fullmatch(first)
     fields = [_FIELD.fullmatch(line) for line in lines]
@@ -285,6 +287,8 @@ def _read_head(head: bytes) -> HttpRequest:
         raise BadRequest
     if begun[3] == b"0":
         headers = [one for one in headers if one[0] != "expect"]  # RFC 9110, 10.1.1
+    elif "host" not in names:  # RFC 9112, 3.2
+        raise BadRequest
     path = begun[2].split(b"?", 1)[0].decode("latin-1")
     request = HttpRequest(begun[1].decode(), path, headers, 0, begun[3] == b"1")
     request.keeps &= not any(

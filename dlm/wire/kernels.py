@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.jit import kernel
+from dlm.ngram.kernels import NO_RANK
 
 
 @kernel("uint8[:], uint32[:]", nogil=False)
@@ -65,14 +66,15 @@ def block_fault(totals, counts, skips, words, log10_backoffs, ngram, size):  # t
 
 
 @kernel(
-    "float32[:], uint8[:], uint8[:], uint8[:], uint8[:], uint32[:], int64, float32", nogil=False
+    "float32[:], uint8[:], uint8[:], uint8[:], uint8[:], uint32[:], uint32[:], int64, float32",
+    nogil=False,
 )
 def out_of_range(  # type: ignore[no-untyped-def]
-    log10_prob, matched, ngram, state, context_lengths, word_counts, order, most_log10
+    log10_prob, matched, ngram, state, context_lengths, word_counts, ranks, order, most_log10
 ):
     """Place of the first answer outside the ranges of proto/README.md, "Score"; -1 for none.
 
-    Shapes  log10_prob, matched, ngram, state (Q,); context_lengths, word_counts (C,)
+    Shapes  log10_prob, matched, ngram, state, ranks (Q,); context_lengths, word_counts (C,)
     Trusts  Q = sum(word_counts): the lengths of a reply are checked before
     """
     at = 0
@@ -82,7 +84,10 @@ def out_of_range(  # type: ignore[no-untyped-def]
             m, n, s = np.int64(matched[at]), np.int64(ngram[at]), np.int64(state[at])
             most = np.float32(0.0) if m == words else most_log10
             # The comparison with `most` is false for NaN.
-            if not (1 <= m <= n <= words and s <= n and s < order and log10_prob[at] <= most):
+            small = (m == 1) | (m == 2) | (n == 1) | (n == 2) | (s == 1) | (s == 2)
+            if not (m <= n <= words and s <= n and s < order and log10_prob[at] <= most):
+                return at
+            if small or (n and ranks[at] == NO_RANK):
                 return at
             at += 1
     return -1

@@ -124,7 +124,6 @@ _NOT_CONNECTED = re.compile(
 
 
 def _cause(code: grpc.StatusCode, details: str) -> str:
-    """What gRPC says about a failed call; only the cause if the connection was not made."""
     match = _NOT_CONNECTED.fullmatch(details)
     if match is None:
         return f"{code.name}: {details}"
@@ -185,7 +184,6 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
 
 
 def _pushback_s(error: grpc.RpcError) -> float | None:
-    """Seconds after which the server wants a retry; None if it does not say."""
     try:
         return max(int(_metadata(error, PUSHBACK_KEY) or ""), 0) / 1000 or None
     except (ValueError, OverflowError):

@@ -69,7 +69,7 @@ class Ngrams:
 
     def stored_pairs(self) -> NDArray[np.uint32]:
         """(n, 2) pairs after which something longer is stored; the client's bits (DLM 3.1)."""
-        found = [np.empty((0, 2), np.uint32)]
+        found = [np.empty((0, 2), np.uint32), *(r[w != 0] for r, _, w in self.orders[1:2])]
         for rows, _, weights in self.orders[2:]:
             found += [rows[:, -3:-1], rows[weights != 0][:, -2:]]
         pairs = np.ascontiguousarray(np.concatenate(found))

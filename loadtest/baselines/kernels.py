@@ -138,10 +138,8 @@ def answer(  # type: ignore[no-untyped-def]
     mode, probs, prob_values, weights, weight_values, unigrams, unigram_weights,
     lengths, context_words, counts, words, out, orders,
 ):  # fmt: skip
-    """What a server answers to a message; the number of searches.
-
-    An order of 0 says that no n-gram was found, that of a weight is 1; `out`, `orders` are (Q,).
-    """
+    """What a server answers to a message; the number of searches. An order of 0 says that no n-gram
+    was found, that of a weight is 1; `out`, `orders` are (Q,)."""
     end = np.int64(0)
     q = np.int64(0)
     searches = 0

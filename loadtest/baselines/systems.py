@@ -23,7 +23,8 @@ from dlm.ngram.query import Answers, QueryGroups
 from dlm.ngram.vocab import Vocabulary
 from loadtest.baselines import kernels as kernels
 from loadtest.baselines.hash_index import HashIndex, Ngrams, pair_table
-from loadtest.traces.trace import CALLS, EXTEND, Trace
+from loadtest.traces.routes import extends
+from loadtest.traces.trace import Trace
 
 RECORD_BYTES = 8  # of a word id and a value, for balance
 
@@ -348,25 +349,8 @@ def imbalance(loads: NDArray[np.int64]) -> float:
 
 def calls_of(trace: Trace, vocabulary: Vocabulary, order: int) -> list[Call]:
     """Each `extend` of a trace, in ids of a model; contexts keep their last order - 1 words."""
-    ids = np.array([vocabulary.id_of(word) for word in trace.table], np.uint32)
-    context_words, row_words = ids[trace.context_words], ids[trace.row_words]
-    width = order - 1
-    calls = []
-    for number in np.flatnonzero(trace.asks & (trace.call == CALLS.index(EXTEND))).tolist():
-        first, end = trace.context_begin[number : number + 2].tolist()
-        ends = trace.context_word_begin[first + 1 : end + 1]
-        lengths = np.minimum(ends - trace.context_word_begin[first:end], width)
-        contexts = np.zeros((end - first, width), np.uint32)
-        column = np.arange(width) - width
-        has = -column <= lengths[:, None]
-        contexts[has] = context_words[(ends[:, None] + column)[has]]
-        first, end = trace.row_begin[number : number + 2].tolist()
-        words = row_words[trace.row_word_begin[first] : trace.row_word_begin[end]]
-        rows = words.reshape(end - first, -1)
-        calls.append(
-            Call.of(contexts, lengths.astype(np.uint8), rows if end > first + 1 else words)
-        )
-    return calls
+    asked = extends(trace, vocabulary, order)
+    return [Call.of(contexts, lengths, words) for _, contexts, lengths, words in asked]
 
 
 def counted(

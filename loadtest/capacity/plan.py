@@ -25,9 +25,10 @@ from loadtest.traces.routes import Slotted
 FORMAT, VERSION = "dlm cluster plan", 1
 COSTS = Path(__file__).parent / "costs.json"
 MIB = 1 << 20
-# Of books5, 4.0 M n-grams, exact: words and 2-grams with their directory, and all longer n-grams.
-LOW_BYTES, HIGH_BYTES, LOW_SHARE = 10.7, 7.0, 0.51
-ENCODINGS = {"exact": 1.0, "compact": 0.55}  # bytes, of exact; 6 bits (dlm/index/README.md)
+# Of books5, 4.0 M n-grams, exact: of a word or 2-gram, and of a longer n-gram. The share of the
+# first is a large model's (5 % of 283 M n-grams, 51 % of those).
+LOW_BYTES, HIGH_BYTES, LOW_SHARE = 6.4, 6.3, 0.1
+ENCODINGS = {"exact": 1.0, "compact": 0.57}  # bytes, of exact; 6 bits (dlm/index/README.md)
 MOST_SHARDS, MOST_REPLICAS = 256, 32
 
 
@@ -50,22 +51,22 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What servers hold, in bytes.
+    """What servers and clients hold, in bytes.
 
-    shards   of all shards together
-    common   that each server holds: words and 1- and 2-grams
-    largest  a shard over the mean of all
+    shards      of all shards together
+    low_orders  that each host of clients holds: words and 1- and 2-grams
+    largest     a shard over the mean of all
     """
 
     name: str
     ngrams: int
     shards: int
-    common: int
+    low_orders: int
     largest: float = 1.0
 
     def server_bytes(self, shards: int, processes: int) -> float:
         """Memory of the server of the largest shard, mapped pages among it."""
-        return self.shards / shards * self.largest + self.common + processes * PROCESS_MIB * MIB
+        return self.shards / shards * self.largest + processes * PROCESS_MIB * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,9 @@ def model_of(shard_set: Path) -> Model:
 
 def model_of_manifest(name: str, manifest: Manifest) -> Model:
     shards = [file.bytes for file in manifest.files if file.kind == "shard"]
-    common = sum(file.bytes for file in manifest.files if file.kind != "shard")
+    low_orders = sum(file.bytes for file in manifest.files if file.kind != "shard")
     largest = max(shards) * len(shards) / sum(shards)
-    return Model(name, sum(manifest.counts), sum(shards), common, largest)
+    return Model(name, sum(manifest.counts), sum(shards), low_orders, largest)
 
 
 def model_of_counts(text: str, encoding: str) -> Model:
@@ -211,15 +212,15 @@ def fitting(
 ) -> Cluster:
     """The fewest servers that fit, also while one is gone; of equals, those with least shards.
 
-    Raises  ConfigError  no number of servers fits: the low orders alone exceed a server's memory,
-                         or the traffic is too high
+    Raises  ConfigError  no number of servers fits: the smallest shard and the processes exceed a
+                         server's memory, or the traffic is too high
     """
-    alone = model.server_bytes(MOST_SHARDS, wishes.processes)
-    if alone > wishes.memory_bytes:
+    least = model.server_bytes(MOST_SHARDS, wishes.processes)
+    if least > wishes.memory_bytes:
         raise ConfigError(
-            f"a server needs {_size(alone)} with {MOST_SHARDS} shards, since each holds the 1- and "
-            f"2-grams, {_size(model.common)}; but it has only {_size(wishes.memory_bytes)}. Use "
-            "more --memory"
+            f"a server needs at least {_size(least)}: {PROCESS_MIB} MiB per process, and the "
+            f"largest of {MOST_SHARDS} shards; but it has only {_size(wishes.memory_bytes)}. Use "
+            "more --memory, or fewer --processes"
         )
     best: Cluster | None = None
     for shards in _sizes():
@@ -287,7 +288,8 @@ def rows_of(cluster: Cluster, wishes: Wishes, model: Model) -> list[tuple[str, s
         ("memory of a server", _size(cluster.server_bytes)),
         (
             "model",
-            f"{model.name}: {_size(model.shards)} in shards, {_size(model.common)} everywhere",
+            f"{model.name}: {_size(model.shards)} in shards, {_size(model.low_orders)} of low "
+            "orders on each client's host",
         ),
         ("messages per second", f"{cluster.messages_per_s:,.0f}"),
         ("messages per minute", f"{60 * cluster.messages_per_s:,.0f}"),
@@ -343,12 +345,12 @@ def assumptions(
         found.append(
             f"Sizes are those of a model of 4 M n-grams: {LOW_BYTES} bytes per word and 2-gram, "
             f"{HIGH_BYTES} per longer one (exact; compact takes {ENCODINGS['compact']:.2g} of it). "
-            f"If only a total was given, {100 * LOW_SHARE:.0f} % are words and 2-grams; larger "
-            "models have fewer."
+            f"If only a total was given, {100 * LOW_SHARE:.0f} % are words and 2-grams; small and "
+            "pruned models have more, and smaller shards."
         )
     found.append(
-        f"Memory counts mapped model files whole, and {PROCESS_MIB} MiB per process. Streams ask "
-        "like the trace, all the time, evenly; leave room for peaks."
+        f"A server's memory is the whole file of its shard, and {PROCESS_MIB} MiB per process. "
+        "Streams ask like the trace, all the time, evenly; leave room for peaks."
     )
     return found
 

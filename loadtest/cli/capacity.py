@@ -81,7 +81,7 @@ def capacity(
     )
     from loadtest.run.driver import RunSettings
     from loadtest.run.latency import check_installed
-    from loadtest.run.local_cluster import local_cluster
+    from loadtest.run.local_cluster import local_servers
     from loadtest.run.worker import ClientSettings
     from loadtest.traces.schedule import Load, Segment
     from loadtest.traces.trace import read_trace
@@ -140,7 +140,7 @@ def capacity(
 
     with contextlib.ExitStack() as stack:
         folder = resume or stack.enter_context(new_results(output, "capacity-"))
-        found = cluster or stack.enter_context(local_cluster(shard_set, shards, tell))
+        found = cluster or stack.enter_context(local_servers(shard_set, shards, tell)).cluster
 
         def run(rate: float) -> Report:
             tell(f"rate {rate:g}: {duration:g} s after {warmup:g} s")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,11 +73,6 @@ def chaos(
         plan = random_faults(seed, minutes * 60, len(endpoints), kill=kill)
     if through.absolute() == cluster.absolute():
         raise ConfigError(f"--through {through} is the cluster's own file; choose another name")
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, stop)
     addresses = [endpoint.address for endpoint in endpoints]
     with claim(through), Proxies(addresses, seed or 0) as proxies:
         chaos = Chaos(cluster, endpoints, proxies)
@@ -97,7 +90,6 @@ def chaos(
             chaos.close()
             if written is not None and through.exists() and through.read_text() == written:
                 through.unlink()
-            signal.signal(signal.SIGTERM, previous)
     print("stopped; held traffic and stopped servers were released", file=sys.stderr)
 
 

@@ -255,10 +255,8 @@ def _told() -> Iterator[None]:
 
 
 def main() -> None:
-    """Runs the command.
-
-    SIGTERM ends a run as Ctrl-C does: what was measured until then becomes the report.
-    """
+    """Runs the command. SIGTERM ends a run as Ctrl-C does: what was measured until then becomes the
+    report."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)
     with _told():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlm.errors import ConfigError
+from loadtest.cli.run import DEMO_TRACE
 
 if TYPE_CHECKING:
     from loadtest.paper.result import Result
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 OUTPUT = Path("loadtest-results/paper")
 FILE_WIDTH = 140  # columns of tables that go into a file
-TRACE = Path(__file__).parents[1] / "traces/rescoring.parquet"
 
 
 def paper(
@@ -43,7 +43,7 @@ def paper(
     trace: Annotated[
         Path,
         typer.Option(help="Trace of requests.  [default: the packaged one]", show_default=False),
-    ] = TRACE,
+    ] = DEMO_TRACE,
     held_out: Annotated[
         Path | None, typer.Option(help="Text for perplexities, a sentence per line.")
     ] = None,

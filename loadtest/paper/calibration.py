@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loadtest.paper.clusters import closed, kept, loaded, serving
 from loadtest.paper.setup import Setup
 from loadtest.paper.simulate import Costs
+from loadtest.paper.timed import fitted
 from loadtest.report.report import Report
 from loadtest.traces.synth import Scale, about, compare, synthesise
 from loadtest.traces.trace import read_trace, trace_of, write_trace
@@ -101,18 +101,4 @@ def _line(rows: list[dict[str, Any]], counts: tuple[str, ...], seconds: str) -> 
     """Non-negative coefficients that explain `seconds` by `counts`."""
     wanted = np.array([row[seconds] for row in rows])
     matrix = np.array([[row[name] for name in counts] for row in rows]) / wanted[:, None]
-    return [float(one) for one in non_negative(matrix, np.ones(len(rows)))]
-
-
-def non_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Non-negative least squares, by trying all subsets of columns. For a handful of columns."""
-    columns = matrix.shape[1]
-    best, least = np.zeros(columns), float(np.sum(wanted**2))
-    for choice in range(1, 1 << columns):
-        used = [at for at in range(columns) if choice >> at & 1]
-        found = np.linalg.lstsq(matrix[:, used], wanted, rcond=None)[0]
-        loss = float(np.sum((matrix[:, used] @ found - wanted) ** 2))
-        if (found >= 0).all() and loss < least - 1e-15:
-            best, least = np.zeros(columns), loss
-            best[used] = found
-    return best
+    return [float(one) for one in fitted(matrix, np.ones(len(rows)))]

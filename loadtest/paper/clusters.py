@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 import time
@@ -22,19 +21,15 @@ from dlm.index.making import build_shard_set
 from loadtest.paper.setup import Setup
 from loadtest.report.report import Report
 from loadtest.report.session import JOURNAL, measure
-from loadtest.run.driver import LEAD_S, RunSettings, records_of
-from loadtest.run.local_cluster import local_cluster
+from loadtest.run.driver import LEAD_S, RunSettings, machine_cpu, records_of
+from loadtest.run.local_cluster import local_servers
 from loadtest.run.worker import ClientSettings
 from loadtest.traces.schedule import Load, Segment
 from loadtest.traces.trace import CALLS, EXTEND, Trace
 
 PROCESSES, DECODERS = 2, 8  # of a closed loop: client processes, and decoders per process
 DEADLINE_S = 30.0  # of a request: on a shared machine, a late answer still counts
-
-
 EVERY_S = 0.1
-IDLE = (3, 4)  # of the columns of /proc/stat: idle, and waiting for a disk
-COLUMNS = 8  # user, nice, system, idle, iowait, irq, softirq, steal; guests are in user
 
 
 class BusyCores:
@@ -55,19 +50,14 @@ class BusyCores:
 
     def _run(self) -> None:
         while not self._ended.wait(EVERY_S):
-            self._looks.append((time.time(), _busy_s()))
+            if (now := machine_cpu()) is not None:
+                self._looks.append((time.time(), now["busy_s"]))
 
     def between(self, begin: float, end: float) -> float:
         """Cores that were busy between two times of `time.time`, on average."""
         times, busy = np.array(self._looks).T
         first, last = np.interp([begin, end], times, busy)
         return float(last - first) / (end - begin)
-
-
-def _busy_s() -> float:
-    line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
-    ticks = [int(field) for field in line.split()[1 : COLUMNS + 1]]
-    return sum(t for at, t in enumerate(ticks) if at not in IDLE) / os.sysconf("SC_CLK_TCK")
 
 
 def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:
@@ -84,8 +74,8 @@ def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:
 
 @contextmanager
 def serving(setup: Setup, shards: int) -> Iterator[Path]:
-    with local_cluster(shard_set(setup, shards), shards, setup.progress.tell) as cluster:
-        yield cluster
+    with local_servers(shard_set(setup, shards), shards, setup.progress.tell) as servers:
+        yield servers.cluster
 
 
 def closed(concurrency: int, seconds: float, warmup_s: float = 1.0) -> Load:

@@ -31,18 +31,12 @@ def module_of(name: str) -> str:
     return name.replace("-", "")
 
 
-def available() -> list[str]:
-    here = Path(__file__).parent
-    return [name for name in EXPERIMENTS if (here / f"{module_of(name)}.py").exists()]
-
-
 def chosen(only: Sequence[str]) -> list[str]:
     """The named experiments, or all, in the paper's order; ConfigError for an unknown name."""
-    here = available()
     for name in only:
-        if name not in here:
-            raise ConfigError(f"no experiment {name!r}; expected one of {', '.join(here)}")
-    return [name for name in here if not only or name in only]
+        if name not in EXPERIMENTS:
+            raise ConfigError(f"no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
+    return [name for name in EXPERIMENTS if not only or name in only]
 
 
 class Evaluation:
@@ -75,7 +69,7 @@ class Evaluation:
         path = self._folder / RESULTS
         if not path.exists():
             return {}
-        found = read_results(path)
+        found = read_document(path, FORMAT, VERSION)
         if found["of"] != self.of:
             raise ConfigError(
                 f"{path} has results of {found['of']}; this evaluation is of {self.of}. Use "
@@ -127,8 +121,3 @@ def _public(facts: dict[str, Any]) -> dict[str, Any]:
     """Provenance whose command has file names, without their folders on this machine."""
     command = [Path(part).name if "/" in part else part for part in facts["command"]]
     return {**facts, "command": command}
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    """Reads a results.json; ConfigError if it has another format."""
-    return read_document(path, FORMAT, VERSION)

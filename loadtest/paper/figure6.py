@@ -182,17 +182,17 @@ def slot_ngrams(setup: Setup) -> NDArray[np.int64]:
 
     Raises  FormatError  `setup.arpa` is not the model in `setup.model`
     """
-    manifest = read_manifest(setup.model)
-    vocabulary = LowGrams.open(setup.model, manifest).vocabulary
-    load = np.zeros(SLOTS, np.int64)
+    vocabulary = LowGrams.open(setup.model, read_manifest(setup.model)).vocabulary
+    load, own = np.zeros(SLOTS, np.int64), np.zeros(0, np.uint32)
     with ArpaReader(setup.arpa) as reader:
         for batch in reader.batches():
             if batch.order > 2:
-                ids = batch.ids
+                own = own if len(own) else vocabulary.ids_of(reader.vocabulary.words)
+                ids = own[batch.ids]
                 load += np.bincount(slots_of(ids[:, -3], ids[:, -2]), minlength=SLOTS)
                 if batch.order < reader.order:
                     load += np.bincount(slots_of(ids[:, -2], ids[:, -1]), minlength=SLOTS)
-        if reader.vocabulary.words != vocabulary.words:
+        if sorted(reader.vocabulary.words) != sorted(vocabulary.words):
             raise FormatError(
                 f"{setup.arpa} and {setup.model} have different words; use the ARPA file that the "
                 "shard set was built from"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dlm.client import Client, ClientConfig
 from dlm.client.config.cluster_file import write_cluster_file
-from dlm.cluster.processes import running_servers
+from dlm.cluster.processes import free_port, running_servers
 from dlm.files import scratch_folder
 from loadtest.paper.clusters import DEADLINE_S, prepared
 from loadtest.paper.result import MEASURED, Result, Row
@@ -53,7 +52,7 @@ def stages_of(families: Iterable[Any], name: str) -> dict[str, tuple[float, floa
 def run(setup: Setup) -> Result:
     """One decoder, one server: each message is alone."""
     seconds = 1.0 if setup.quick else 8.0
-    port = _free_port()
+    port = int(free_port())
     with (
         running_servers([setup.model], first_metrics_port=port) as servers,
         scratch_folder(None, "dlm-table2") as scratch,
@@ -137,13 +136,5 @@ def _mean_us(of: tuple[float, float]) -> float:
 
 def _server(port: int) -> dict[str, tuple[float, float]]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
-        return stages_of(_families(reply.read().decode()), SERVER)
-
-
-def _families(text: str) -> Iterator[Any]:
-    yield from text_string_to_metric_families(text)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
+        families = text_string_to_metric_families(reply.read().decode())
+        return stages_of(families, SERVER)

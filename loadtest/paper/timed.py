@@ -83,7 +83,8 @@ async def timed(client: Asked, trace: Trace, passes: int, warmups: int = 1) -> T
 
 
 def fitted(work: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The cost (k,) of each kind of work (n, k), at least 0: least squares of absolute errors."""
+    """The cost (k,) of each kind of work (n, k), at least 0: least squares of absolute errors, by
+    trying all subsets. For a handful of kinds."""
     best, least = np.zeros(work.shape[1]), np.inf
     for count in range(1, work.shape[1] + 1):
         for some in combinations(range(work.shape[1]), count):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
 
 from loadtest.report.report import Report
 from loadtest.report.svg import WIDE, Point, Series, bar_chart, line_chart
-from loadtest.report.table import number, percent, rows_of, tables_of, warnings_of
+from loadtest.report.table import number, percent, rows_of, tables_of, value_at, warnings_of
 
 STYLE = """
 :root { color-scheme: light dark; --page: #f9f9f7; --card: #fcfcfb; --ink: #0b0b0b; --soft: #52514e;
@@ -138,7 +137,7 @@ def _charts(report: Report) -> list[str]:
     windows = report["windows"]
 
     def over_time(*path: str) -> list[Point]:
-        return [(w["begin_s"] + w["seconds"] / 2, _at(w, path)) for w in windows]
+        return [(w["begin_s"] + w["seconds"] / 2, value_at(w, path)) for w in windows]
 
     places = ("p99.9", "p99", "p95", "p50")
     latency = [Series(place, over_time("latency", f"{place}_ms")) for place in places]
@@ -192,13 +191,6 @@ def _charts(report: Report) -> list[str]:
         ),
         section("CPU", line_chart(cores, x_name=seconds, y_name="cores", marks=marks)),
     ]
-
-
-def _at(window: dict[str, Any], path: Sequence[str]) -> float | None:
-    found: Any = window
-    for name in path:
-        found = found[name]
-    return None if found is None else float(found)
 
 
 def _marks(report: Report) -> list[tuple[float, str]]:

@@ -1,7 +1,5 @@
 """A report of a run, from its records. Pure, so it also works on the journal of a killed run.
-
-`report.schema.json` describes each field.
-"""
+`report.schema.json` describes each field."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from dlm.errors import ConfigError
 from dlm.files import temporary_folder, write_whole
 from loadtest.report.page import page_of
 from loadtest.report.provenance import provenance, read_document
-from loadtest.report.report import Report, build
+from loadtest.report.report import FORMAT, VERSION, Report, build
 from loadtest.report.table import csv_of
-from loadtest.run.driver import Run, RunSettings
+from loadtest.run.driver import Run, RunSettings, records_of
 from loadtest.run.faults import Faults
 from loadtest.run.replay import Record
 from loadtest.traces.statistics import describe
@@ -57,10 +57,8 @@ def new_results(output: Path | None, prefix: str = "") -> Iterator[Path]:
 
 
 class Journal:
-    """Keeps records, in memory and line by line in a file.
-
-    Where the file cannot be written any more the run goes on, and `fault` says why.
-    """
+    """Keeps records, in memory and line by line in a file. Where the file cannot be written any
+    more the run goes on, and `fault` says why."""
 
     def __init__(self, path: Path, tell: Tell) -> None:
         self.records: list[Record] = []
@@ -126,10 +124,8 @@ def write_report(report: Report, folder: Path, tell: Tell) -> bool:
 
 
 def write_files(files: dict[str, str], folder: Path, tell: Tell) -> bool:
-    """Writes texts by their names; false where the folder had no room.
-
-    What has no room there goes to the system's folder for temporary files, if that has.
-    """
+    """Writes texts by their names; false where the folder had no room. What has no room there goes
+    to the system's folder for temporary files, if that has."""
     whole = True
     for name, text in files.items():
         try:
@@ -149,9 +145,6 @@ def read_report(path: Path) -> dict[str, Any]:
 
     Raises  ConfigError  there is none, or it is of another format
     """
-    from loadtest.report.report import FORMAT, VERSION
-    from loadtest.run.driver import records_of
-
     if path.is_dir():
         if not (path / "report.json").exists() and (path / JOURNAL).exists():
             return build(records_of(path / JOURNAL))

@@ -1,7 +1,5 @@
-"""Charts as SVG, by hand: no script, no network, readable in light and dark.
-
-Colours are CSS variables of the page (`page.STYLE`): s1 to s6 for series, in a fixed order.
-"""
+"""Charts as SVG, by hand: no script, no network, readable in light and dark. Colours are CSS
+variables of the page (`page.STYLE`): s1 to s6 for series, in a fixed order."""
 
 from __future__ import annotations
 

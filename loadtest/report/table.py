@@ -43,15 +43,15 @@ def csv_of(report: Report) -> str:
     out = csv.writer(text, lineterminator="\n")
     out.writerow(COLUMNS)
     for window in report["windows"]:
-        out.writerow([_value(window, path) for path in COLUMNS.values()])
+        out.writerow([value_at(window, path) for path in COLUMNS.values()])
     return text.getvalue()
 
 
-def _value(window: dict[str, Any], path: tuple[str, ...]) -> Any:
+def value_at(window: dict[str, Any], path: tuple[str, ...]) -> Any:
     found: Any = window
     for name in path:
         found = found[name]
-    return "" if found is None else found
+    return found
 
 
 def number(value: float | None, unit: str = "") -> str:

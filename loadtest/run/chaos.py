@@ -57,8 +57,7 @@ for line in sys.stdin.read().split():
     except OSError:
         pass
 """
-HELP = "; ".join(f"{verb} N {more}".strip() for verb, more in VERBS.items())
-HELP += "; heal all; list"
+HELP = "; ".join([*(f"{verb} N {more}".strip() for verb, more in VERBS.items()), "heal all; list"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,7 @@ def parse(line: str, servers: int) -> Command:
     if not values and more in ("", "[P]"):
         return Command(verb, int(place), 1.0 if more else None)
     try:
-        (text,) = values
-        value = float(text)
+        (value,) = map(float, values)
         if not more or not 0 <= value <= most:
             raise ValueError
     except ValueError:

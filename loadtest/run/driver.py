@@ -364,10 +364,9 @@ class Run:
             p50, p99 = merged.at_ms(50.0), merged.at_ms(99.0)
             cells.append(f"p50 {p50:7.2f} ms, p99 {p99:7.2f} ms")
         cells.append(f"{requests - answered} failed")
-        cores = sum(part["counts"].get("cpu_s", 0.0) for part in parts) / seconds
-        cells.append(f"clients {cores:.2f} cores")
-        left = s.load.seconds - begin - seconds
-        cells.append("warm-up" if window < 0 else f"{left:.0f} s left")
+        cpu_s = sum(part["counts"].get("cpu_s", 0.0) for part in parts)
+        cells.append(f"clients {cpu_s / seconds:.2f} cores")
+        cells.append("warm-up" if window < 0 else f"{s.load.seconds - begin - seconds:.0f} s left")
         return ", ".join(cells)
 
     def _early(self) -> str:
@@ -380,8 +379,8 @@ class Run:
 
     def _is_breaking(self) -> bool:
         """Whether a planned fault may be why no server answers."""
-        at_s, silent_s = self._at_s(), SILENT_WINDOWS * self._settings.window_s
-        return self._faults is not None and (at_s or 0.0) < self._faults.last_s + silent_s + BACK_S
+        back_s = SILENT_WINDOWS * self._settings.window_s + BACK_S
+        return self._faults is not None and (self._at_s() or 0.0) < self._faults.last_s + back_s
 
 
 def records_of(path: Path) -> Iterator[Record]:

@@ -14,7 +14,17 @@ from dlm.errors import ConfigError, DlmError
 from dlm.files import scratch_folder
 from loadtest.run.chaos import Chaos, Command, read_script, server_pid, write_through
 from loadtest.run.local_cluster import LocalServers
-from loadtest.run.moving import GROW, RESHARD, ROLL_OUT, SHARE, SHRINK, UNDO, Move, Moves
+from loadtest.run.moving import (
+    ENOUGH_S,
+    GROW,
+    RESHARD,
+    ROLL_OUT,
+    SHARE,
+    SHRINK,
+    UNDO,
+    Move,
+    Moves,
+)
 from loadtest.run.proxy import Proxies
 from loadtest.run.replay import Record
 
@@ -32,7 +42,7 @@ SCENARIOS = {
 # Those that move a model or servers, each at a further quarter of the run.
 MOVING = {ROLLOUT: (SHARE, UNDO, ROLL_OUT), RESHARDING: (RESHARD, GROW, SHRINK)}
 SLOW_MS = 10.0  # each way
-LATE_S = 60.0  # that commands may be late at the end of a run
+LATE_S = 60.0  # that faults may be late at the end of a run; a move has its own limit
 # In front of servers that this process cannot kill or stop, the network fails in their place.
 ON_THE_WAY = {"kill": "drop", "start": "heal", "stop": "partition", "continue": "heal"}
 OF_PROCESSES = ("kill", "stop", "continue")
@@ -98,8 +108,7 @@ def read_plan(
     check_named(text)
     endpoints = ClusterToml(cluster).servers()
     if text in SCENARIOS:
-        shards = [endpoint.shard for endpoint in endpoints]
-        plan = scenario(text, shards, seconds, window_s, own=own)
+        plan = scenario(text, [one.shard for one in endpoints], seconds, window_s, own=own)
     else:
         plan = read_script(Path(text).read_text(encoding="utf-8"), len(endpoints), Path(text))
     if not plan:
@@ -174,8 +183,10 @@ class Faults:
         self._ended.wait()
 
     def wait(self) -> None:
-        """Until the last command is carried out: to start a server may take a busy machine long."""
-        self._done.wait(LATE_S)
+        """Until the last command is carried out: on a busy machine, late; a move, later."""
+        limits = (ENOUGH_S for _, command in self._plan if isinstance(command, Move))
+        with contextlib.suppress(KeyboardInterrupt):  # the load has ended: the report comes
+            self._done.wait(sum(limits, LATE_S))
 
     def close(self) -> None:
         """Takes back what the network does, and lets stopped servers go on."""

@@ -44,8 +44,7 @@ class LocalServers:
         return self.cluster.with_name(name)
 
     def write(self) -> None:
-        endpoints = [server.endpoint for server in self.servers]
-        write_cluster_file(self.cluster, endpoints)
+        write_cluster_file(self.cluster, [server.endpoint for server in self.servers])
 
     def start(self, at: int) -> None:
         """Starts one that was killed again, at its port; it is ready some time later, and ends
@@ -103,11 +102,3 @@ def quantised(own: LocalServers, tell: Callable[[str], None]) -> Path:
     with as_file(files("dlm") / "data" / DEMO) as arpa:
         build_shard_set(arpa, folder, read_manifest(own.folder).shards, encoding="compact")
     return folder
-
-
-@contextmanager
-def local_cluster(
-    shard_set: Path | None, shards: int, tell: Callable[[str], None], *, processes: int = 1
-) -> Iterator[Path]:
-    with local_servers(shard_set, shards, tell, processes=processes) as servers:
-        yield servers.cluster

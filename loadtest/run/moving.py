@@ -86,8 +86,7 @@ class Moves:
         self._sharing = self._begin("rollout", os.fspath(self._new), *SHARED, *RULES)
         until = time.monotonic() + ENOUGH_S
         while time.monotonic() < until and not self._ended.is_set():
-            found = ClusterToml(self._own.cluster).rollout()
-            if found is not None and found.share > 0:
+            if (found := ClusterToml(self._own.cluster).rollout()) and found.share > 0:
                 return
             if self._sharing.poll() is not None:
                 self._check(self._sharing)
@@ -110,9 +109,9 @@ class Moves:
     # -------------------------------------------------------------- another number
 
     def _reshard(self) -> None:
-        shards = read_manifest(self._own.folder).shards + 1
-        line = ("--shards", str(shards), "--output", os.fspath(self._new), "--quiet")
-        self._run("reshard", os.fspath(self._own.folder), *line, cluster=False)
+        shards = str(read_manifest(self._own.folder).shards + 1)
+        line = (os.fspath(self._own.folder), "--shards", shards, "--output", os.fspath(self._new))
+        self._run("reshard", *line, "--quiet", cluster=False)
 
     def _grow(self) -> None:
         """As dlm/cluster/README.md says: the list first, then the new servers, then the clients."""
@@ -131,7 +130,7 @@ class Moves:
         self._more = []
 
     def _list(self, servers: Sequence[Server]) -> None:
-        replace_servers(self._own.cluster, [one.endpoint for one in servers])
+        replace_servers(self._own.cluster, lambda _: [one.endpoint for one in servers])
 
     # ------------------------------------------------------------------- commands
 

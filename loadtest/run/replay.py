@@ -33,6 +33,8 @@ Record: TypeAlias = dict[str, Any]
 DEADLINE = "deadline_exceeded"
 LASTED = (OK, DEADLINE)
 LONG_S = 0.2  # a wait that can be ended; to wake within microseconds, the last part cannot
+# A client counts a message just after it has told its callers, on a busy machine some time after.
+COUNTED_S, LOOK_S = 5.0, 0.005
 _Prepared: TypeAlias = tuple[States, NDArray[np.uint32] | None]
 SOURCES = {FULL: "full", BIGRAM_FALLBACK: "bigram_fallback", LOCAL_FALLBACK: "local_fallback"}
 
@@ -315,7 +317,8 @@ class Replay:
     def _counted(self) -> Record:
         """What the client has counted so far, and the processor seconds of this process."""
         counted = asdict(self._client.stats)
-        return {**counted, "messages_ok": _answered(self._client), "cpu_s": time.process_time()}
+        answered = _messages(self._client).get(OK, 0)
+        return {**counted, "messages_ok": answered, "cpu_s": time.process_time()}
 
     def _take_sample(self, number: int) -> None:
         """What was counted since the last sample belongs to this window."""
@@ -327,18 +330,18 @@ class Replay:
         self._before = now
 
     async def _sample_windows(self, until_s: float) -> None:
-        """At the end of each window; and emits those that have ended whole."""
+        """At the end of each; emits those that have ended whole, but the last, which may grow."""
         last = self._number(until_s - 1e-9)
         assert self._next is not None
         for number in range(self._next, last + 1):
             at = self._start + min((number + 1) * self._window_s, until_s)
             await asyncio.sleep(max(at - time.monotonic(), 0.0))
             self._take_sample(number)
-            self._emit_ended()
+            self._emit_ended(before=last)
 
-    def _emit_ended(self, final: bool = False) -> None:
+    def _emit_ended(self, before: float = math.inf, *, final: bool = False) -> None:
         assert self._next is not None
-        while self._next in self._windows:
+        while self._next in self._windows and self._next < before:
             window, end_s = self._windows[self._next], (self._next + 1) * self._window_s
             whole = window.ended == window.sent and self._due_s >= end_s
             if window.sample is None or not (whole or final):
@@ -351,11 +354,15 @@ class Replay:
         if not self._stopped.is_set():
             await sampler
         sampler.cancel()
+        until = time.monotonic() + COUNTED_S
+        while (ended := _messages(self._client)) and time.monotonic() < until:
+            if sum(ended.values()) >= self._client.stats.messages:
+                break
+            await asyncio.sleep(LOOK_S)
         if self._windows:
             self._take_sample(max(self._windows))
-        for number in sorted(self._windows):
-            if self._windows[number].sample is None:
-                self._windows[number].sample = {"counts": Counter(), "mode": None}
+        for window in self._windows.values():
+            window.sample = window.sample or {"counts": Counter(), "mode": None}
         self._emit_ended(final=True)
 
 
@@ -367,11 +374,10 @@ def _last_of_streams(stream: NDArray[np.int32]) -> list[bool]:
     return [bool(one) for one in last]
 
 
-def _answered(client: Asked) -> int:
-    for model_info in client.metrics.collect():
-        if model_info.name == "dlm_client_messages":
-            return sum(int(s.value) for s in model_info.samples if s.labels["result"] == OK)
-    return 0
+def _messages(client: Asked) -> dict[str, int]:
+    """Messages that have ended, by result; empty for a client that does not report them."""
+    named = (one for one in client.metrics.collect() if one.name == "dlm_client_messages")
+    return {one.labels["result"]: int(one.value) for family in named for one in family.samples}
 
 
 def _mode_of(client: Asked) -> str | None:

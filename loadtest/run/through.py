@@ -1,7 +1,5 @@
-"""A client of a gateway for a replay: its requests travel through the gateway, by gRPC.
-
-States and ids are those of a client of the cluster behind it, which asks nothing.
-"""
+"""A client of a gateway for a replay: its requests travel through the gateway, by gRPC. States and
+ids are those of a client of the cluster behind it, which asks nothing."""
 
 from __future__ import annotations
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from dlm.asr.rescoring.lattice import Scales
 from dlm.asr.rescoring.rescore import PositionBatch, Search, rescore
 from dlm.asr.rescoring.slf import read_slf, utterance_id
 from dlm.asr.speech.audio import SAMPLE_RATE, read_audio
-from dlm.client import Client, Utterance
 from dlm.errors import TextError
 from dlm.progress import Tell
 from loadtest.traces import rescoring
@@ -59,9 +58,7 @@ def _plain(name: str) -> str:
 
 def lattices_of(recorder: Recorder, files: Sequence[Path], lm_scale: float) -> Decoding:
     """On-the-fly rescoring of lattices, `dlm rescore`'s own: one call per position, at its time.
-
-    Speakers are the beginnings of names, as LibriSpeech has them: 19 of 19-198-0034.
-    """
+    Speakers are the beginnings of names, as LibriSpeech has them: 19 of 19-198-0034."""
     search = Search(Scales(lm=lm_scale))
     name = f"dlm rescore, lm scale {lm_scale:g}, beam {search.beam:g}"
     return Decoding(name, [partial(_rescore_lattice, recorder, file, search) for file in files])
@@ -78,11 +75,7 @@ def _rescore_lattice(recorder: Recorder, file: Path, search: Search) -> None:
     seconds = lattice.duration_s or 1e-3
     with recorder.spoken(name, speaker=name.split("-")[0], seconds=seconds, kind="lattice"):
         handle = recorder.utterance()
-        rescore(lattice, _as_utterance(handle), search, watch)
-
-
-def _as_utterance(handle: object) -> Utterance:
-    return handle  # type: ignore[return-value]
+        rescore(lattice, cast(Any, handle), search, watch)
 
 
 def speech_of(recorder: Recorder, files: Sequence[Path], tell: Tell) -> Decoding:
@@ -94,13 +87,9 @@ def speech_of(recorder: Recorder, files: Sequence[Path], tell: Tell) -> Decoding
     from dlm.asr.speech.transcribe import Transcriber
 
     with recorder.silent():  # the lexicon's unigrams
-        transcriber = Transcriber(_as_client(recorder), tell=tell)
+        transcriber = Transcriber(cast(Any, recorder), tell=tell)
     name = f"dlm transcribe, {transcriber.settings}"
     return Decoding(name, [partial(_transcribe, recorder, transcriber, file) for file in files])
-
-
-def _as_client(recorder: object) -> Client:
-    return recorder  # type: ignore[return-value]
 
 
 def _transcribe(recorder: Recorder, transcriber: Transcriber, file: Path) -> None:

@@ -6,6 +6,7 @@ pass over a trace serves every number of servers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from dlm.client.plan import router
 from dlm.client.plan.lowgrams import LowGrams
 from dlm.errors import ConfigError
 from dlm.index.layout import read_manifest
+from dlm.index.search.shard import run_kernel
 from dlm.ngram.partition import SLOTS, slots_of
+from dlm.ngram.vocab import Vocabulary
 from loadtest.traces.trace import CALLS, EXTEND, Trace
 
 
@@ -41,7 +44,7 @@ class Slotted:
     """The same by slot.
 
     requests  the requests that ask words after contexts, in the trace's order
-    asked     (R,);  zero  (R,) queries that the low orders answered
+    asked     (R,)
     request   (P,)  of each piece, not descending;  slot, queries  (P,)
     """
 
@@ -50,7 +53,6 @@ class Slotted:
     request: NDArray[np.int64]
     slot: NDArray[np.int64]
     queries: NDArray[np.int64]
-    zero: NDArray[np.int64]
 
     def load(self) -> NDArray[np.int64]:
         """(4096,) queries of each slot, by which `balanced_slot_table` balances."""
@@ -69,55 +71,50 @@ class Slotted:
 def routes(trace: Trace, shard_set: Path) -> Slotted:
     """Plans every request that asks words after contexts; ConfigError if there is none."""
     grams = LowGrams.open(shard_set, read_manifest(shard_set))
-    ids = np.array([grams.vocabulary.id_of(word) for word in trace.table], np.uint32)
     wanted = trace.asks & (trace.call == CALLS.index(EXTEND))
     numbers = np.flatnonzero(wanted)
     if not len(numbers):
         raise ConfigError(
             "the trace has no call of `extend`, only of `context_blocks`; give one that has"
         )
-    zero = np.zeros(len(trace), np.int64)
     requests, slots, queries = [], [], []
-    for number in numbers.tolist():
-        contexts, lengths, counts, words = _arrays(trace, number, ids, grams.manifest.order)
-        grouped = router.group(contexts, lengths, counts, words)
-        groups = grouped.groups
-        _, needs_shard = grams.score(groups)
-        sizes = groups.word_counts.astype(np.int64)
-        sent = np.repeat(needs_shard, sizes)
-        zero[number] = len(words) - int(sent[grouped.place].sum())
+    for number, contexts, lengths, words in extends(trace, grams.vocabulary, grams.manifest.order):
+        asked = np.tile(words, (len(contexts) // len(words), 1)).reshape(-1)
+        counts = np.full(len(contexts), words.shape[1], np.uint32)
+        groups = router.group(contexts, lengths, counts, asked).groups
+        needs_shard = run_kernel(grams.low.view, grams.manifest.order, groups)[1].astype(np.bool_)
         ends = np.cumsum(groups.context_lengths, dtype=np.int64)[needs_shard]
         flat = groups.context_words
         found, place = np.unique(slots_of(flat[ends - 2], flat[ends - 1]), return_inverse=True)
         requests.append(np.full(len(found), number, np.int64))
         slots.append(found.astype(np.int64))
-        queries.append(np.bincount(place, sizes[needs_shard], len(found)).astype(np.int64))
+        sizes = groups.word_counts[needs_shard].astype(np.int64)
+        queries.append(np.bincount(place, sizes, len(found)).astype(np.int64))
     return Slotted(
         numbers,
         np.where(wanted, trace.queries, 0),
         np.concatenate(requests),
         np.concatenate(slots),
         np.concatenate(queries),
-        zero,
     )
 
 
-def _arrays(
-    trace: Trace, number: int, ids: NDArray[np.uint32], order: int
-) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint32]]:
-    """A request as `Utterance.extend` plans it: contexts (K, order - 1), lengths, counts, words."""
+def extends(
+    trace: Trace, vocabulary: Vocabulary, order: int
+) -> Iterator[tuple[int, NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32]]]:
+    """Each `extend` of a trace, in ids of a model: its number; contexts (K, order - 1), of which
+    the last `lengths` (K,) words count; and words (1, W) for every context, or (K, W)."""
+    ids = np.array([vocabulary.id_of(word) for word in trace.table], np.uint32)
+    context_words, row_words = ids[trace.context_words], ids[trace.row_words]
     width = order - 1
-    first, last = trace.context_begin[number : number + 2].tolist()
-    begins = trace.context_word_begin[first : last + 1]
-    contexts = np.zeros((last - first, width), np.uint32)
-    lengths = np.minimum(np.diff(begins), width).astype(np.uint8)
-    for row, (end, length) in enumerate(zip(begins[1:].tolist(), lengths.tolist(), strict=True)):
-        if length:
-            contexts[row, width - length :] = ids[trace.context_words[end - length : end]]
-    rows = trace.row_begin[number : number + 2].tolist()
-    edges = trace.row_word_begin[rows[0] : rows[1] + 1]
-    words = ids[trace.row_words[edges[0] : edges[-1]]]
-    if rows[1] - rows[0] == 1:
-        words = np.tile(words, last - first)
-    counts = np.full(last - first, len(words) // (last - first), np.uint32)
-    return contexts, lengths, counts, words
+    column = np.arange(width) - width
+    for number in np.flatnonzero(trace.asks & (trace.call == CALLS.index(EXTEND))).tolist():
+        first, end = trace.context_begin[number : number + 2].tolist()
+        ends = trace.context_word_begin[first + 1 : end + 1]
+        lengths = np.minimum(ends - trace.context_word_begin[first:end], width)
+        contexts = np.zeros((end - first, width), np.uint32)
+        has = -column <= lengths[:, None]
+        contexts[has] = context_words[(ends[:, None] + column)[has]]
+        first, end = trace.row_begin[number : number + 2].tolist()
+        words = row_words[trace.row_word_begin[first] : trace.row_word_begin[end]]
+        yield number, contexts, lengths.astype(np.uint8), words.reshape(end - first, -1)

@@ -194,10 +194,8 @@ def shuffled(utterances: int, count: int, rng: np.random.Generator) -> NDArray[n
 def arrivals(
     load: Load, requests: float, lead_s: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Times at which utterances of so many requests on average begin, from -lead_s on, ascending.
-
-    A renewal process with intervals of mean 1, whose time runs as fast as the rate is high.
-    """
+    """Times at which utterances of so many requests on average begin, from -lead_s on, ascending. A
+    renewal process with intervals of mean 1, whose time runs as fast as the rate is high."""
     segments = (Segment(lead_s, load.segments[0].begin, load.segments[0].begin), *load.segments)
     expected = [s.seconds * (s.begin + s.end) / 2 / requests for s in segments]
     total = sum(expected)
@@ -221,9 +219,8 @@ def _intervals(load: Load, count: int, rng: np.random.Generator) -> NDArray[np.f
 
 
 def _time_of(one: Segment, requests: NDArray[np.float64]) -> NDArray[np.float64]:
-    """When so many requests of a segment have been offered: the root of
-    begin t + (end - begin) t^2 / (2 seconds) = requests, in a form that stays exact for a slope
-    near 0."""
+    """When so many requests of a segment have been offered: the root of begin t + (end - begin) t^2
+    / (2 seconds) = requests, in a form that stays exact for a slope near 0."""
     slope = (one.end - one.begin) / one.seconds
     root = np.sqrt(np.maximum(one.begin**2 + 2 * slope * requests, 0.0))
     return np.minimum(2 * requests / (one.begin + root), one.seconds)

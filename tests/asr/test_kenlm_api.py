@@ -491,13 +491,6 @@ def test_a_forked_child_scores_the_same(model: kenlm.Model) -> None:
     assert [model.score(text) for text in sentences(20)] == totals
 
 
-@pytest.mark.slow
-def test_a_spawned_child_scores_the_same(files: ModelFiles) -> None:
-    """It opens the path that comes in the pickle."""
-    model = kenlm.Model(os.fspath(files.again(1).directory))
-    assert _in_child(model, "spawn") == [model.score(text) for text in sentences(20)]
-
-
 def test_threads_share_a_model(model: kenlm.Model, files: ModelFiles) -> None:
     """Each gets its own sentences' scores."""
     wrong: list[str] = []

@@ -20,11 +20,14 @@ import pytest
 
 import dlm.asr.kenlm as ours
 from models import HAND_MADE, PlainModel, random_model
-from test_books5 import ARPA, TEXT
 
 peer: Any = pytest.importorskip(
     "kenlm", reason="kenlm is not installed (pip install -e '.[peers]')"
 )
+DATA = Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+ARPA = DATA / "arpa" / "books5.arpa.zst"
+TEXT = DATA / "text" / "gutenberg.txt.zst"
+
 if peer is ours:  # a test of the hook put it there
     pytest.skip("import kenlm gives dlm's", allow_module_level=True)
 

@@ -23,6 +23,7 @@ pytest.importorskip("soxr", reason="pip install -e '.[asr]'")
 import soundfile
 from typer.testing import CliRunner
 
+import forked
 from cluster import WAIT_S, Cluster, ModelFiles, command, until
 from dlm.asr.phrase_file import read_phrases
 from dlm.asr.rescoring.nbest import read_nbest
@@ -74,14 +75,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 
 @pytest.fixture
 def cluster(model: ModelFiles) -> Iterator[Cluster]:
-    """Servers of its shards."""
     with Cluster(model) as servers:
         yield servers
 
 
 def connect(cluster: Cluster, **settings: Any) -> Client:
-    """A client of these servers."""
-    return Client.connect(cluster.addresses, ClientConfig(deadline_s=20.0, **settings))
+    return Client.connect(cluster.addresses, ClientConfig(**{"deadline_s": 20.0, **settings}))
 
 
 def long_audio() -> np.ndarray:
@@ -140,7 +139,7 @@ def test_words_of_phrases_are_heard_whatever_the_lexicon_has(
 @pytest.mark.promise("no_utterance_lost")
 def test_where_servers_die_in_the_middle_the_rest_is_on_the_2_grams(cluster: Cluster) -> None:
     """And each segment says so; times go on from the first."""
-    with connect(cluster, bigram_fallback=True) as client:
+    with connect(cluster, bigram_fallback=True, deadline_s=6.0) as client:
         segments = Transcriber(client, words=WORDS).transcribe(long_audio())
         first = next(segments)
         cluster.end()
@@ -184,11 +183,13 @@ def test_nothing_that_was_said_is_logged_or_shown(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the level, and while servers fail; a transcript shown in a debugger has no words."""
-    with caplog.at_level(logging.DEBUG), connect(cluster, bigram_fallback=True) as client:
+    settings = {"bigram_fallback": True, "deadline_s": 6.0}
+    with caplog.at_level(logging.DEBUG), connect(cluster, **settings) as client:
         transcriber = Transcriber(client, words=WORDS)
-        (found,) = transcriber.transcribe(read_audio(SPOKEN))
+        heard = read_audio(SPOKEN)[: 5 * SAMPLE_RATE]
+        (found,) = transcriber.transcribe(heard)
         cluster.end()
-        (failing,) = transcriber.transcribe(read_audio(SPOKEN))
+        (failing,) = transcriber.transcribe(heard)
     assert failing.mode == "bigram_fallback"
     until(lambda: "client.bigram_fallback.started" in caplog.text)
     assert "acquaintance" in found.text
@@ -224,10 +225,8 @@ Dlm = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def dlm(tmp_path: Path) -> Dlm:
-    """Runs `dlm` in a folder of its own."""
-
     def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return forked.run(
             command(*arguments),
             cwd=tmp_path,
             env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},

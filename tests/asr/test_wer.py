@@ -44,7 +44,7 @@ def plain_distance(reference: list[str], hypothesis: list[str]) -> int:
     return errors(len(reference), len(hypothesis))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(WORDS, WORDS)
 def test_an_alignment_is_a_shortest_way(reference: list[str], hypothesis: list[str]) -> None:
     """Its steps say both sentences, and as many are errors as Levenshtein's distance."""

@@ -52,7 +52,7 @@ from dlm.client import Client, ClientConfig, Phrases, Utterance
 from dlm.client.api.core import Core
 from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
 from dlm.client.config.credentials import Metadata
-from dlm.client.deliver.transport import GrpcConnection, Reply
+from dlm.client.deliver.transport import GrpcConnection, Reply, Withdraw
 from dlm.errors import DlmError
 from dlm.index.making import build_shard_set
 from dlm.ngram.arpa.source import TextSource
@@ -68,13 +68,13 @@ class DelayedConnection(GrpcConnection):
 
     def score(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> None:
-        super().score(request, timeout_s, self._later(reply), metadata)
+    ) -> Withdraw:
+        return super().score(request, timeout_s, self._later(reply), metadata)
 
     def context_block(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> None:
-        super().context_block(request, timeout_s, self._later(reply), metadata)
+    ) -> Withdraw:
+        return super().context_block(request, timeout_s, self._later(reply), metadata)
 
     def _later(self, reply: Reply) -> Reply:
         def later(data: bytes | None, error: DlmError | None) -> None:

@@ -9,7 +9,7 @@ English: people who spoke before the Supreme Court (scotus_oyez), n-grams of Wik
 speeches of deputies in summaries (ptbr_camara_sumarios), n-grams of hearings in the Senate. A
 network takes one to four minutes of CPU time, an approximation half a minute; `--list` shows what
 there is. One process at a time. `fng_data.py`, `fng_train.py` and `fng_models.py` say what is made,
-`fng_judge.py` and `fng_capitals.py` how it is judged, `fng_tables.py` what is printed.
+`fng_judge.py` how it is judged, `fng_tables.py` what is printed.
 
 Paper   Chen et al. 2019 (FNG), sections 5 and 7; Suresh et al. 2021
 """
@@ -56,7 +56,6 @@ class Plan:
         yield from self._network("pt", NETWORKS["words"], "eimr")
         yield from self._network("pt", NETWORKS["pieces"], "eimr")
         yield from self._network("pt", NETWORKS["words-dp"], "eimr")
-        yield from self._capitals()
         yield from self._network("en", NETWORKS["pieces-dp"], "eimr")
         yield from self._network("pt", NETWORKS["pieces-dp"], "eimr")
         for name in ("words-small", "words-large"):
@@ -146,16 +145,6 @@ class Plan:
         first = [f"{language}/judge/{one}" for one in BASELINES]
         needs = [after] if name in BASELINES else [after, *first]
         return Item(f"{language}/judge/{name}", make, needs)
-
-    def _capitals(self) -> Iterator[Item]:
-        def make() -> dict[str, object]:
-            from benchmarks.fng_capitals import compare
-
-            return compare(files, NETWORKS["words"])
-
-        files = self.files("en")
-        needs = ["en/train/words", f"en/distill/words-e-{NGRAMS}"]
-        yield Item("en/capitals", make, needs)
 
 
 def main() -> None:

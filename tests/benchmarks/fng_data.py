@@ -6,7 +6,6 @@ most `CAP` words, of which devices and the centralised models see the same.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+from benchmarks.workload import lines_of
 
 DATA = Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 # Words of a user: those with fewer are left out, the rest is cut. Portuguese users say less.
@@ -50,11 +49,6 @@ class LanguageFiles:
         return self.folder / "heldout.tsv"
 
     @property
-    def cased(self) -> Path:
-        """The same users, line by line, in the spelling of the transcripts."""
-        return self.folder / "heldout-cased.tsv"
-
-    @property
     def text(self) -> Path:
         """The text of `train`, without the users."""
         return self.folder / "train.txt"
@@ -63,11 +57,6 @@ class LanguageFiles:
     def public(self) -> Path:
         """Text of nobody among the users."""
         return self.folder / "public.txt"
-
-    @property
-    def public_cased(self) -> Path:
-        """The same, in its own spelling."""
-        return self.folder / "public-cased.txt"
 
     @property
     def counts(self) -> Path:
@@ -101,14 +90,9 @@ def sentences(text: str) -> Iterator[list[str]]:
             yield words
 
 
-def _rows(path: Path) -> Iterator[str]:
-    with pa.input_stream(str(path), compression="zstd") as stream:
-        yield from io.TextIOWrapper(stream, "utf-8")
-
-
 def _user_rows(path: Path) -> Iterator[tuple[str, str]]:
     """(user, what they said)"""
-    rows = (line.rstrip("\n").split("\t") for line in _rows(path))
+    rows = (line.rstrip("\n").split("\t") for line in lines_of(path))
     header = next(rows)
     user, text = header.index("user_id"), header.index("utterance")
     for row in rows:
@@ -133,7 +117,9 @@ def _users(path: Path, least: int) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _public(path: Path) -> Iterator[list[str]]:
-    texts = (text for _, text in _user_rows(path)) if path.parent.name == "users" else _rows(path)
+    texts = (
+        (text for _, text in _user_rows(path)) if path.parent.name == "users" else lines_of(path)
+    )
     left = PUBLIC_WORDS
     for text in texts:
         for words in sentences(text):
@@ -151,11 +137,9 @@ def write_texts(files: LanguageFiles, language: str) -> dict[str, Any]:
     users_file, public_file = (DATA / name for name in SETS[language])
     files.folder.mkdir(parents=True, exist_ok=True)
     whole = files.folder / "users.tsv"
-    spelling = {}
     with whole.open("w", encoding="utf-8") as out:
         out.write("user_id\tutterance\n")
         for user, said in _users(users_file, LEAST[language]):
-            spelling[user] = said
             out.writelines(f"{user}\t{' '.join(words).lower()}\n" for words in said)
     sides = UserDataset.open(whole).split(HELD_OUT, name="fng")
     for file, side in zip((files.train, files.held_out), sides, strict=True):
@@ -163,20 +147,11 @@ def write_texts(files: LanguageFiles, language: str) -> dict[str, Any]:
             out.write("user_id\tutterance\n")
             for place, user in enumerate(side.user_ids()):
                 out.writelines(f"{user}\t{text}\n" for text in side.utterances(place))
-    with files.cased.open("w", encoding="utf-8") as out:
-        out.write("user_id\tutterance\n")
-        for user in sides[1].user_ids():
-            out.writelines(f"{user}\t{' '.join(words)}\n" for words in spelling[user])
     with files.text.open("w", encoding="utf-8") as out:
         for place in range(len(sides[0])):
             out.writelines(f"{text}\n" for text in sides[0].utterances(place))
-    with (
-        files.public.open("w", encoding="utf-8") as plain,
-        files.public_cased.open("w", encoding="utf-8") as cased,
-    ):
-        for words in _public(public_file):
-            cased.write(" ".join(words) + "\n")
-            plain.write(" ".join(words).lower() + "\n")
+    with files.public.open("w", encoding="utf-8") as out:
+        out.writelines(f"{' '.join(words).lower()}\n" for words in _public(public_file))
     return {
         "users": [len(side) for side in sides],
         "words": [int(side.word_counts().sum()) for side in sides],

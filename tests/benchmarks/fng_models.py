@@ -13,18 +13,14 @@ samples (c) or of the text that it was estimated from (t).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import distillation
-
 from benchmarks.fng_data import LanguageFiles
+from benchmarks.fng_estimated import kneser_ney, pruned, sampled_text, witten_bell
 from benchmarks.fng_train import Network
 
 ORDER = 3
@@ -63,18 +59,18 @@ def centralised(files: LanguageFiles) -> dict[str, Any]:
     found: dict[str, Any] = {}
     text = as_ids(lines_of(files.text), vocabulary)
     wholes = {
-        "kn": distillation.kneser_ney(text, vocabulary, folder),
-        "wb": distillation.witten_bell(text, vocabulary),
+        "kn": kneser_ney(text, vocabulary, folder),
+        "wb": witten_bell(text, vocabulary),
     }
     for name, whole in wholes.items():
         found[f"{name}-all"] = sum(whole.counts)
         whole.write(files.arpa(f"{name}-all"))
         for size in SIZES:
-            small = distillation.pruned(whole, size)
+            small = pruned(whole, size)
             small.write(files.arpa(f"{name}-{size}"))
             found[f"{name}-{size}"] = sum(small.counts)
     public = as_ids(lines_of(files.public), vocabulary)
-    small = distillation.pruned(distillation.kneser_ney(public, vocabulary, folder), NGRAMS)
+    small = pruned(kneser_ney(public, vocabulary, folder), NGRAMS)
     small.write(files.arpa(f"public-{NGRAMS}"))
     found[f"public-{NGRAMS}"] = sum(small.counts)
     return {"ngrams": found}
@@ -86,7 +82,7 @@ def said_in_words(run: Path, vocabulary: Any) -> Any:
 
     source = NetworkSource(run)
     assert source.inventory is not None
-    ids = distillation.sampled_text(source.visits(SAMPLES, 0), source.vocabulary)
+    ids = sampled_text(source.visits(SAMPLES, 0), source.vocabulary)
     ends = np.flatnonzero(ids == source.vocabulary.end_id)
     lines = [part[part != source.vocabulary.end_id] for part in np.split(ids, ends + 1)[:-1]]
     return as_ids((source.inventory.decode(line.tolist()) for line in lines), vocabulary)

@@ -53,7 +53,7 @@ def tables(results: Results) -> str:
     parts = []
     for language in TITLES:
         parts += [*_comparison(results, language), *_by_round(results, language)]
-    parts += [*_by_size(results), *_network_sizes(results), *_capitals(results)]
+    parts += [*_by_size(results), *_network_sizes(results)]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
@@ -194,36 +194,6 @@ def _network_sizes(results: Results) -> Iterable[list[str]]:
             ),
             *rows,
         ]
-
-
-def _capitals(results: Results) -> Iterable[list[str]]:
-    """FNG 5."""
-    found = results.read("en/capitals")
-    if found is None:
-        return
-    accuracy, case = found["accuracy"], found["case"]
-    rows = []
-    for name in dict.fromkeys([*accuracy, *case]):  # type: ignore[misc]
-        cells = [name]
-        top = accuracy.get(name, {})  # type: ignore[attr-defined]
-        cells.append(interval(top["top1"], 100, 2) if top else "")
-        cells.append(interval(top["top1_difference"], 100, 2) if "top1_difference" in top else "")
-        of_case = case.get(name)  # type: ignore[attr-defined]
-        cells += (
-            [f"{of_case['case_percent']:.2f}", f"{of_case['case_percent_inside']:.2f}"]
-            if of_case
-            else ["", ""]
-        )
-        rows.append(_row(cells))
-    first = next(iter(accuracy))  # type: ignore[call-overload]
-    yield [
-        "**English: spelling**",
-        "",
-        *_head(
-            "model", "cased top-1, %", f"less *{first}*", "case alone, %", "within a sentence, %"
-        ),
-        *rows,
-    ]
 
 
 def plot(results: Results) -> str:

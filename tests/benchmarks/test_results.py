@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from benchmarks.chart import drawn
 from benchmarks.results import FOLDER, markdown, rendered, runs
 
@@ -24,12 +22,6 @@ def test_an_interval_stands_beside_its_value() -> None:
     rows = [["a", "1", "0", "2", "3", "1"], ["b", "1", "", "", "3", ""]]
     *_, first, second = markdown(head, rows)
     assert (first, second) == ("| a | 1 (0 to 2) | 3 ± 1 |", "| b | 1 | 3 |")
-
-
-def test_a_row_of_another_length_is_refused() -> None:
-    """Rather than shown in the wrong columns."""
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        list(markdown(["a", "b"], [["1"]]))
 
 
 def test_the_chart_of_the_front_page_is_that_of_the_figures() -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("hama", reason="pip install -e '.[asr]'")
 
 from benchmarks import wer
 from benchmarks.wer_models import Spoken, normalised, write_text
-from benchmarks.wer_plot import Bar, intervals, lines
+from benchmarks.wer_plot import Bar, intervals
 
 
 def spoken(name: str, speaker: str, text: str) -> Spoken:
@@ -79,13 +79,9 @@ def test_loud_noise_takes_weights_of_10_db_and_every_second_utterance(
     assert wer.Study.spoken_in(study, "10") == study.spoken
 
 
-def test_plots_are_drawn_of_what_was_measured() -> None:
-    """Well-formed; a dot for each model and condition, a line for each name and panel."""
+def test_a_plot_is_drawn_of_what_was_measured() -> None:
+    """Well-formed; a dot for each model and condition."""
     rows = {"clean": {"<2-grams>": Bar(1, -0.5, 2), "words": Bar(9, 7, 11)}, "0 dB": {}}
     drawn = intervals("WER", rows)
     assert len(ElementTree.fromstring(drawn).findall(".//{*}circle")) == 2
     assert "+11" in drawn
-    points = {"a": [(0.0, 1.0), (9.0, 0.0)], "b": [(1.0, 2.0)]}
-    drawn = lines({"errors": points, "delay": {"a": []}}, (3.0, 6.0), "seconds")
-    assert len(ElementTree.fromstring(drawn).findall(".//{*}polyline")) == 3
-    assert "9 seconds" in drawn

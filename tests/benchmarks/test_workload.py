@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,12 +81,6 @@ def test_file_holds_what_the_driver_reads(work: Workload, tmp_path: Path) -> Non
     assert len(arrays) == 2 * counts[3] + counts[4] + counts[5] + counts[6] + counts[7]
     np.testing.assert_array_equal(arrays[: counts[3]], work.context_lengths)
     np.testing.assert_array_equal(arrays[-counts[7] :], work.tokens)
-
-
-def test_text_too_short_is_refused(text: Path) -> None:
-    """Rather than asked less."""
-    with pytest.raises(ValueError, match="sentences; 1000 are needed"):
-        from_text(text, replace(MIX, sentences=1000))
 
 
 def test_words_are_as_a_recogniser_writes_them() -> None:

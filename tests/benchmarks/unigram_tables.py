@@ -10,16 +10,13 @@ FNG's was of other logs than its users' own.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from dlm.federated.counting.collect import Collection
 from dlm.federated.counting.settings import UnigramConfig
@@ -30,6 +27,7 @@ from dlm.federated.users import UserDataset, spoken_words
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.workload import lines_of
 from federated.corpus import top_words
 
 DATA = Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -39,17 +37,11 @@ LAMBDAS = (1.0, 100.0, 1_000.0, 5_000.0, math.inf)
 SEED = 1
 
 
-def lines(path: Path) -> Iterator[str]:
-    """Of a compressed text."""
-    with pa.CompressedInputStream(pa.OSFile(str(path)), "zstd") as stream:
-        yield from io.TextIOWrapper(io.BufferedReader(stream), "utf-8")
-
-
 def public_words() -> tuple[list[str], np.ndarray]:
     """Words of public text and their counts, the most frequent first."""
     counts: Counter[str] = Counter()
     for name in ("gutenberg", "wikipedia_en"):
-        for line in lines(DATA / "text" / f"{name}.txt.zst"):
+        for line in lines_of(DATA / "text" / f"{name}.txt.zst"):
             counts.update(spoken_words(line))
     top = counts.most_common(WORDLIST)
     return [word for word, _ in top], np.array([float(n) for _, n in top])

@@ -17,7 +17,7 @@ the models of `wer_models.py`. Utterances that share 8 words in a row with their
 
 Every step leaves its results in DIR and is not done again. Without DIR/*.arpa they are made first:
 12 GB. Cost on two cores: models 15 min, posteriors 3 min per condition, tuning 2 min and decoding
-5 min per model and condition. `wer_faults.py` kills servers meanwhile.
+5 min per model and condition.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The figures of `wer.py` and `wer_faults.py` as SVG: no package draws them."""
+"""The figure of `wer.py` as SVG: no package draws it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor
 
-WIDTH, HEIGHT, LEFT, TOP = 640, 200, 60, 30
+WIDTH, LEFT, TOP = 640, 60, 30
 NAMES, ROW = 230, 22
 COLOURS = ("#3060b0", "#308040", "#b07020", "#803080", "#b03030", "#606060")
 
@@ -51,60 +51,6 @@ def intervals(title: str, groups: Mapping[str, Mapping[str, Bar]]) -> str:
         parts.insert(0, f'<path d="M{at(tick):.1f} {TOP}V{y:.1f}" stroke="{stroke}"/>')
         parts.append(_text(at(tick), y + 16, f"{tick:+d}" if tick else "0", "middle"))
     return _drawn(parts, y + 28)
-
-
-def lines(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
-    shaded: tuple[float, float],
-    unit: str,
-) -> str:
-    """A panel for each title, a line of points (x, y) for each name in it; all over one x axis.
-
-    Args
-        shaded  the part of the axis that is grey
-        unit    of the axis
-    """
-    names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
-    points = [point for panel in panels.values() for line in panel.values() for point in line]
-    longest = max((x for x, _ in points), default=0.0) or 1.0
-    parts = []
-    for place, (title, panel) in enumerate(panels.items()):
-        top = TOP + place * (HEIGHT + 50)
-        most = max((y for line in panel.values() for _, y in line), default=0.0) or 1.0
-        begin, end = (LEFT + WIDTH * x / longest for x in shaded)
-        parts.append(
-            f'<rect x="{begin:.1f}" y="{top}" width="{end - begin:.1f}" height="{HEIGHT}" '
-            'fill="#e4e4e4"/>'
-        )
-        parts += _frame(title, top, most)
-        parts.append(_text(LEFT, top + HEIGHT + 14, "0"))
-        parts.append(_text(LEFT + WIDTH, top + HEIGHT + 14, f"{longest:.0f} {unit}", "end"))
-        for name, line in panel.items():
-            drawn = " ".join(
-                f"{LEFT + WIDTH * x / longest:.1f},{top + HEIGHT * (1 - y / most):.1f}"
-                for x, y in line
-            )
-            parts.append(
-                f'<polyline points="{drawn}" fill="none" stroke="{_colour(names, name)}" '
-                'stroke-width="1.5"/>'
-            )
-    base = TOP + len(panels) * (HEIGHT + 50)
-    return _drawn([*parts, *_legend(names, base)], base + 16)
-
-
-def _frame(title: str, top: float, most: float) -> list[str]:
-    return [
-        _text(LEFT, top - 8, title),
-        _text(LEFT - 8, top + 10, f"{most:.1f}", "end"),
-        _text(LEFT - 8, top + HEIGHT, "0", "end"),
-        f'<path d="M{LEFT} {top}V{top + HEIGHT}H{LEFT + WIDTH}" fill="none" stroke="black"/>',
-    ]
-
-
-def _legend(names: Sequence[str], y: float) -> list[str]:
-    return [
-        _text(LEFT + 105 * i, y, name, colour=_colour(names, name)) for i, name in enumerate(names)
-    ]
 
 
 def _colour(names: Sequence[str], name: str) -> str:

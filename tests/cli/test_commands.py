@@ -60,15 +60,6 @@ def test_a_cluster_and_the_shards_on_disk_score_alike(
         assert served.stdout == local.stdout
 
 
-def test_cluster_toml_of_this_folder_is_the_default(run: Run, cluster: Path) -> None:
-    """`dlm score FILE` beside cluster.toml needs no option."""
-    (cluster.parent / "text.txt").write_bytes(TEXT)
-    by_default = run("score", "text.txt", cwd=cluster.parent)
-    named = run("score", "--cluster", cluster, text=TEXT)
-    assert by_default.returncode == 0, by_default.stderr
-    assert by_default.stdout == named.stdout
-
-
 def test_words_shows_every_token_with_its_matched_order(run: Run, folder: Path) -> None:
     """A line a token: word, matched order, log10 P, and a mark on what is unknown."""
     done = run("score", "--local", folder / "shards", "--words", text=b"a b c d zzz\n")
@@ -174,11 +165,7 @@ def test_a_full_disk_is_told_with_its_file_and_what_to_do(run: Run, folder: Path
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["shard", "absent.arpa", "--shards", "2", "-o", "out"], b"absent.arpa"),
         (["shard", "model.arpa", "--shards", "0", "-o", "out"], b"1 to 4,096"),
-        (["shard", "model.arpa", "--shards", "2", "-o", "shards"], b"not an empty folder"),
-        (["info", "absent"], b"does not exist"),
-        (["serve", "absent", "--shard", "0"], b"DIR: no such folder: absent"),
         (["info", "model.arpa"], b"is a file"),
         (["verify", "."], b"manifest.json"),
         (["serve", "shards", "--shard", "7"], b"0 to 1"),
@@ -187,13 +174,10 @@ def test_a_full_disk_is_told_with_its_file_and_what_to_do(run: Run, folder: Path
         (["serve", "shards", "absent", "--shard", "0"], b"absent"),
         (["serve", "shards", "shards", "--shard", "0"], b"same shard set"),
         (["serve", "shards", "--shard", "0", "--share-port"], b"--port"),
-        (["cluster", "absent"], b"manifest.json"),
         (["cluster", "shards", "absent"], b"absent"),
         (["score", "--local", "shards", "--model", "abcdef"], b"--model applies to servers"),
         (["score", "--model", "abc"], b"6 to 32 hex digits"),
         (["cluster", "shards", "--port", "65535"], b"expected 1 to 65534"),
-        (["score", "--local", "shards", "absent.txt"], b"absent.txt"),
-        (["score", "--cluster", "absent.toml"], b"dlm cluster DIR"),
         (["score", "--cluster", "x", "--local", "shards"], b"give one of them"),
     ],
 )

@@ -165,7 +165,7 @@ def test_contexts_of_a_text_take_the_place_of_samples(home: Path) -> None:
 
 def test_a_topology_of_the_sources_own_n_grams(home: Path) -> None:
     """Of the size asked for; with another's, both, and their interpolation."""
-    samples = ("--samples", "2e4", "-o", "out.arpa")
+    samples = ("--samples", "5e3", "-o", "out.arpa")
     own = figures("distill", "big.arpa", "--topology", "self", "--ngrams", 60, *samples)
     assert sum(own["ngrams"]) == 60
     more = figures("distill", "big.arpa", "--topology", "self", "--ngrams", 90, *samples)

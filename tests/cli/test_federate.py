@@ -125,7 +125,6 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
         ("run.toml", CONFIG.replace("clip_norm = 0.5", ""), "run.toml: [privacy] lacks clip_norm"),
         ("run.toml", CONFIG.replace("[data]\nvocabulary", "[data]\n#"), "[data] lacks vocabulary"),
         ("words.txt", "", "is empty"),
-        ("run.toml", CONFIG.replace("report_goal = 4", "report_goal = 400"), "report goal"),
         ("run.toml", CONFIG.replace("rounds = 3", "rounds = 64"), "at most 8 rounds"),
         (
             "run.toml",

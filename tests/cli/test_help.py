@@ -131,9 +131,7 @@ def test_the_version_is_printed() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("dlm sc", ["score"]),
-        ("dlm score --lo", ["--local"]),
-        ("dlm privacy ac", ["account"]),
+        ("dlm privacy account --mech", ["--mechanism"]),
         ("dlm p", ["perplexity", "prune", "pipeline", "pieces", "privacy"]),
     ],
 )

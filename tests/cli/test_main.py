@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import dlm
-
 ROOT = Path(__file__).resolve().parents[2]
 
 ACCOUNT = (
@@ -53,14 +51,6 @@ def test_without_metadata_the_sources_are_named(tmp_path: Path) -> None:
         capture_output=True, text=True, cwd=tmp_path, env=environ,
     )  # fmt: skip
     assert done.stdout == f"{ROOT}[train]\n", done.stderr
-
-
-def test_dlm_runs_as_a_module() -> None:
-    """`python -m dlm`, where the command is not on PATH."""
-    done = subprocess.run(
-        [sys.executable, "-m", "dlm", "--version"], capture_output=True, text=True
-    )
-    assert done.stdout == f"dlm {dlm.__version__}\n", done.stderr
 
 
 def test_a_command_imports_itself_alone(environ: dict[str, str]) -> None:

@@ -12,8 +12,11 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -21,8 +24,17 @@ import forked
 from certificates import Authority
 from cli.conftest import Run
 from cluster import WAIT_S, CommandServer, command, free_ports, gone, until
-from dlm.client.config.cluster_file import ClusterToml, Endpoint, replace_servers
+from dlm.client.config.cluster_file import (
+    ClusterToml,
+    Endpoint,
+    edit,
+    replace_servers,
+    write_cluster_file,
+)
+from dlm.client.config.rollout import Rollout, edited
 from dlm.cluster import processes
+from dlm.errors import ConfigError
+from dlm.files import Replacement
 
 
 def _wait_gone(pids: list[int]) -> None:
@@ -134,17 +146,6 @@ def test_of_two_clusters_started_at_once_one_is_refused(
         assert refused.wait() == 1
         assert "another dlm cluster writes cluster.toml" in refused.errors
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.promise("ctrl_c")
-def test_no_server_outlives_a_cluster_that_was_killed(
-    folder: Path, tmp_path: Path, environ: dict[str, str]
-) -> None:
-    """kill -9 on the command still ends the servers."""
-    with CommandServer("cluster", folder / "shards", cwd=tmp_path, env=environ).ready() as process:
-        servers = process.children()
-        process.kill()
-    _wait_gone(servers)
 
 
 @pytest.mark.slow
@@ -352,7 +353,7 @@ def test_a_restart_is_written_though_a_server_was_added_by_hand(
     line = ("cluster", folder / "shards", "--restart")
     with CommandServer(*line, cwd=tmp_path, env=environ).ready() as process:
         added = Endpoint("127.0.0.1:9", 1)
-        replace_servers(listed, [*ClusterToml(listed).servers(), added])
+        replace_servers(listed, lambda now: [*now, added])
         killed = next(one.pid for one in ClusterToml(listed).servers() if one.shard == 0)
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
@@ -365,21 +366,68 @@ def test_a_restart_is_written_though_a_server_was_added_by_hand(
         assert {one.pid for one in servers[:-1]} == set(process.children())
 
 
+OURS, OTHER = Endpoint("127.0.0.1:7", 0, 11), Endpoint("10.0.0.1:7", 0, 11)
+SERVER = processes.Server(cast(Any, SimpleNamespace(pid=12)), replace(OURS, pid=12), ())
+ROLLOUT = Rollout(model="b" * 8, replaces="a" * 8, share=0.5)
+WRITERS = {
+    "process ids": lambda path: processes.write_pids(path, [SERVER]),
+    "roll-out": lambda path: edit(path, lambda toml: edited(toml.text, "a" * 8, ROLLOUT)),
+}
+
+
+@pytest.mark.parametrize("half", ["", "[[server]]\n"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_an_edit_that_comes_while_cluster_toml_is_written_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, half: str
+) -> None:
+    """As if it came before, of a program that knows no lock; half a file is left to its writer."""
+    listed, after, sync = tmp_path / "cluster.toml", tmp_path / "after.toml", Replacement.sync
+    write_cluster_file(listed, [OURS])
+    write_cluster_file(after, [OURS, OTHER])
+    text = after.read_text() + half
+    after.write_text(text)
+
+    def edited_meanwhile(replacement: Replacement) -> None:
+        monkeypatch.undo()
+        sync(replacement)
+        listed.write_text(text)
+
+    for path in (after, listed):
+        with contextlib.suppress(ConfigError):
+            WRITERS[writer](path)
+        monkeypatch.setattr(Replacement, "sync", edited_meanwhile)
+    assert listed.read_text() == after.read_text()
+    assert (after.read_text() == text) == bool(half)
+    assert {*tmp_path.iterdir()} == {listed, after}
+
+
 def test_a_server_that_cluster_toml_no_longer_lists_is_retired_when_it_is_stopped(
     folder: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    """The others are restarted still."""
+    """Until it is listed again; the others are restarted, also those that the file calls
+    `localhost`. The command ends with the last, and says why."""
     listed = tmp_path / "cluster.toml"
     line = ("cluster", folder / "shards", "--replicas", 2, "--restart")
     with CommandServer(*line, cwd=tmp_path, env=environ).ready() as process:
-        first, *others = ClusterToml(listed).servers()
-        replace_servers(listed, others)
-        for one in (first, others[0]):
+        first, second, *others = ClusterToml(listed).servers()
+        named = replace(second, address=second.address.replace("127.0.0.1", "localhost"))
+        replace_servers(listed, lambda _: [named, *others])
+        for one in (first, second):
             assert one.pid is not None
             os.kill(one.pid, signal.SIGTERM)
         until(lambda: "restarted" in process.errors and "retired" in process.errors)
         assert re.search(rf"at {first.address} ended with status 0; it is retired", process.errors)
         until(lambda: len(process.children()) == 3)
+        renewed = ClusterToml(listed).servers()[0]
+        assert renewed.address == named.address and renewed.pid in process.children()
+        replace_servers(listed, lambda now: [first, *now])
+        until(lambda: process.errors.count("restarted") == 2)
+        replace_servers(listed, lambda _: [Endpoint(f"192.0.2.1:{9 + at}", at) for at in (0, 1)])
+        for pid in process.children():
+            os.kill(pid, signal.SIGTERM)
+        assert process.wait() == 1
+        said = "it is retired, since the cluster file does not list it; every server that this"
+        assert f"{said} command started has ended. Start the cluster again" in process.errors
     assert not listed.exists()
 
 
@@ -441,10 +489,11 @@ def test_a_server_that_cannot_be_restarted_yet_is_named_and_tried_again(
     assert all(address in line for line in lines)
 
 
-def test_servers_do_not_outlive_a_cluster_that_was_killed(
+@pytest.mark.promise("ctrl_c")
+def test_no_server_outlives_a_cluster_that_was_killed(
     folder: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    """Nobody would stop them."""
+    """kill -9 on the command still ends the servers, and the processes that they have."""
     line = ("cluster", folder / "shards", "--processes", 2)
     with CommandServer(*line, cwd=tmp_path, env=environ).ready() as process:
         servers = process.children()
@@ -474,10 +523,15 @@ def test_a_servers_log_is_json_and_nothing_else(
                 pass
         assert process.stop() == 0
         events = [json.loads(line) for line in process.errors.splitlines()]
-    assert {"server.opened", "server.ready", "server.stopped"} <= {e["event"] for e in events}
+    names = {event["event"] for event in events}
+    assert names >= {"server.opened", "server.ready", "server.state", "server.stopped"}
     for event in events:
         assert event["shard"] == 1
+        if event["event"] in ("server.ready", "server.state"):
+            assert event["from_state"] != event["to_state"]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", event["time"])
+    (drained,) = (event for event in events if event["event"] == "server.drained")
+    assert drained["state"] == "DRAINING" and "to_state" not in drained
     ready = next(event for event in events if event["event"] == "server.ready")
     assert ready["address"] == f"127.0.0.1:{port}"
     told = datetime.fromisoformat(ready["time"])
@@ -493,22 +547,6 @@ def test_tokens_that_cannot_be_read_are_refused_before_a_shard_is_opened(
     assert done.returncode == 1
     assert b"nowhere does not exist; `dlm token NAME --tokens " in done.stderr
     assert b"server.opened" not in done.stderr
-
-
-def test_events_keep_their_names(folder: Path, tmp_path: Path, environ: dict[str, str]) -> None:
-    """A line of JSON each."""
-    line = ("serve", folder / "shards", "--shard", 0, "--ready-file", "ready")
-    with CommandServer(*line, cwd=tmp_path, env=environ, ready_file="ready").ready() as process:
-        assert process.stop() == 0
-        events = [json.loads(line) for line in process.errors.splitlines()]
-    seen = {event["event"] for event in events}
-    assert {event["shard"] for event in events} == {0}
-    assert seen >= {"server.ready", "server.state", "server.drained", "server.stopped"}
-    for event in events:
-        if event["event"] in ("server.ready", "server.state"):
-            assert event["from_state"] != event["to_state"]
-        if event["event"] == "server.drained":
-            assert event["state"] == "DRAINING" and "to_state" not in event
 
 
 def test_a_small_model_that_is_damaged_is_refused_before_anything_runs(

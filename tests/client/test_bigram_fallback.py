@@ -26,6 +26,7 @@ from dlm.errors import (
     ShardDown,
     StaleShardSet,
 )
+from dlm.index.search.shard import run_kernel
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers, QueryGroups
 
@@ -273,7 +274,7 @@ def test_the_partial_model_is_the_reduction_to_order_two(files, connect, cluster
         np.full(len(contexts), size, np.uint32),
         np.tile(np.arange(size, dtype=np.uint32), len(contexts)),
     )
-    answers = lowgrams.bigram_score(grams, groups)
+    answers, _ = run_kernel(grams.low.view, grams.manifest.order, groups)
     expected = [files.oracle.score(c[-1:], w).log10_prob for c in contexts for w in range(size)]
     assert np.array_equal(answers.log10_prob, np.array(expected, np.float32))
     assert answers.matched_order.max() <= 2 and answers.ngram_length.max() <= 2

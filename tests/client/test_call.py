@@ -12,7 +12,7 @@ from client.scripted import Network
 from client.test_bigram_fallback import assert_each_is_of_its_model
 from cluster import WAIT_S, Cluster, until
 from dlm.client.deliver.call import Call
-from dlm.client.plan import lowgrams, router
+from dlm.client.plan import router
 from dlm.errors import DeadlineExceeded, ShardDown, StaleShardSet
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers, QueryGroups
 
@@ -29,7 +29,8 @@ def call_of(grams, contexts: np.ndarray, words: np.ndarray, max_queries: int, sl
     """A call of so many contexts, each asked as many words, all of shards."""
     rows, each = len(contexts), len(words) // len(contexts)
     lengths = np.full(rows, contexts.shape[1], np.uint8)
-    groups = QueryGroups(lengths, contexts.reshape(-1), np.full(rows, each, np.uint32), words)
+    counts, pairs = np.full(rows, each, np.uint32), np.zeros(rows, np.uint32)
+    groups = QueryGroups(lengths, contexts.reshape(-1), counts, words, pairs)
     pieces = router.route(groups, slots, 4, max_queries)
     return Call.of_pieces("model", pieces, 0.0, "set")
 
@@ -100,21 +101,22 @@ def test_who_gives_up_what_is_answered_meanwhile_gets_whole_answers(
     place."""
     grams = client._core.snapshot().grams
     ((context, word),) = queries_to(files, 0)[:1]
-    words = np.array([word], np.uint32)
-    slots = np.zeros(4096, np.uint16)
-    call = call_of(grams, np.array([context], np.uint32), words, 10, slots)
+    words, one = np.array([word], np.uint32), np.ones(1, np.uint32)
+    asked = np.array([context], np.uint32), np.full(1, len(context), np.uint8), one, words
+    plan = router.plan(grams, grams.manifest, *asked, 10)
+    call = Call("model", plan, 0.0, "set")
     call.fall_back(grams, lambda *_: None)
     (part,) = call.parts
-    score = lowgrams.bigram_score
+    fall_back = Call._fall_back_to_bigrams
 
-    def late(*args) -> Answers:
+    def late(*args) -> None:
         call.answer(part, answers_of(7.0, 1), slice(None))
-        return score(*args)
+        fall_back(*args)
 
     if when == "before":
         call.answer(part, answers_of(7.0, 1), slice(None))
     else:
-        monkeypatch.setattr(lowgrams, "bigram_score", late)
+        monkeypatch.setattr(Call, "_fall_back_to_bigrams", late)
     call.give_up(DeadlineExceeded("late"))
     result = call.result(0)
     if when == "before":

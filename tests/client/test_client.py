@@ -201,10 +201,10 @@ def test_the_asyncio_face_gives_the_same(served) -> None:
 
 
 def stored_pairs(oracle) -> set[tuple[int, ...]]:
-    """Pairs under which a shard holds anything: longer n-grams, or weights of longer contexts."""
+    """Pairs under which a shard holds anything: longer n-grams, or weights of contexts."""
     pairs = {n[-3:-1] for n in oracle.ngrams if len(n) > 2}
     return pairs | {
-        n[-2:] for n, (_, weight) in oracle.ngrams.items() if 2 < len(n) < oracle.order and weight
+        n[-2:] for n, (_, weight) in oracle.ngrams.items() if 1 < len(n) < oracle.order and weight
     }
 
 

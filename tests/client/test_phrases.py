@@ -223,7 +223,7 @@ def test_an_asyncio_utterance_has_phrases(local: Client, files: ModelFiles) -> N
         ({"w1": None}, "None"),
         ({"w1": True}, "True"),
         ({"w " * 50: 1.0}, "50 words"),
-        ({f"w{i}": 1.0 for i in range(1_000_000)}, "1,000,000 phrases"),
+        (dict.fromkeys(map(str, range(100_001)), 1.0), "100,001 phrases"),
         ({"w1 w2": 1.0, "w1  w2": 2.0}, "phrase 2 "),
         ({"w1 </s>": 1.0}, "phrase 1 "),
         ({3: 1.0}, "type int"),

@@ -1,4 +1,7 @@
-"""Which replica is asked, and when another is: the choice, the budget, and messages that fail."""
+"""Which replica is asked, and when another is: the choice, the budget, and messages that fail.
+
+Above 600 lines: all tests share servers that hold each shard twice.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from itertools import count
 from math import inf
 from pathlib import Path
 from random import Random
+from time import sleep
 
 import pytest
 
@@ -20,6 +24,7 @@ from dlm.client import Client, ClientConfig, Utterance
 from dlm.client.api.core import Core
 from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
 from dlm.client.config.credentials import Metadata
+from dlm.client.deliver.delivery import LOST_S
 from dlm.client.deliver.replicas import (
     EACH,
     FORGET_S,
@@ -555,7 +560,10 @@ def test_a_message_that_all_replicas_refuse_during_a_roll_is_asked_until_one_ans
     assert_equal(future.result(WAIT_S), expected)
     assert client._core._runtime.retrying.saved >= saved
     network.failing[second] = refusing(reason)
-    late = submit(client.utterance(), query, 0.5)
+    network.requests.clear()
+    late = submit(client.utterance(), query, 0.3)
+    until(lambda: len(network.requests) >= 2)
+    client._core._delivery.tell(sleep, 0.4 + LOST_S)  # a machine that is busy until it is too late
     assert isinstance(late.exception(WAIT_S), ShardDown)
 
 

@@ -154,7 +154,8 @@ def test_routing_sends_each_remote_query_once_to_the_owner_of_its_context(
     slots = np.random.default_rng(shards).integers(0, shards, SLOTS).astype(np.uint16)
     whole = pack([(c, w) for c, w, _ in groups])
     remote = np.array([r for _, _, r in groups], np.uint8)
-    arrays_of = (whole.context_lengths, whole.context_words, whole.word_counts, whole.words)
+    g = whole
+    arrays_of = (g.context_lengths, g.context_words, g.pairs, g.word_counts, g.words)
     routed = kernels.route_groups(*arrays_of, remote, slots, shards)
     pieces = router.pieces_of(routed, max_queries)
     if remote.all():
@@ -216,7 +217,7 @@ def test_gathering_asks_shared_queries_once_and_places_every_answer(parts) -> No
     assert groups.word_counts.dtype == np.uint32
     # As of a message that is too long for the GIL.
     everywhere = [pack(part) for part in parts]
-    names = ("context_lengths", "context_words", "word_counts", "words")
+    names = ("context_lengths", "context_words", "pairs", "word_counts", "words")
     joined = [np.concatenate([getattr(part, name) for part in everywhere]) for name in names]
     found, *large, place_of = kernels.regroup_large(*joined)
     assert found == shared
@@ -232,17 +233,20 @@ def test_finishing_gives_each_query_its_own_answer(case, shards, rng) -> None:
     groups, place = router.group(*arrays(width, rows))
     asked = flat(groups)
     remote = np.array([len(c) >= 2 and rng.random() < 0.7 for c, _ in plain(groups)], np.uint8)
+    pairs = np.zeros(len(remote), np.uint32)
     slots = np.random.default_rng(shards).integers(0, shards, SLOTS).astype(np.uint16)
-    arrays_of = (groups.context_lengths, groups.context_words, groups.word_counts, groups.words)
+    g = groups
+    arrays_of = (g.context_lengths, g.context_words, pairs, g.word_counts, g.words)
     at = kernels.route_groups(*arrays_of, remote, slots, shards)[-1]
     truth = {query: number for number, query in enumerate(asked)}
     known = np.array([truth[query] for query in asked], np.float32)
-    rest = np.stack([(known % 7).astype(np.uint8)] * 3)
+    rest = np.stack([(3 + known % 7).astype(np.uint8)] * 3)
     given = known[at].copy(), *(rest[0][at].copy() for _ in range(3))
     known[at], rest[:, at] = -1.0, 99
-    found, more = kernels.finish(place, at, *given, known, rest)
+    low = np.full((2, len(known)), 0.5, np.float32)  # of no use where a shard has it all
+    found, more = kernels.finish(place, at, *given, low, known, rest)
     assert found.tolist() == [truth[query] for query in each(rows)]
-    assert more.tolist() == [[truth[query] % 7 for query in each(rows)]] * 3
+    assert more.tolist() == [[3 + truth[query] % 7 for query in each(rows)]] * 3
 
 
 @quick

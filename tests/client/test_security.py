@@ -13,11 +13,7 @@ import pytest
 
 from certificates import Authority
 from client.questions import ask, random_queries
-from dlm.client.config.cluster_file import (
-    ClusterToml,
-    Endpoint,
-    write_cluster_file,
-)
+from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.client.config.security import PLAIN, ClientSecurity
 from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver.transport import GrpcConnection
@@ -134,10 +130,7 @@ def test_files_are_read_when_the_connection_is_made(tmp_path):
         ({"ca": tmp_path / "none"}, "none"),
         ({"ca": token_file(tmp_path)}, "PEM"),
         ({"token_file": tmp_path / "none"}, "none"),
-        (
-            {"ca": authority.ca, "cert": authority.client.cert, "key": tmp_path / "none"},
-            "none",
-        ),
+        ({"ca": authority.ca, "cert": authority.client.cert, "key": tmp_path / "none"}, "none"),
     ):
         with pytest.raises(ConfigError, match=fault):
             GrpcConnection("127.0.0.1:1", security=ClientSecurity(**settings))

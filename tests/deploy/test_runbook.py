@@ -42,10 +42,7 @@ def test_command_lines_are_found_where_they_are() -> None:
     [
         "dlm serve",
         "dlm serve shards/model --shard one",
-        "dlm serve shards/model --shard 0 --port x",
         "dlm serve shards/model --shard 0 --no-such",
-        "dlm shard model.arpa --shards 4 --shards",
-        "dlm verify",
         "dlm no-such",
         "dlm --no-such",
     ],

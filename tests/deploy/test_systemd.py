@@ -95,9 +95,9 @@ def test_it_is_killed_only_after_it_could_drain() -> None:
     assert values("Restart") == ["on-failure"]
 
 
-@pytest.mark.parametrize(
-    "directive",
-    [
+def test_it_is_fenced_in() -> None:
+    """What a server never needs is closed to it."""
+    assert {
         ("NoNewPrivileges", "yes"),
         ("CapabilityBoundingSet", ""),
         ("ProtectSystem", "strict"),
@@ -107,11 +107,7 @@ def test_it_is_killed_only_after_it_could_drain() -> None:
         ("RestrictNamespaces", "yes"),
         ("SystemCallFilter", "@system-service"),
         ("RestrictAddressFamilies", "AF_INET AF_INET6 AF_UNIX"),
-    ],
-)
-def test_it_is_fenced_in(directive: tuple[str, str]) -> None:
-    """What a server never needs is closed to it."""
-    assert directive in LINES
+    } <= set(LINES)
 
 
 def test_it_may_compile_kernels() -> None:

@@ -45,7 +45,7 @@ from estimate.merge_models import read, worst_sum
 from models import PlainModel
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_counts_are_those_of_the_definition_and_add_up(tmp_path: Path, seed: int) -> None:
     """On the topology of another model, which lacks suffixes before it is closed."""
     source, columns, _ = a_source(seed, tmp_path)
@@ -113,7 +113,7 @@ def visits_of(
                 del under_way[place]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_sampled_counts_are_those_of_the_definition(tmp_path: Path, seed: int, order: int) -> None:
     """Sentences of many lengths in one batch, whose places are taken up again."""
@@ -136,7 +136,7 @@ def test_sampled_counts_are_those_of_the_definition(tmp_path: Path, seed: int, o
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_exact_counts_are_those_of_the_linear_system(tmp_path: Path, seed: int, order: int) -> None:
     """Of a source on the union of its own n-grams and another model's."""
@@ -256,8 +256,8 @@ def test_a_topology_that_lists_all_that_is_said_leaves_rounding_alone(tmp_path: 
     """float32 distributions do not sum to 1 exactly; what is left is no word's."""
     source, columns, _ = a_source(2, tmp_path, unk=False)
     words = np.arange(len(columns.vocabulary), dtype=np.uint32)
-    said = words[words > columns.vocabulary.end_id]
     listed = words[(words != 0) & (words != columns.vocabulary.begin_id)]
+    said = listed[listed != columns.vocabulary.end_id][:-2]  # others are said after one word
     pairs = np.array([(a, b) for a in (columns.vocabulary.begin_id, *said) for b in listed])
     sections = [
         (ids.astype(np.uint32), *np.zeros((2, len(ids)), np.float32))

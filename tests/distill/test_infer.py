@@ -59,7 +59,7 @@ def test_without_a_size_it_has_all_that_was_said(tmp_path: Path, order: int) -> 
 @pytest.mark.slow
 def test_of_a_size_it_has_what_is_said_often(tmp_path: Path) -> None:
     """As many as asked for, the more frequent ones on average."""
-    _, columns, _ = a_source(2, tmp_path)
+    _, columns, _ = a_source(1, tmp_path)
     said = collect_sentences(SampledSource(columns), Sampling(2000, seed=1))
     everything = infer_topology(said, columns.vocabulary, 3)
     ids = [line.tolist() for line in sentences_of(said, columns.vocabulary.end_id)]

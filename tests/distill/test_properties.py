@@ -20,12 +20,13 @@ from distill.plain import (
 from dlm.distill.counts.count import LocalCounts, NgramCounts, ln_likelihood, local_counts
 from dlm.distill.fitting import fit as fit_module
 from dlm.distill.fitting import kernels
+from dlm.distill.fitting.fit import as_log10
 from dlm.distill.fitting.prior import as_seen
 from dlm.distill.fitting.topology import closed, first_child, restricted, united
-from dlm.distill.sources.backoff import BackoffSource, as_log10, exact_counts
+from dlm.distill.sources.backoff import BackoffSource, exact_counts
 from dlm.estimate.columns import ModelColumns
 
-SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 
 
 class Solved:

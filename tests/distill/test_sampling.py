@@ -24,6 +24,8 @@ from dlm.errors import ConfigError, SourceError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import Vocabulary
 
+SENTENCES = 8_000  # drawn of a model
+
 
 def arrays(counts: NgramCounts) -> list[np.ndarray]:
     """All of the counts."""
@@ -42,16 +44,11 @@ def the_text(lines: list[str]) -> GivenText:
     return GivenText("text", "0" * 64, lambda: blocks)
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
-)
-@pytest.mark.parametrize(
-    "order", [1, 3, *(pytest.param(order, marks=pytest.mark.slow) for order in (2, 4))]
-)
-def test_drawn_sentences_are_those_of_the_model(tmp_path: Path, seed: int, order: int) -> None:
+@pytest.mark.parametrize("order", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_drawn_sentences_are_those_of_the_model(tmp_path: Path, order: int) -> None:
     """How often each word follows each state, within seven standard deviations of its share."""
-    plain, columns, _ = a_source(seed, tmp_path, order=order)
-    said = collect_sentences(SampledSource(columns), Sampling(20_000, seed))
+    plain, columns, _ = a_source(0, tmp_path, order=order)
+    said = collect_sentences(SampledSource(columns), Sampling(SENTENCES, seed=0))
     words = [word.decode() for word in columns.vocabulary.words]
     follow: dict[Ngram, Counter[str]] = {}
     for sentence in sentences_of(said, columns.vocabulary.end_id):
@@ -59,9 +56,7 @@ def test_drawn_sentences_are_those_of_the_model(tmp_path: Path, seed: int, order
         for at, word in enumerate([*line[1:], *(["</s>"] if len(line) <= 200 else [])], 1):
             history = tuple(line[max(0, at - order + 1) : at]) if order > 1 else ()
             follow.setdefault(history, Counter())[word] += 1
-    assert len(list(sentences_of(said, columns.vocabulary.end_id))) == 20_000, (
-        "as many as asked for"
-    )
+    assert len(list(sentences_of(said, columns.vocabulary.end_id))) == SENTENCES
     worst = 0.0
     for history, seen in follow.items():
         total = seen.total()
@@ -71,7 +66,7 @@ def test_drawn_sentences_are_those_of_the_model(tmp_path: Path, seed: int, order
     assert worst < 7
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_walked_model_and_one_that_is_asked_for_distributions_count_alike(
     tmp_path: Path, seed: int
 ) -> None:
@@ -114,7 +109,7 @@ def test_a_walked_model_and_one_that_is_asked_for_distributions_count_alike(
 def test_counts_of_samples_come_near_the_expected_ones(tmp_path: Path, kind: str) -> None:
     """Of each kind of source; a context's counts by its visits are exact for a short history."""
     plain, columns, _ = a_source(4, tmp_path)
-    samples = 50_000 if kind == "walked" else 2_000
+    samples = 50_000 if kind == "walked" else 1_000
     source = SampledSource(columns)
     if kind != "walked":
         own = PlainSource(plain)

@@ -10,7 +10,7 @@ import pytest
 
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
-from dlm.estimate.prune import Goal, ln_histories, needed_bytes, own_scores, prune, raised_scores
+from dlm.estimate.prune import Goal, ln_histories, own_scores, prune, raised_scores
 from dlm.spill.arrays import Storage
 from models import HAND_MADE, Ngram, PlainModel, random_model
 from normalised import (
@@ -31,7 +31,7 @@ KINDS = {
     "dense": {"order": 3, "words": 5, "share": 0.85},
     "sparse": {"order": 4, "words": 8, "share": 0.3},
 }
-CASES = [(kind, seed) for kind in KINDS for seed in range(6)]
+CASES = [(kind, seed) for kind in KINDS for seed in range(2)]
 
 
 def made(kind: str, seed: int, tmp_path: Path) -> tuple[PlainModel, ModelColumns]:
@@ -62,7 +62,7 @@ def test_a_score_is_the_change_of_relative_entropy(kind: str, seed: int, tmp_pat
             assert score == pytest.approx(want, rel=2e-6, abs=1e-13), ngram
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_histories_may_come_from_another_model(seed: int, tmp_path: Path) -> None:
     """Of another order, other words and other n-grams."""
     plain, model = made("five", seed, tmp_path)
@@ -203,7 +203,7 @@ def test_numbers_by_order_are_met_where_prefixes_allow(tmp_path: Path) -> None:
         prune(model, Goal(by_order=(None, 1, 1)))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
 def test_a_size_asked_for_is_not_passed(share: float, tmp_path: Path) -> None:
     """And met within a thousandth, or one n-gram."""
     model = ModelColumns.read(
@@ -270,15 +270,10 @@ def test_fewer_ngrams_than_words_are_refused(tmp_path: Path) -> None:
         prune(model, Goal(ngrams=model.counts[0] - 1))
 
 
-def test_memory_grows_with_the_model() -> None:
-    """The bound holds reading, so it is above what reading takes."""
-    assert needed_bytes((10, 20)) < needed_bytes((10, 21)) < needed_bytes((10, 21), (5, 5))
-
-
-@pytest.mark.parametrize(("kind", "seed"), [(kind, 3) for kind in KINDS])
-def test_arrays_in_files_change_nothing(kind: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["five", "no unk", "sparse"])
+def test_arrays_in_files_change_nothing(kind: str, tmp_path: Path) -> None:
     """The same model to the byte, and no file is left."""
-    _, model = made(kind, seed, tmp_path)
+    _, model = made(kind, 3, tmp_path)
     other = normalised_model(7, order=2).write(tmp_path / "history.arpa")
     folder = tmp_path / "spill"
     folder.mkdir()

@@ -16,10 +16,10 @@ import forked
 from dlm.errors import ConfigError
 from dlm.index.making import build_shard_set
 from dlm.index.making.budget import (
-    LEAST_BYTES,
     Budget,
     credible_counts,
     in_memory_bytes,
+    least_bytes,
     spill_bytes,
 )
 from dlm.ngram.arpa import ArpaReader
@@ -71,7 +71,7 @@ def test_memory_stays_within_the_limit(tmp_path: Path) -> None:
     """Of a model that would take several times as much; and the bytes are the same."""
     path = large_arpa(tmp_path / "m.arpa", 5000, 1_500_000)
     with ArpaReader(path) as reader:
-        limit = LEAST_BYTES + 300 * reader.counts[0] + 10 * MIB
+        limit = least_bytes(reader.counts, 2) + 10 * MIB
         assert in_memory_bytes(reader.counts) > limit
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, str(path), str(tmp_path / "set"), str(limit)],
@@ -196,7 +196,10 @@ def test_the_memory_for_words_is_part_of_the_limit(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1,000,000 words"):
         Budget.of(256 * MIB, [1_000_000, 5], 2)
     assert not Budget.of(512 * MIB, [1000, 5], 2).durable
-    assert Budget.of(512 * MIB, [1000, 50_000_000], 2).durable
+    assert Budget.of(512 * MIB, [1000, 5, 50_000_000], 2).durable
+    with pytest.raises(ConfigError, match="word pairs"):  # a shard's roots
+        Budget.of(512 * MIB, [1000, 50_000_000], 2, 2)
+    assert Budget.of(512 * MIB, [1000, 50_000_000], 2, 20).durable
 
 
 def test_a_model_from_a_pipe_is_sharded(tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 
 from client.scripted import Clients
-from client.test_bigram_fallback import shard_of
 from cluster import Cluster, ModelFiles, ProcessServer, build
 from dlm.client import Client
 from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
 from dlm.client.health.modes import Mode
-from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
+from dlm.ngram.query import LOCAL_FALLBACK
 from faults.decoders import Decoders
 from loadtest.run.chaos import Command, random_faults
 from loadtest.run.proxy import Proxies
@@ -30,8 +29,6 @@ from models import random_model
 # As in operation, but quicker; nothing depends on their being so.
 HEARTBEATS = HeartbeatConfig(interval_s=0.05, timeout_s=0.5, slow_floor_s=10.0)
 FAILOVER = FailoverConfig(wait_s=0.1, max_wait_s=0.5, probe_s=0.05, stable_s=0.0)
-# Of a busy machine no beat is missed, and none is slow.
-PATIENT = HeartbeatConfig(interval_s=0.2, timeout_s=5.0, slow_floor_s=10.0)
 DEADLINE_S = 1.0
 # A call ends by its deadline (on a moved clock: tests/client/test_deadlines.py). This is what a
 # machine may need to run a thread when it is busy with much else; what it did need is printed.
@@ -195,7 +192,7 @@ def faulty(**faults: object) -> Callable[[World], Callable[[], object]]:
         pytest.param(faulty(partition=True), id="partition", marks=pytest.mark.slow),
         pytest.param(faulty(drop=1.0), id="connections reset", marks=pytest.mark.slow),
         pytest.param(faulty(corrupt=1.0), id="every reply corrupt", marks=pytest.mark.slow),
-        pytest.param(kill_all, id="all killed"),
+        pytest.param(kill_all, id="all killed", marks=pytest.mark.slow),
     ],
 )
 def test_while_a_shard_is_gone_decoding_goes_on_with_the_small_model(
@@ -248,51 +245,6 @@ def test_connections_that_went_silent_are_given_up_though_nobody_reset_them(
     client = world.connect(small)
     with decoding(client, [files, small], "half-open"):
         assert world.proxies.half_open(0) > 0
-
-
-# -- the floors ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("begin", [kill, pytest.param(stop, marks=pytest.mark.slow)])
-def test_while_a_shard_has_another_server_every_score_is_full(
-    world: World, files, small, begin: Callable[[World], Callable[[], object]]
-) -> None:
-    """One of two replicas is killed, or stops: no bigram-fallback score, no small one, no
-    switch."""
-    # Half of the deadline is for the first replica, and no machine is that slow.
-    client = world.connect(small, 2, heartbeat_config=PATIENT)
-    what = f"one of two replicas: {begin.__name__}"
-    with decoding(client, [files, small], what, deadline_s=16.0) as decoders:
-        broken = time.monotonic()
-        mend = begin(world)
-        decoders.wait(lambda: decoders.each(broken, 10))
-        mend()
-    assert decoders.since(0.0).keys() == {FULL}
-    assert client.cascade.switches == {}
-
-
-def test_only_the_queries_of_the_shard_that_is_down_are_partial(files, small, cache_dir) -> None:
-    """One of four, below the threshold: all others stay full."""
-    quarter = files.again(4)
-    world = World(quarter, cache_dir)
-    seen: set[int | None] = set()
-    try:
-        failover_config = FailoverConfig(min_failures=1_000_000)
-        client = world.connect(small, failover_config=failover_config, heartbeat_config=PATIENT)
-        partial = lambda model, context: seen.add(shard_of(model, context))  # noqa: E731
-        more = {"on_bigram_fallback": partial, "deadline_s": 16.0}
-        with decoding(client, [quarter, small], "one of four", **more) as decoders:
-            world.proxies.set(2, drop=1.0)
-            broken = time.monotonic()
-            decoders.wait(lambda: decoders.each(broken, 6))
-            counted = decoders.since(broken)
-            world.heal()
-        assert seen == {2}
-        assert counted[LOCAL_FALLBACK] == 0
-        assert 0.0 < counted[BIGRAM_FALLBACK] / counted.total() < 0.5
-        assert client.cascade.switches == {}
-    finally:
-        world.end()
 
 
 # -- anything at any time ------------------------------------------------------------------------

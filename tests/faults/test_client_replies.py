@@ -12,7 +12,7 @@ from client.scripted import Clients, Network, free, settle
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client
 from dlm.client.api.core import Core
-from dlm.client.plan import lowgrams
+from dlm.client.deliver.call import Call
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.ngram.query import Answers
 from dlm.wire import codec
@@ -187,7 +187,7 @@ def answering(network: Network, **fields: object) -> Callable[[bytes], bytes]:
         {"log10_prob": 1e-6},
         {"log10_prob": float("inf"), "matched_order": 1, "ngram_length": 1, "state_length": 1},
         {"log10_prob": float("nan"), "matched_order": 1, "ngram_length": 1, "state_length": 1},
-        {"matched_order": 0},
+        {"matched_order": 2},
         {"matched_order": 5, "ngram_length": 5},
         {"matched_order": 255, "ngram_length": 255},
         {"ngram_length": 3},
@@ -262,12 +262,12 @@ def test_callers_who_share_a_message_each_get_an_error_of_their_own(
 def test_a_long_queue_that_fails_at_once_takes_no_stack(
     cluster: Cluster, network: Network, connect: Clients, files, fault: Exception
 ) -> None:
-    """2,000 messages wait, then each fails while it is sent; every caller is told, in order."""
+    """1,200 messages wait, then each fails while it is sent; every caller is told, in order."""
     client = connect(cluster.addresses, network, window=1, max_queries=1)
     utterance = client.utterance()
     queries = queries_to(files, 0)
     with network.held():
-        futures = [submit(utterance, [queries[i % len(queries)]]) for i in range(2000)]
+        futures = [submit(utterance, [queries[i % len(queries)]]) for i in range(1200)]
         network.instant = fault
     assert_equal(futures[0].result(WAIT_S), [files.oracle.score(*queries[0])])
     for future in futures[1:]:
@@ -287,7 +287,7 @@ def test_a_broken_partial_model_leaves_nobody_waiting(
     def broken(*_: object) -> None:
         raise KeyError("broken")
 
-    monkeypatch.setattr(lowgrams, "bigram_score", broken)
+    monkeypatch.setattr(Call, "_fall_back_to_bigrams", broken)
     client = connect(cluster.addresses, network, bigram_fallback=True)
     network.change = lambda data: b""
     with pytest.raises(ProtocolError) as caught:

@@ -223,7 +223,7 @@ print("done")
 
 
 @pytest.mark.promise("shared_clients")
-@pytest.mark.parametrize("heartbeats", ["beats", "none"])
+@pytest.mark.parametrize("heartbeats", ["beats", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_client_survives_fork_while_calls_are_in_flight(
     files, cluster, connect, tmp_path: Path, heartbeats: str
 ) -> None:

@@ -350,7 +350,7 @@ def test_a_cluster_half_old_half_new_answers_what_it_can(site: Site, old, new) -
     kept, gone = queries_to(old.files, 0), queries_to(old.files, 1)
     site.network.moved = {old.addresses[1]: new.addresses[1]}
     described = site.network.described
-    for _ in range(20):
+    for _ in range(6):
         ask(site.utterance, oracle, kept)
         with pytest.raises(UnavailableError):
             ask(site.utterance, oracle, gone, deadline_s=5.0)

@@ -58,11 +58,11 @@ def bits(found: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def text(files: ModelFiles) -> list[str]:
-    """20,000 sentences."""
+    """8,000 sentences."""
     rng = np.random.default_rng(9)
     words = files.words()
     some = [" ".join(words[i] for i in rng.integers(3, len(words), 12)) for _ in range(1000)]
-    return some * 20
+    return some * 8
 
 
 @pytest.mark.parametrize("bigram_fallback", [False, True], ids=["full", "bigram_fallback"])

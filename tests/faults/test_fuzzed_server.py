@@ -21,8 +21,8 @@ from models import random_model
 from server.calls import Asked, Caller, Questions, Stream, outcome, seal
 
 AT_ONCE = 40
-MESSAGES = int(os.environ.get("DLM_FUZZ_MESSAGES", "1000"))
-ARRAYS = ("context_lengths", "context_words", "word_counts", "words")
+MESSAGES = int(os.environ.get("DLM_FUZZ_MESSAGES", "480"))
+ARRAYS = ("context_lengths", "context_words", "pairs", "word_counts", "words")
 REFUSED = {
     *("MALFORMED", "CHECKSUM", "ID_OUT_OF_RANGE", "CONTEXT_LENGTH", "TOO_MANY_QUERIES"),
     *("WRONG_SHARD_SET", "WRONG_SHARD", "SLOT_NOT_OWNED", "LATE"),
@@ -35,7 +35,7 @@ class Site:
     def __init__(self, folder) -> None:
         arpa = random_model(seed=3, order=4, words=50, per_order=300).write(folder / "m.arpa")
         manifest = build_shard_set(arpa, folder / "shards", 2)
-        self.questions = Questions(manifest, DictModel.from_arpa(arpa))
+        self.questions = Questions(folder / "shards", manifest, DictModel.from_arpa(arpa))
         self.server = ProcessServer(folder / "shards", 0, max_queries=500)
 
 
@@ -77,7 +77,7 @@ def fuzzed(rng: np.random.Generator, questions: Questions) -> bytes:
         return hurt(rng, data)
     message = pb.ScoreRequest.FromString(data)
     for _ in range(rng.integers(1, 3)):
-        name = ARRAYS[rng.integers(4)]
+        name = ARRAYS[rng.integers(len(ARRAYS))]
         value = hurt(rng, getattr(message, name))
         if rng.random() < 0.7:
             value = value[: len(value) // 4 * 4] if name != "context_lengths" else value
@@ -99,17 +99,21 @@ def plainly(questions: Questions, data: bytes) -> Asked:
     contexts = list(np.frombuffer(message.context_words, "<u4").tolist())
     words = list(np.frombuffer(message.words, "<u4").tolist())
     counts = np.frombuffer(message.word_counts, "<u4").tolist()
+    pairs = np.frombuffer(message.pairs, "<u4").tolist()
     queries = []
-    for length, count in zip(message.context_lengths, counts, strict=True):
+    for length, count, pair in zip(message.context_lengths, counts, pairs, strict=True):
         context = tuple(contexts[:length])
         assert 2 <= length < questions.order and count >= 1
         assert questions.owner(context) == 0
         del contexts[:length]
-        queries += [(context, word) for word in words[:count]]
+        assert all(i < questions.size for i in context) and pair < questions.manifest.pairs
+        # What is said of another 2-gram, or of a place that no word has, means nothing.
+        followers = {rank: w for (v, w), rank in questions.ranks.items() if v == context[-1]}
+        good = questions.stored.get(context[-2:]) == pair
+        queries += [(context, followers.get(rank) if good else None) for rank in words[:count]]
         assert len(words) >= count
         del words[:count]
     assert not contexts and not words
-    assert all(i < questions.size for c, w in queries for i in (*c, w))
     return Asked(queries, data, message.checksum)
 
 

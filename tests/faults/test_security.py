@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +17,7 @@ from certificates import Authority
 from client.questions import ask, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, until
 from connect_proxy import VARIABLES, ConnectProxy
-from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client import Client, ClientConfig
 from dlm.client.config.cluster_file import Endpoint, write_cluster_file
 from dlm.client.config.security import ClientSecurity
 from dlm.client.deliver import transport
@@ -318,23 +316,6 @@ def test_plaintext_to_a_tls_port_and_tls_to_a_plaintext_port_say_so(
     """The usual mistakes, each with its remedy."""
     assert "set ca" in failure(connect, serve(**tls(authority)))
     assert "leave ca out" in failure(connect, serve(), ca=authority.ca)
-
-
-def test_the_asyncio_face_knows_tokens_too(serve, files, tmp_path) -> None:
-    """And many threads may read the token file at once."""
-    cluster = serve(tokens=write_tokens(tmp_path / "tokens", f"alice:{ALICE}"))
-    token = write_tokens(tmp_path / "alice.token", ALICE)
-    config = ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path / "cache", token_file=str(token))
-
-    async def asked() -> None:
-        async with await AsyncClient.connect(cluster.addresses, config) as client:
-            scored = await client.utterance().score_sentences(["a b c"])
-            assert len(scored) == 1
-
-    asyncio.run(asked())
-    queries = random_queries(files.oracle, 5, 50)
-    with Client.connect(cluster.addresses, config) as client, ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: ask(client.utterance(), files.oracle, queries), range(8)))
 
 
 @pytest.fixture

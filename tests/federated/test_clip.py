@@ -38,8 +38,8 @@ def update(
 
 
 @pytest.mark.parametrize("kind", ["flat", "per_layer"])
-@pytest.mark.parametrize("scale", [1e-12, 1e-3, 0.1, 1.0, 1e3, 1e15])
-@pytest.mark.parametrize("bound", [1e-6, 0.5, 1.0, 37.0, 1e6])
+@pytest.mark.parametrize("scale", [1e-12, 0.1, 1e3, 1e15])
+@pytest.mark.parametrize("bound", [1e-6, 1.0, 1e6])
 def test_the_norm_is_never_above_the_bound(kind: Any, scale: float, bound: float) -> None:
     """In exact arithmetic, over 24 orders of magnitude."""
     for seed in range(3):

@@ -47,8 +47,8 @@ def enumerated(gram: NDArray[np.float64], gap: int, max_participations: int) -> 
     return [max(best[: k + 1]) for k in range(1, max_participations + 1)]
 
 
-@pytest.mark.parametrize("rounds", range(1, 20))
-@pytest.mark.parametrize("gap", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 7, 8, 9, 15, 16, 19])
+@pytest.mark.parametrize("gap", [1, 2, 3, 7])
 def test_the_sensitivity_of_trees_is_that_of_the_worst_pattern(
     rounds: int, gap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,8 +117,8 @@ def test_a_toeplitz_matrix_whose_worst_pattern_is_not_known_is_refused() -> None
         toeplitz_sensitivity(np.array([1.0, -0.1]), 8, 2, 2)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("gap", [1, 2, 3, 4])
+@pytest.mark.parametrize("width", [1, 2, 3, 6])
+@pytest.mark.parametrize("gap", [1, 2, 4])
 def test_the_sensitivity_of_a_banded_matrix_is_exact_or_above(width: int, gap: int) -> None:
     """Exact where a participation meets only its neighbours, else never below the truth."""
     rounds = 12

@@ -170,9 +170,9 @@ def test_settings_that_cannot_be_are_refused() -> None:
             make()
 
 
-@pytest.mark.parametrize("goal", [1, 2, 3])
+@pytest.mark.parametrize("goal", [1, 3])
 @pytest.mark.parametrize("gap", [1, 2, 3])
-@pytest.mark.parametrize("max_participations", [None, 1, 2, 3])
+@pytest.mark.parametrize("max_participations", [None, 1, 3])
 def test_rounds_are_refused_exactly_where_no_cohorts_could_fill_them(
     goal: int, gap: int, max_participations: int | None
 ) -> None:

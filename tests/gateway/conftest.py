@@ -38,12 +38,9 @@ def gateway(opening: Any) -> Iterator[ThreadGateway]:
 
 
 @pytest.fixture(scope="module")
-def callers(gateway: ThreadGateway) -> Iterator[dict[str, Caller]]:
+def callers(gateway: ThreadGateway) -> dict[str, Caller]:
     """A caller by each door."""
-    made = {door: Caller(gateway, door) for door in DOORS}
-    yield made
-    for one in made.values():
-        one.close()
+    return {door: gateway.caller(door) for door in DOORS}
 
 
 @pytest.fixture

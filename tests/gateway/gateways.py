@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import threading
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import uvloop
 from google.protobuf import json_format
 
 from cluster import WAIT_S, CommandServer, until
@@ -37,7 +37,8 @@ class ThreadGateway:
         self._ready: Future[Any] = Future()
         self._config = GatewayConfig(**{"port": 0, "http_port": 0, "drain_grace_s": 0.0, **config})
         self._opening = opening
-        threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True).start()
+        self._callers: list[Caller] = []
+        threading.Thread(target=lambda: uvloop.run(self._run()), daemon=True).start()
 
     async def _run(self) -> None:
         try:
@@ -60,6 +61,11 @@ class ThreadGateway:
         assert self.gateway is not None
         return self.gateway
 
+    def caller(self, door: str, token: str = "") -> Caller:
+        """A caller, whose connection is closed at the end of `with`."""
+        self._callers.append(Caller(self, door, token))
+        return self._callers[-1]
+
     def end(self) -> int:
         """Drains it; returns its status."""
         if not self.status.done():
@@ -70,16 +76,19 @@ class ThreadGateway:
         return self.ready()
 
     def __exit__(self, *_: object) -> None:
+        for caller in self._callers:
+            caller.close()
         self.end()
 
 
 class CommandGateway(CommandServer):
-    """`dlm gateway` as a user starts it, on free ports; with `with` it must end with status 0."""
+    """`dlm gateway` on free ports, which drains for 0.2 s; with `with` its status must be 0."""
 
     def __init__(self, *arguments: object, cwd: Path, name: str = "gateway") -> None:
-        self.file = cwd / f"{name}.json"
-        ports = ("--port", 0, "--http-port", 0, "--ready-file", self.file)
-        super().__init__("gateway", *ports, *arguments, cwd=cwd, ready_file=self.file)
+        self.file, config = cwd / f"{name}.json", cwd / f"{name}.toml"
+        config.write_text("[gateway]\ndrain_grace_s = 0.2\n")
+        line = ("--port", 0, "--http-port", 0, "--ready-file", self.file, "--config", config)
+        super().__init__("gateway", *line, *arguments, cwd=cwd, ready_file=self.file)
 
     @property
     def running(self) -> SimpleNamespace:

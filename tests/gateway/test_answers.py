@@ -105,9 +105,7 @@ def test_a_state_is_good_on_another_gateway(callers: dict[str, Caller], files: M
     states = callers["grpc"]("Extend", word_ids=range(20)).states
     expected = callers["grpc"]("Extend", states=states, word_ids=[7])
     with ThreadGateway(lambda: AsyncClient.local(files.directory)) as other:
-        caller = Caller(other, "json")
-        assert caller("Extend", states=states, word_ids=[7]) == expected
-        caller.close()
+        assert other.caller("json")("Extend", states=states, word_ids=[7]) == expected
 
 
 @every_door
@@ -265,7 +263,7 @@ def test_a_state_of_the_next_model_of_a_roll_out_is_taken(
         state = sealed(utterance.states([utterance.begin()]))[0].tobytes()
     try:
         with ThreadGateway(lambda: AsyncClient.connect(path, config)) as gateway:
-            caller = Caller(gateway, "grpc")
+            caller = gateway.caller("grpc")
 
             def model() -> str:
                 with contextlib.suppress(Refused):  # until it has found the next model
@@ -274,7 +272,6 @@ def test_a_state_of_the_next_model_of_a_roll_out_is_taken(
 
             until(lambda: model() == other.manifest.model)
             assert caller("Extend", words=["a"]).model == old
-            caller.close()
     finally:
         for one in servers:
             one.end()
@@ -298,8 +295,6 @@ def test_a_gateway_without_any_server_describes_its_local_fallback(tmp_path: Pat
     )
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     with ThreadGateway(lambda: AsyncClient.connect(addresses, config)) as gateway:
-        caller = Caller(gateway, "json")
-        (model,) = caller("Models").models
-        caller.close()
+        (model,) = gateway.caller("json")("Models").models
     described = model.kind, model.model, model.order, tuple(model.counts)
     assert described == ("local_fallback", small.manifest.model, 2, small.manifest.counts)

@@ -19,6 +19,7 @@ from dlm.client.deliver.counts import Stats
 from dlm.cluster.check import check_rescoring, check_sentences
 from dlm.gateway.calls import CALLS
 from dlm.index.making import build_shard_set
+from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from gateway.gateways import DOORS, Caller, ThreadGateway
 from gateway.programs import built_cpp, need
@@ -61,10 +62,10 @@ class Asked:
 
     stats = Stats()
 
-    def __init__(self, ask: Any, oracle: DictModel) -> None:
+    def __init__(self, ask: Any) -> None:
         self._ask = ask
-        self.vocabulary = oracle.vocabulary
-        self.vocabulary_size = len(oracle.vocabulary)
+        with as_file(files("dlm") / "data" / "books20k") as shards:
+            self.vocabulary = LocalModel.open(shards).vocabulary
 
     def utterance(self) -> Asked:
         return self
@@ -106,7 +107,7 @@ def check(ask: Any, oracle: DictModel) -> None:
     """Scores the demo's sentences, and rescores them with a beam; `ask` makes the calls."""
     lines = (files("dlm") / "data" / "demo.txt").read_bytes().splitlines()
     with closing(ask):
-        asked: Any = Asked(ask, oracle)
+        asked: Any = Asked(ask)
         checked = [run(asked, oracle, lines)[0] for run in (check_sentences, check_rescoring)]
     assert sum(one.queries for one in checked) == QUERIES
     assert not any(one.differences for one in checked)

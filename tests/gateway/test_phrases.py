@@ -26,10 +26,15 @@ from gateway.gateways import DOORS, Caller, Refused, ThreadGateway
 every_door = pytest.mark.parametrize("door", DOORS)
 
 
+def said(files: ModelFiles) -> list[str]:
+    """Words that are no marks."""
+    return [word for word in files.words() if "<" not in word]
+
+
 @pytest.fixture(scope="module")
 def weights(files: ModelFiles) -> dict[str, float]:
     """Overlapping phrases, one with a word that the model lacks."""
-    a, b, c = files.words()[5:8]
+    a, b, c = said(files)[:3]
     return {f"{a} {b}": 1.5, f"{b} {c}": 0.75, f"strangelove {a}": 2.25, c: -0.5}
 
 
@@ -44,7 +49,7 @@ def test_a_beam_with_phrases_is_the_clients(
     callers: dict[str, Caller], files: ModelFiles, weights: dict[str, float], door: str
 ) -> None:
     """The list with the first step, then its id; scores, bonuses and states, of new words too."""
-    words = [*files.words()[4:9], "strangelove", "lacking"]
+    words = [*said(files)[:5], "strangelove", "lacking"]
     with Client.local(files.directory) as client:
         utterance = client.utterance(phrases=weights)
         states = utterance.states([utterance.begin()])
@@ -70,7 +75,7 @@ def test_sentences_and_lists_have_their_bonus(
     callers: dict[str, Caller], files: ModelFiles, weights: dict[str, float], door: str
 ) -> None:
     """Beside the model's own score; in a list, outside of the scale of the model."""
-    a, b, c = files.words()[5:8]
+    a, b, c = said(files)[:3]
     texts = [f"{a} {b} {c} strangelove {a}", f"{a}", f"strangelove {b}"]
     bonuses = [1.5 + 0.75 - 0.5 + 2.25, 0.0, 0.0]
     plain = callers[door]("Score", sentences=texts)
@@ -95,19 +100,18 @@ def test_a_gateway_that_lacks_them_says_so(
     callers: dict[str, Caller], files: ModelFiles, weights: dict[str, float]
 ) -> None:
     """Then the list comes again, with states of the first gateway; by each door."""
-    first = callers["grpc"]("Extend", words=files.words()[4:9], phrases=message(weights))
-    step: dict[str, Any] = {"states": first.states, "words": files.words()[4:9]}
+    first = callers["grpc"]("Extend", words=said(files)[:5], phrases=message(weights))
+    step: dict[str, Any] = {"states": first.states, "words": said(files)[:5]}
     known = pb.Phrases(id=first.phrases_id)
     expected = callers["json"]("Extend", phrases=known, **step)
     for door in DOORS:
         with ThreadGateway(lambda: AsyncClient.local(files.directory)) as other:
-            caller = Caller(other, door)
+            caller = other.caller(door)
             with pytest.raises(Refused) as refused:
                 caller("Extend", phrases=known, **step)
             assert refused.value.reason == "PHRASES_UNKNOWN"
             assert caller("Extend", phrases=message(weights), **step) == expected
             assert caller("Extend", phrases=known, **step) == expected
-            caller.close()
 
 
 @pytest.mark.parametrize(
@@ -249,7 +253,7 @@ def test_a_client_finds_its_own_phrases_only(opening: Any, tokens: Path) -> None
     """Whoever guesses a list has its id; it must not show that another client sent this list."""
     with ThreadGateway(opening, tokens=str(tokens)) as gateway:
         for door in DOORS:
-            alice, bob = (Caller(gateway, door, name * 32) for name in "ab")
+            alice, bob = (gateway.caller(door, name * 32) for name in "ab")
             sent = message({f"strangelove {door}": 1.0})
             known = pb.Phrases(id=alice("Extend", word_ids=[3], phrases=sent).phrases_id)
             with pytest.raises(Refused) as refused:
@@ -258,4 +262,3 @@ def test_a_client_finds_its_own_phrases_only(opening: Any, tokens: Path) -> None
             bob("Extend", word_ids=[3], phrases=sent)
             for caller in (alice, bob):
                 assert caller("Extend", word_ids=[3], phrases=known).bonuses
-                caller.close()

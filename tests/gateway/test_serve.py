@@ -7,8 +7,6 @@ import resource
 import signal
 import socket
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +20,7 @@ from cluster import Cluster, ModelFiles, free_ports, until
 from dlm.gateway.answers import SERVICE
 from dlm.wire._pb import lm_pb2 as pb
 from gateway.gateways import DOORS, Caller, CommandGateway
+from server.calls import fetch
 
 # What a caller says to gRPC of several gateways: take turns, and ask another where one is gone.
 BALANCED = {
@@ -50,8 +49,7 @@ def test_processes_share_both_ports(files: ModelFiles, tmp_path: Path) -> None:
         """Process and door of each call that was answered."""
         found = set()
         for port in ports[2:]:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-                text = answer.read().decode()
+            text = fetch(port, "/metrics")[1]
             found |= {
                 (port, door)
                 for door in ("grpc", "http")
@@ -140,15 +138,6 @@ def test_nobody_notices_that_one_of_two_gateways_ends(
 def test_a_gateway_that_can_open_no_more_files_says_so(files: ModelFiles, tmp_path: Path) -> None:
     """Its balancer sends no further callers; and it is ready again afterwards."""
     (port,) = free_ports(1)
-
-    def ready() -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz") as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as exc:
-            with exc:
-                return exc.code, exc.read().decode()
-
     with CommandGateway("--local", files.directory, "--metrics-port", port, cwd=tmp_path) as one:
         pid = one.ready().process.pid
         limit = 1 + max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
@@ -157,6 +146,6 @@ def test_a_gateway_that_can_open_no_more_files_says_so(files: ModelFiles, tmp_pa
             for _ in range(limit):
                 place = ("127.0.0.1", one.running.http_port)
                 held.enter_context(socket.create_connection(place))
-            until(lambda: ready()[0] == 503)
-            assert f"{limit} files" in ready()[1]
-        until(lambda: ready() == (200, "ready\n"))
+            until(lambda: fetch(port, "/readyz")[0] == 503)
+            assert f"{limit} files" in fetch(port, "/readyz")[1]
+        until(lambda: fetch(port, "/readyz") == (200, "ready\n"))

@@ -30,7 +30,7 @@ from dlm.server.admission import LOOKS
 from dlm.server.refusals import Refusal
 from dlm.wire._pb import lm_pb2 as pb
 from dlm.wire.status import Reason
-from gateway.gateways import DOORS, Caller, ThreadGateway
+from gateway.gateways import DOORS, ThreadGateway
 
 
 def test_a_call_whose_turn_does_not_come_in_time_is_late() -> None:
@@ -145,7 +145,6 @@ def test_the_loop_looks_while_a_long_reply_is_written(
 def test_every_request_waits_for_its_turn_unread(gateway: ThreadGateway, door: str) -> None:
     """A page, too, and a call by each door."""
     turns = gateway.running.calls.turns
-    caller = Caller(gateway, "json" if door == "page" else door)
     turns._calls.free = 0
     with ThreadPoolExecutor(1) as aside:
         if door == "page":
@@ -153,13 +152,12 @@ def test_every_request_waits_for_its_turn_unread(gateway: ThreadGateway, door: s
                 urllib.request.urlopen, f"http://127.0.0.1:{gateway.running.http_port}"
             )
         else:
-            answer = aside.submit(caller, "Models")
+            answer = aside.submit(gateway.caller(door), "Models")
         until(lambda: len(turns._calls._clients) == 1)
         assert not answer.done()
         turns._calls.free = inf
         gateway.running._loop.call_soon_threadsafe(turns._end_of(turns._calls))
         assert answer.result(WAIT_S)
-    caller.close()
 
 
 def test_no_time_left_is_too_late() -> None:

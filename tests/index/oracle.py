@@ -11,6 +11,7 @@ what is extended and what is stored (shards/FORMAT.md).
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -37,6 +38,7 @@ from dlm.index.layout import (
 from dlm.index.ngrams import (
     NgramTables,
     OrderTable,
+    Raw,
     begins_of,
     pack_keys,
     read_raw,
@@ -44,30 +46,12 @@ from dlm.index.ngrams import (
     with_prefixes,
 )
 from dlm.index.packed import kernels
-from dlm.index.packed.columns import (
-    Offsets,
-    bits_of,
-    pack_fields,
-    room,
-)
-from dlm.index.packed.kernels import OFFSET_BLOCK
-from dlm.index.packed.low import (
-    BLANK,
-    PAIR_FLAG_BITS,
-    STORED,
-    LowPlain,
-    key_bits_of,
-    keys_of,
-)
-from dlm.index.packed.tree import (
-    LEVEL_COLUMNS,
-    TABLES,
-    LevelPlain,
-    root_key_bits_of,
-)
+from dlm.index.packed.columns import bits_of, room
+from dlm.index.packed.low import BLANK, STATE_LENGTH, STORED, LowPlain, key_bits_of, mirrored
+from dlm.index.packed.tree import LevelPlain
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.partition import balanced_slot_table, slots_of
-from dlm.ngram.vocab import UNK_ID
+from dlm.ngram.vocab import UNK_ID, Vocabulary
 
 I64 = np.int64
 F32 = np.float32
@@ -124,19 +108,7 @@ def build_whole(
 def read_tables(
     path: str | os.PathLike[str], *, repair: bool = False
 ) -> tuple[NgramTables, ArpaReader]:
-    """The model in an ARPA file, sorted and closed under suffixes; and the reader, consumed.
-
-    Args
-        repair  put in prefixes that are missing, with the probability that back-off gives them and
-                no back-off weight. The score of an n-gram stays the same bit for bit where the
-                prefix's context is asked alone; a longer context may differ in the last bit, since
-                its back-off weights are now added to a sum that was rounded once before
-    Raises
-        ArpaError  malformed; an n-gram that stands twice; a missing prefix without `repair`, or one
-                   to which back-off gives a probability above 1
-    Cost
-        memory: some 90 bytes per n-gram at its peak
-    """
+    """The model in an ARPA file, sorted and closed under suffixes; and the reader, consumed."""
     with ArpaReader(path) as reader:
         if reader.order > MAX_ORDER:
             raise ArpaError(
@@ -147,9 +119,23 @@ def read_tables(
         vocabulary = reader.vocabulary
     if repair:
         raw = with_prefixes(vocabulary, raw)
+    vocabulary, raw = numbered(vocabulary, raw)
     tables = sorted_tables(vocabulary, raw, reader)
     close_under_suffixes(tables)
     return tables, reader
+
+
+def numbered(vocabulary: Vocabulary, raw: Raw) -> tuple[Vocabulary, Raw]:
+    """A model with its words in the order of the format: see "Words" in shards/FORMAT.md."""
+    ids, prob, backoff = raw[0]
+    values = {int(i): (b == 0, -p) for i, p, b in zip(ids[:, 0], prob, backoff, strict=True)}
+    order = [0, *sorted(range(1, len(vocabulary)), key=values.__getitem__)]
+    new = np.argsort(order).astype(U32)
+    words = [vocabulary.words[i] for i in order]
+    return (
+        Vocabulary(words, unk_in_model=vocabulary.unk_in_model),
+        [(new[rows], *values) for rows, *values in raw],
+    )
 
 
 def close_under_suffixes(model: NgramTables) -> None:
@@ -186,27 +172,22 @@ def close_under_suffixes(model: NgramTables) -> None:
 
 
 def quantised(model: NgramTables, bits: int) -> NgramTables:
-    """`model` with at most 2**bits probabilities and 2**weight_bits(bits) weights an
-    order.
-
-    Order 1 stays as it is, as in KenLM: it is small, and every back-off ends there. Its n-grams
-    would share codes by their number, while a few frequent words carry most of the text.
-    """
+    """`model` with at most 2**bits probabilities, 2**weight_bits(bits) weights an order, from 2."""
     tables = model.tables[:1]
     for table in model.tables[1:]:
         prob = table.log10_prob.copy()
         keep = ~table.blank
         prob[keep] = quantise(prob[keep], bits)
-        weight = quantise(table.log10_backoff, weight_bits(bits))
+        weight = quantise(table.log10_backoff, weight_bits(bits), zero=True)
         tables.append(replace(table, log10_prob=prob, log10_backoff=weight))
     return NgramTables(model.vocabulary, tables)
 
 
-def quantise(values: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    """Each value replaced by the nearest of a codebook of at most 2**bits."""
+def quantise(values: NDArray[np.float32], bits: int, *, zero: bool = False) -> NDArray[np.float32]:
+    """Each value replaced by the nearest of a codebook of at most 2**bits, with 0 if `zero`."""
     out = values.copy()
     own = ~((values == 0) | ~np.isfinite(values))
-    specials = len(np.unique(values[~own]))
+    specials = len(np.unique(np.append(values[~own], np.zeros(int(zero), F32))))
     distinct, inverse, counts = np.unique(values[own], return_inverse=True, return_counts=True)
     room = (1 << bits) - specials
     if len(distinct) <= room:
@@ -278,13 +259,13 @@ def extended_flags(model: NgramTables) -> list[NDArray[np.bool_]]:
 def place_contexts(model: NgramTables, suffix: list[NDArray[np.int64]]) -> list[Contexts]:
     """The nodes of the tree, level by level: contexts of 2 .. order - 1 words.
 
-    A context is a node if something follows it, if it is longer than two words and has a back-off
-    weight, or if a longer node hangs below it.
+    A context is a node if something follows it, if it has a back-off weight, or if a longer node
+    hangs below it.
     """
     wanted: list[NDArray[np.bool_]] = []
     for k in range(2, model.order):
         table = model.tables[k - 1]
-        keep = (table.log10_backoff != 0) if k > 2 else np.zeros(len(table), np.bool_)
+        keep = table.log10_backoff != 0
         keep[model.tables[k].prefix] = True
         wanted.append(keep)
     for i in range(len(wanted) - 1, 0, -1):
@@ -300,7 +281,7 @@ def place_contexts(model: NgramTables, suffix: list[NDArray[np.int64]]) -> list[
             slot = slots_of(rows[rank, 0], rows[rank, 1])
         else:
             parent = levels[-1].node[suffix[i + 1][rank]]
-            place = np.argsort(pack_keys(parent, keys_of(rows[rank, 0], key_bits)), kind="stable")
+            place = np.argsort(pack_keys(parent, mirrored(rows[rank, 0], key_bits)), kind="stable")
             rank, parent = rank[place], parent[place]
             slot = levels[-1].slot[parent]
         node = np.full(len(rows), -1, I64)
@@ -321,7 +302,6 @@ def plain_low(placed: PlacedModel) -> LowPlain:
             np.zeros(len(one) + 1, I64),
             np.zeros(0, np.uint32),
             np.zeros(0, np.float32),
-            np.zeros(0, np.float32),
             np.zeros(0, U8),
         )
     two = model.tables[1]
@@ -334,19 +314,14 @@ def plain_low(placed: PlacedModel) -> LowPlain:
         one.log10_backoff,
         placed.extended[0],
         placed.begin[1],
-        keys_of(two.rows[:, 1], key_bits_of(len(one))),
+        mirrored(two.rows[:, 1], key_bits_of(len(one))),
         two.log10_prob,
-        two.log10_backoff,
         flags,
     )
 
 
 def plain_tree(placed: PlacedModel, owns: NDArray[np.bool_]) -> tuple[list[LevelPlain], int, int]:
-    """The levels of one shard, the n-grams in it and its blanks.
-
-    Args
-        owns  (4096,) bool: the slots of this shard
-    """
+    """The levels of one shard, which owns these slots (4096,); its n-grams, its blanks."""
     model = placed.model
     key_bits = key_bits_of(len(model.vocabulary))
     out = []
@@ -359,7 +334,7 @@ def plain_tree(placed: PlacedModel, owns: NDArray[np.bool_]) -> tuple[list[Level
         table = model.tables[i + 1]
         rank = level.rank[nodes]
         # A root is named by its place in the bigram table, a deeper node by its oldest word.
-        key = rank.astype(np.uint32) if i == 0 else keys_of(table.rows[rank, 0], key_bits)
+        key = rank.astype(np.uint32) if i == 0 else mirrored(table.rows[rank, 0], key_bits)
         if i + 1 < len(placed.contexts):
             child_parent = local[placed.contexts[i + 1].parent[mine[i + 1]]]
             child = begins_of(child_parent, len(nodes))
@@ -367,7 +342,7 @@ def plain_tree(placed: PlacedModel, owns: NDArray[np.bool_]) -> tuple[list[Level
             child = np.zeros(len(nodes) + 1, I64)
         # The list of the context without its oldest word: the n-grams with that prefix.
         shorter = placed.suffix[i + 1][rank]
-        sizes = np.diff(placed.begin[i + 1])[shorter]
+        sizes = np.diff(placed.begin[i + 1])[shorter] if i else np.zeros(len(rank), I64)
 
         longer = model.tables[i + 2]
         node = level.node[longer.prefix]
@@ -430,9 +405,8 @@ def _write(
     counts, blanks = model.counts(), model.blanks()
     low = low_order_arrays(placed, coding)
     add("low_orders", None, low, sum(counts[:2]), sum(blanks[:2]), 0)
-    for index in range(shards):
-        arrays, ngrams, blank, nodes = shard_arrays(placed, table == index, coding)
-        add("shard", index, arrays, ngrams, blank, nodes)
+    for index, (arrays, *numbers) in enumerate(shards_arrays(placed, table, shards, coding)):
+        add("shard", index, arrays, *numbers)
 
     return {
         "model": model.model_id(),
@@ -448,23 +422,27 @@ def _write(
 
 def low_order_arrays(placed: PlacedModel, coding: Coding) -> Arrays:
     """The columns of the low orders."""
-    return pack_low(plain_low(placed), coding.prob_table, coding.backoff_table)
+    return pack_low(plain_low(placed), coding.prob_table)
 
 
-def shard_arrays(
-    placed: PlacedModel, owns: NDArray[np.bool_], coding: Coding
-) -> tuple[Arrays, int, int, int]:
-    """The columns of one shard, the n-grams in it, its blanks and its nodes.
-
-    Args
-        owns  (4096,) bool: the slots of this shard
-    """
+def shards_arrays(
+    placed: PlacedModel, slots: NDArray[np.uint16], shards: int, coding: Coding
+) -> list[tuple[Arrays, int, int, int]]:
+    """Of each shard its columns, n-grams, blanks and nodes; `slots` (4096,)."""
     model = placed.model
-    levels, ngrams, blanks = plain_tree(placed, owns)
+    plain = [plain_tree(placed, slots == shard) for shard in range(shards)]
+    codes = tree_codes([levels for levels, _, _ in plain], coding.prob_table)
     pairs = len(model.tables[1]) if model.order > 1 else 0
     key_bits = key_bits_of(len(model.vocabulary))
-    arrays = pack_tree(levels, pairs, key_bits, coding.prob_table, coding.backoff_table)
-    return arrays, ngrams, blanks, sum(len(level.key) for level in levels)
+    return [
+        (
+            pack_tree(levels, pairs, key_bits, codes),
+            ngrams,
+            blanks,
+            sum(len(level.key) for level in levels),
+        )
+        for levels, ngrams, blanks in plain
+    ]
 
 
 def vocabulary_arrays(model: NgramTables) -> Arrays:
@@ -494,38 +472,6 @@ def write_columns(path: Path, kind: str, arrays: Mapping[str, NDArray[Any]]) -> 
         out.flush()
         os.fsync(out.fileno())
     return path.stat().st_size, file_checksum(path)
-
-
-def pack_offsets(offsets: NDArray[Any]) -> Offsets:
-    """The fewest bits for `offsets`; the narrower distances where two widths tie."""
-    blocks = -(-len(offsets) // OFFSET_BLOCK)
-    whole = np.full(blocks * OFFSET_BLOCK, offsets[-1], np.uint64)
-    whole[: len(offsets)] = offsets
-    rows = whole.reshape(blocks, OFFSET_BLOCK)
-    base_bits = max(bits_of(int(offsets[-1])), bits_of(blocks))
-    spans = rows[:, -1] - rows[:, 0]
-    # How many spans need each width.
-    widths = np.bincount(
-        np.searchsorted(np.uint64(1) << np.arange(0, 64, dtype=np.uint64), spans, side="right"),
-        minlength=base_bits + 1,
-    )[: base_bits + 1]
-    above = np.cumsum(widths[::-1])[::-1]  # above[i]: spans that need i bits or more
-    costs = [
-        blocks * (OFFSET_BLOCK - 1) * width
-        + (int(above[width + 1]) if width < base_bits else 0) * OFFSET_BLOCK * base_bits
-        for width in range(base_bits + 1)
-    ]
-    delta_bits = int(np.argmin(costs))
-    wide = spans >= np.uint64(1) << np.uint64(delta_bits)
-    stride = base_bits + 1 + (OFFSET_BLOCK - 1) * delta_bits
-    words = room(blocks * stride)
-    head = rows[:, 0] << np.uint64(1)
-    head[wide] = (np.arange(int(wide.sum()), dtype=np.uint64) << np.uint64(1)) | np.uint64(1)
-    kernels.put_all(words, 0, stride, base_bits + 1, head)
-    for j in range(1, OFFSET_BLOCK if delta_bits else 1):
-        delta = np.where(wide, np.uint64(0), rows[:, j] - rows[:, 0])
-        kernels.put_all(words, base_bits + 1 + (j - 1) * delta_bits, stride, delta_bits, delta)
-    return Offsets(words, pack_fields(rows[wide].reshape(-1), base_bits), base_bits, delta_bits)
 
 
 @dataclass(frozen=True)
@@ -577,142 +523,268 @@ def coded_weights(values: NDArray[np.float32], largest_table: int) -> Coded:
     return coded(bits, largest_table, is_prob=False, none=none)
 
 
-def pack_low(low: LowPlain, prob_table: int, backoff_table: int) -> Arrays:
-    """The columns of `low_orders`.
-
-    Args
-        prob_table, backoff_table  entries that tables of values may have
-    """
+def pack_low(low: LowPlain, prob_table: int) -> Arrays:
+    """The columns of `low_orders`; tables of probabilities have at most `prob_table` entries."""
     size = len(low.log10_prob)
     b = key_bits_of(size)
-    word_prob = coded_probs(low.log10_prob, prob_table)
-    word_backoff = coded_weights(low.log10_backoff, backoff_table)
-    prob = coded_probs(low.pair_log10_prob, prob_table, low.pair_flags & BLANK != 0)
-    backoff = coded_weights(low.pair_log10_backoff, backoff_table)
-    value_bits = PAIR_FLAG_BITS + prob.bits + backoff.bits
-    place = np.empty(size + 1, np.int64)
-    kernels.key_list_bits(low.begin, b, value_bits, place)
+    used = np.flatnonzero((np.diff(low.begin) > 0) | (low.log10_backoff != 0))
+    count = int(used[-1]) + 1 if len(used) else 0
+    weight = coded_weights(np.append(low.log10_backoff[:count], F32(0)), 1 << 31)
+    blank = low.pair_flags & BLANK != 0
+    prob = coded_probs(low.pair_log10_prob, prob_table, blank)
+    flag_bits = 3 if blank.any() else 2
+    value_bits = flag_bits + prob.bits
+    begin, widths = low.begin[: count + 1], np.ones(count, I64)
+    key = low.key.copy()
+    for word, (first, end) in enumerate(pairwise(begin)):
+        if first < end:
+            widths[word] = max(1, bits_of(mirrored(low.key[first:end], b).max()))
+            key[first:end] >>= np.uint32(b - widths[word])
+    place = np.empty(count + 1, np.int64)
+    kernels.key_list_bits(begin, widths, value_bits, place)
     lists = room(int(place[-1]))
-    near = (prob.codes << np.uint64(PAIR_FLAG_BITS)) | low.pair_flags.astype(np.uint64)
-    kernels.put_key_lists(
-        lists,
-        place,
-        low.begin,
-        b,
-        value_bits,
-        PAIR_FLAG_BITS + prob.bits,
-        low.key,
-        near,
-        backoff.codes,
-    )
+    state, stored = low.pair_flags & STATE_LENGTH, low.pair_flags & STORED != 0
+    state = np.where(stored & (state < 2), 3, state)
+    near = (prob.codes << np.uint64(flag_bits)) | (state | blank.astype(np.uint64) << np.uint64(2))
+    kernels.put_key_lists(lists, place, begin, widths, value_bits, key, near)
     begin_bits, place_bits = bits_of(len(low.key)), bits_of(int(place[-1]))
-    stride = begin_bits + place_bits + word_backoff.bits
-    entries = room((size + 1) * stride)
-    kernels.put_all(entries, 0, stride, begin_bits, low.begin.astype(np.uint64))
-    kernels.put_all(entries, begin_bits, stride, place_bits, place.astype(np.uint64))
-    kernels.put_all(entries, begin_bits + place_bits, stride, word_backoff.bits, word_backoff.codes)
-    near1 = (word_prob.codes << np.uint64(1)) | low.extended.astype(np.uint64)
-    shape = (
-        size,
-        len(low.key),
-        b,
-        word_prob.bits,
-        word_backoff.bits,
-        prob.bits,
-        backoff.bits,
-        begin_bits,
-        place_bits,
-        word_prob.base,
-        prob.base,
-    )
+    entries, words = BitWriter(), BitWriter()
+    for word in range(count + 2):
+        entries.put(int(begin[min(word, count)]), begin_bits)
+        entries.put(int(place[word]) if word <= count else 0, place_bits)
+        entries.put(int(widths[word]) - 1 if word < count else 0, 5)
+        entries.put(int(weight.codes[word]) if word <= count else 0, weight.bits)
+    runs: list[np.float32] = []
+    for first in range(0, size, 16):
+        words.put(len(runs), 32)
+        probs, flags = low.log10_prob[first : first + 16], low.extended[first : first + 16]
+        for value in probs:
+            words.put(int(not runs or value != runs[-1]), 1)
+            runs += [value] if not runs or value != runs[-1] else []
+        words.put(0, 16 - len(probs))
+        for flag in flags:
+            words.put(int(flag), 1)
+        words.put(0, 16 - len(flags))
+    shape = (size, len(low.key), count, weight.bits, flag_bits, prob.bits, begin_bits, place_bits)
+    return {
+        "shape": np.array([*shape, prob.base], np.uint64),
+        "word_value": words.words()[:-1],
+        "word_entry": entries.words(),
+        "list": lists,
+        "word_prob_table": np.array(runs, F32),
+        "word_backoff_table": weight.table,
+        "pair_prob_table": prob.table,
+    }
+
+
+@dataclass(frozen=True)
+class TreeCode:
+    """How a level of all trees stores its values; `weights` by how often they occur, and where
+    among them stands that 32 bits follow."""
+
+    flag_bits: int
+    prob: Coded
+    weights: list[int]
+    escape: int
+
+
+def tree_codes(trees: list[list[LevelPlain]], prob_table: int) -> list[TreeCode]:
+    """The code of each level, from all trees of a model."""
+    found = []
+    depths = len(trees[0])
+    for depth, levels in enumerate(zip(*trees, strict=True)):
+        probs, blanks = (
+            np.concatenate([getattr(level, name) for level in levels])
+            for name in ("log10_prob", "blank")
+        )
+        flag_bits = 0 if depth + 1 == depths else 2 if blanks.any() else 1
+        prob = coded_probs(probs, prob_table, blanks)
+        weights = np.concatenate([level.log10_backoff for level in levels]).view(np.uint32)
+        often = Counter(weights.tolist())
+        table = sorted(
+            (weight for weight, count in often.items() if count >= 16),
+            key=lambda weight: (-often[weight], weight),
+        )[:65535]
+        rare = sum(often.values()) - sum(often[weight] for weight in table)
+        escape = sum(often[weight] >= rare for weight in table)
+        if rare:
+            table.insert(escape, 0x7F800000)
+        found.append(TreeCode(flag_bits, prob, table, escape))
+    return found
+
+
+class BitWriter:
+    """Fields one after another, the lowest bit of each first."""
+
+    def __init__(self) -> None:
+        self.bits = bytearray()
+
+    def put(self, value: int, width: int) -> None:
+        """A field."""
+        assert value >> width == 0, (value, width)
+        self.bits.extend((value >> i) & 1 for i in range(width))
+
+    def gamma(self, value: int) -> None:
+        """The Elias gamma code of a number."""
+        more = value.bit_length() - 1
+        self.put(0, more)
+        self.put(1, 1)
+        self.put(value & ((1 << more) - 1), more)
+
+    def words(self) -> NDArray[np.uint64]:
+        """Packed, and a spare word."""
+        out = room(len(self.bits))
+        packed = np.packbits(np.frombuffer(self.bits, np.uint8), bitorder="little")
+        out.view(np.uint8)[: len(packed)] = packed
+        return out
+
+
+def put_words(out: BitWriter, ranks: list[int], values: list[int], width: int, bits: int) -> None:
+    """The list of the words that follow a context, with ranks of so many bits."""
+    if width == 0:
+        for value in values:
+            out.put(value, bits)
+        return
+    n = len(ranks)
+    leading = n.bit_length() - 3 if n > 8 else 0
+    rest = width - leading
+    buckets = [[i for i in range(n) if ranks[i] >> rest == b] for b in range(1 << leading)]
+    if leading:
+        for b in range((1 << leading) + 1):
+            out.put(sum(map(len, buckets[:b])), n.bit_length())
+    for bucket in buckets:
+        for i in bucket:
+            out.put(ranks[i] & ((1 << rest) - 1), rest)
+        for i in bucket:
+            out.put(values[i], bits)
+
+
+class RecordWriter:
+    """Records of a tree, each by its level and its number there."""
+
+    def __init__(self, levels: list[LevelPlain], codes: list[TreeCode], key_bits: int) -> None:
+        self.levels, self.codes, self.key_bits = levels, codes, key_bits
+        self.values = []
+        for level, code in zip(levels, codes, strict=True):
+            prob = recoded(code.prob, level.log10_prob, level.blank)
+            flags = level.extended.astype(np.uint64) if code.flag_bits else np.uint64(0)
+            if code.flag_bits == 2:
+                flags |= level.blank.astype(np.uint64) << np.uint64(1)
+            self.values.append((prob << np.uint64(code.flag_bits)) | flags)
+
+    def record(self, depth: int, node: int) -> bytearray:
+        """Its bits, with all below."""
+        level, code = self.levels[depth], self.codes[depth]
+        grams = slice(level.begin[node], level.begin[node + 1])
+        ranks, values = level.rank[grams].tolist(), self.values[depth][grams].tolist()
+        size = int(level.parent_size[node])
+        width = 0 if len(ranks) == size else bits_of(size - 1)
+        out = BitWriter()
+        if depth == 0:
+            out.gamma(len(ranks) + 1)
+        elif len(ranks) == size:
+            out.put(1, 1)
+        else:
+            out.put(0, 1)
+            out.gamma(len(ranks) or size)
+        weight = int(level.log10_backoff[node].view(np.uint32))
+        known = [i for i, x in enumerate(code.weights) if x == weight and i != code.escape]
+        out.gamma((known[0] if known else code.escape) + 1)
+        if not known:
+            out.put(weight, 32)
+        children = range(0)
+        if depth + 1 < len(self.levels):
+            children = range(level.child[node], level.child[node + 1])
+            out.gamma(len(children) + 1)
+        if depth == 0 and ranks:
+            width = max(1, bits_of(max(ranks)))
+            out.put(width - 1, 5)
+        put_words(out, ranks, values, width, code.prob.bits + code.flag_bits)
+        if children:
+            keys = self.levels[depth + 1].key[children.start : children.stop]
+            ids = mirrored(keys, self.key_bits).tolist()
+            records = [self.record(depth + 1, child) for child in children]
+            put_family(out, keys.tolist(), ids, self.key_bits, records)
+        return out.bits
+
+
+def put_family(
+    out: BitWriter, keys: list[int], ids: list[int], key_bits: int, records: list[bytearray]
+) -> None:
+    """Contexts by their keys, or by their ids where they are few, with their records."""
+    count = len(records)
+    if count <= 8:
+        far = [0, *np.cumsum([len(record) for record in records]).tolist()]
+        width = max(1, max(ids, default=0).bit_length())
+        step = bits_of(far[max(count - 1, 0)])
+        if count:
+            out.put(width - 1, 5)
+        if count > 1:
+            out.put(step, 6)
+        for word in ids:
+            out.put(word, width)
+        for distance in far[1:-1]:
+            out.put(distance, step)
+        for record in records:
+            out.bits.extend(record)
+        return
+    leading = count.bit_length() - 3
+    rest = key_bits - leading
+    buckets = []
+    for b in range(1 << leading):
+        mine = [i for i in range(count) if keys[i] >> rest == b]
+        bucket = BitWriter()
+        bucket.gamma(len(mine) + 1)
+        far = [0, *np.cumsum([len(records[i]) for i in mine]).tolist()]
+        step = bits_of(far[max(len(mine) - 1, 0)])
+        if len(mine) > 1:
+            bucket.put(step, 6)
+        for i in mine:
+            bucket.put(keys[i] & ((1 << rest) - 1), rest)
+        for distance in far[1:-1]:
+            bucket.put(distance, step)
+        for i in mine:
+            bucket.bits.extend(records[i])
+        buckets.append(bucket.bits)
+    begins = [0, *np.cumsum([len(bucket) for bucket in buckets]).tolist()]
+    step = bits_of(begins[-1])
+    out.put(step, 6)
+    for begin in begins:
+        out.put(begin, step)
+    for bucket in buckets:
+        out.bits.extend(bucket)
+
+
+def recoded(
+    code: Coded, values: NDArray[np.float32], none: NDArray[np.bool_]
+) -> NDArray[np.uint64]:
+    """Codes of some of the values that the code was made of."""
+    bits = np.abs(values).astype(np.float32).view(np.uint32)
+    codes = bits - np.uint64(code.base)
+    if len(code.table):
+        table = np.abs(code.table).astype(np.float32).view(np.uint32)
+        codes = np.searchsorted(table, bits).astype(np.uint64)
+    codes[none] = bits[none] != 0
+    return codes
+
+
+def pack_tree(levels: list[LevelPlain], pairs: int, key_bits: int, codes: list[TreeCode]) -> Arrays:
+    """The columns of a shard whose levels are these, roots first."""
+    roots = (levels[0].key if levels else np.zeros(0, np.uint32)).tolist()
+    writer, tree = RecordWriter(levels, codes, key_bits), BitWriter()
+    records = [writer.record(0, root) for root in range(len(roots))]
+    put_family(tree, roots, roots, max(1, bits_of(pairs - 1)), records)
+    shape = [len(levels), pairs, key_bits, len(tree.bits)]
+    tables: tuple[list[Any], list[Any]] = [], []
+    for level, code in zip(levels, codes, strict=True):
+        shape += [len(level.key), len(level.rank), code.flag_bits, code.prob.bits, code.prob.base]
+        shape += [code.escape, len(code.prob.table), len(code.weights)]
+        tables[0].append(code.prob.table)
+        tables[1].append(np.array(code.weights, np.uint32).view(F32))
+    whole = [np.concatenate([*parts, np.zeros(0, F32)]).astype(F32) for parts in tables]
     return {
         "shape": np.array(shape, np.uint64),
-        "word_value": pack_fields(near1, word_prob.bits + 1),
-        "word_entry": entries,
-        "list": lists,
-        "word_prob_table": word_prob.table,
-        "word_backoff_table": word_backoff.table,
-        "pair_prob_table": prob.table,
-        "pair_backoff_table": backoff.table,
+        "tree": tree.words(),
+        "prob_table": whole[0],
+        "weight_table": whole[1],
     }
-
-
-def pack_tree(
-    levels: list[LevelPlain], pairs: int, key_bits: int, prob_table: int, backoff_table: int
-) -> Arrays:
-    """The columns of a shard whose levels are these, roots first."""
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in LEVEL_COLUMNS}
-    at = dict.fromkeys(LEVEL_COLUMNS, 0)
-    shapes: list[int] = []
-
-    def add(name: str, part: NDArray[Any]) -> int:
-        begin = at[name]
-        parts[name].append(part)
-        at[name] += len(part)
-        return begin
-
-    for depth, level in enumerate(levels):
-        deepest = depth + 1 == len(levels)
-        prob = coded_probs(level.log10_prob, prob_table, level.blank)
-        flag_bits = int(not deepest) + int(level.blank.any())
-        flags = np.zeros(len(level.rank), np.uint64)
-        if not deepest:
-            flags = level.extended.astype(np.uint64)
-            if flag_bits == 2:
-                flags |= level.blank.astype(np.uint64) << np.uint64(1)
-        value_bits = prob.bits + flag_bits
-        none = np.zeros(len(level.rank), np.uint64)
-        place = np.empty(len(level.key) + 1, np.int64)
-        kernels.rank_list_bits(level.begin, level.parent_size, value_bits, place)
-        lists = room(int(place[-1]))
-        values = (prob.codes << np.uint64(flag_bits)) | flags
-        kernels.put_rank_lists(
-            lists, place, level.begin, level.parent_size, value_bits, value_bits, level.rank,
-            values, none,
-        )  # fmt: skip
-        places = pack_offsets(place)
-        children = pack_offsets(level.child)
-        weights = level.log10_backoff if depth else np.zeros(0, np.float32)
-        backoff = coded_weights(weights, backoff_table)
-        begins = (
-            add("node_key", pack_fields(level.key, key_bits) if depth else room(0)),
-            add("node_backoff", pack_fields(backoff.codes, backoff.bits)),
-            add("child", children.words if not deepest else room(0)),
-            add("child_wide", children.exceptions if not deepest else room(0)),
-            add("place", places.words),
-            add("place_wide", places.exceptions),
-            add("list", lists),
-            add("prob_table", prob.table),
-            add("backoff_table", backoff.table),
-        )
-        shapes += [
-            len(level.key),
-            len(level.rank),
-            flag_bits,
-            prob.bits,
-            prob.base,
-            backoff.bits,
-            children.base_bits if not deepest else 0,
-            children.delta_bits if not deepest else 0,
-            places.base_bits,
-            places.delta_bits,
-            *begins,
-        ]
-    roots = levels[0].key if levels else np.zeros(0, np.uint32)
-    root_key_bits = root_key_bits_of(pairs, len(roots))
-    bucket_bits = bits_of(len(roots))
-    buckets = (pairs >> root_key_bits) + 1
-    ends = np.searchsorted(
-        roots, np.arange(buckets + 1, dtype=np.uint64) << np.uint64(root_key_bits)
-    )
-    low_part = roots & np.uint32((1 << root_key_bits) - 1)
-    shape = (len(levels), pairs, len(roots), key_bits, root_key_bits, bucket_bits)
-    columns: Arrays = {
-        "shape": np.array([*shape, *shapes], np.uint64),
-        "root_bucket": pack_fields(ends, bucket_bits),
-        "root_key": pack_fields(low_part, root_key_bits),
-    }
-    for name in LEVEL_COLUMNS:
-        dtype = np.float32 if name in TABLES else np.uint64
-        columns[name] = np.concatenate([*parts[name], np.zeros(0, dtype)]).astype(dtype)
-    return columns

@@ -47,7 +47,7 @@ def block_after(local: LocalModel, context: tuple[int, ...]) -> ContextBlock:
     if len(ids) < 2:
         return ContextBlock.low_only(local.low, ids)
     found = local.stored_words(ids)
-    return ContextBlock.make(local.low, ids, found.log10_backoffs, found.words, found.answers)
+    return ContextBlock.make(local.low, ids, found.log10_backoffs, found.ranks, found.answers)
 
 
 def compare(model: PlainModel, folder: Path, shards: int, count: int, **options: Any) -> int:
@@ -119,22 +119,24 @@ def test_what_is_stored_can_be_read_in_parts(tmp_path: Path) -> None:
     flat = np.array([w for c in contexts for w in c], np.uint32)
     nothing = np.zeros(len(contexts), np.uint32)
     shard = local.shards[0]
-    found = shard.find_blocks(lengths, flat)
+    last = np.array([c[-2:] for c in contexts], np.uint32)
+    pairs = local.low.stored_pairs(*np.ascontiguousarray(last.T))
+    found = shard.find_blocks(lengths, flat, pairs)
     whole = shard.stored_words(found, nothing, 1 << 30)
     assert whole.counts.tolist() == whole.totals.tolist()
-    assert len(whole.words) > 100
+    assert len(whole.ranks) > 100
     for most in (1, 7, 64):
         skips, parts = nothing.copy(), [list[tuple[int, float]]() for _ in contexts]
         while (skips < whole.totals).any():
             part = shard.stored_words(found, skips, most)
-            assert 0 < len(part.words) <= most
+            assert 0 < len(part.ranks) <= most
             assert part.totals.tolist() == whole.totals.tolist()
             assert part.log10_backoffs.tobytes() == whole.log10_backoffs.tobytes()
-            rows = zip(part.words.tolist(), part.answers.log10_prob.tolist(), strict=True)
+            rows = zip(part.ranks.tolist(), part.answers.log10_prob.tolist(), strict=True)
             for c in np.repeat(np.arange(len(contexts)), part.counts).tolist():
                 parts[c].append(next(rows))
             skips += part.counts
-        rows = zip(whole.words.tolist(), whole.answers.log10_prob.tolist(), strict=True)
+        rows = zip(whole.ranks.tolist(), whole.answers.log10_prob.tolist(), strict=True)
         assert [row for part in parts for row in part] == list(rows)
 
 

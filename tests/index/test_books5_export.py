@@ -15,6 +15,7 @@ from dlm.index.check.decode import export_arpa
 from dlm.index.making import build_shard_set
 from dlm.index.ngrams import NgramTables, read_raw, sorted_tables
 from dlm.ngram.arpa import ArpaReader
+from index.oracle import numbered
 
 DATA = Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 ARPA = DATA / "arpa" / "books5.arpa.zst"
@@ -29,10 +30,10 @@ pytestmark = [
 
 
 def tables_of(path: Path) -> NgramTables:
-    """The n-grams of an ARPA file, sorted."""
+    """The n-grams of an ARPA file, sorted, with the ids that a shard set gives its words."""
     with ArpaReader(path) as reader:
         raw = read_raw(reader)
-        return sorted_tables(reader.vocabulary, raw, reader)
+        return sorted_tables(*numbered(reader.vocabulary, raw), reader)
 
 
 def test_books5_comes_back_from_four_shards_ngram_for_ngram(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import xxhash
 from dlm.index import layout
 from dlm.index.check.verify import verify
 from dlm.index.making import build_shard_set
-from dlm.index.packed import kernels, low, tree
+from dlm.index.packed import kernels, low
 from dlm.ngram.partition import hash_pairs, slots_of
 
 SHARDS = Path(__file__).parents[2] / "shards"
@@ -52,7 +52,7 @@ def example() -> str:
     arrays = columns(SET)
     lines = [f"model      {manifest.model}", f"shard_set  {manifest.shard_set}"]
     lines += [f"counts     {list(manifest.counts)}", f"blanks     {list(manifest.blanks)}"]
-    pair = np.array([4], np.uint32), np.array([5], np.uint32)
+    pair = np.array([2], np.uint32), np.array([3], np.uint32)
     slot = int(slots_of(*pair)[0])
     digest = int(hash_pairs(*pair)[0])
     lines.append(f"(b, c)     XXH64 {digest:016X}, slot {slot}, shard {manifest.slots[slot]}")
@@ -62,7 +62,7 @@ def example() -> str:
             dtype = {"u": "u", "f": "f"}[values.dtype.kind] + str(8 * values.dtype.itemsize)
             lines.append(f"  {column:18} {dtype:3}  {shown(column, values)}".rstrip())
     data = (SET / "vocabulary.arrow").read_bytes()
-    at = data.index(b"<unk>\n<s>\n</s>") // 16 * 16
+    at = data.index(b"<unk>\na\nb\nc\n") // 16 * 16
     lines += ["", "vocabulary.arrow, the bytes of its words"]
     lines += [f"  {i:08x}  {data[i : i + 16].hex(' ')}" for i in (at, at + 16)]
     return "\n".join(lines) + "\n"
@@ -97,10 +97,11 @@ def test_the_constants_of_the_document_are_those_of_the_code() -> None:
     for kind in layout.COLUMNS:
         for column in layout.COLUMNS[kind]:
             assert f"| `{column}` |" in text, (kind, column)
-    for word in (layout.FORMAT_NAME, "9E3779B97F4A7C15", "state length (2 bits), STORED, BLANK"):
+    for word in (layout.FORMAT_NAME, "9E3779B97F4A7C15", "state (2 bits), BLANK"):
         assert word in text
-    assert (low.STATE_LENGTH, low.STORED, low.BLANK, low.PAIR_FLAG_BITS) == (3, 4, 8, 4)
-    assert (kernels.OFFSET_BLOCK, kernels.DIRECT, tree.ROOTS_A_BUCKET) == (16, 8, 8)
+    found = low.PAIR_STATE_BITS, low.NOT_EXTENDED, low.BLOCK_WORDS, low.FIRST, low.EXTENDED
+    assert found == (2, 3, 16, 32, 48)
+    assert kernels.DIRECT == 8
     assert (layout.FORMAT_VERSION, layout.MAX_ORDER) == (3, 15)
 
 

@@ -28,5 +28,5 @@ def test_there_is_one_builder() -> None:
     assert callers("make_manifest") == ["making/shard_set.py"]
     assert callers("new_file") == ["making/files.py"]  # Arrow's writer
     assert callers("write_parts") == ["making/builder.py"]
-    assert callers("put_rank_lists") == ["making/pack.py"]
+    assert callers("put_records") == ["making/pack.py"]
     assert callers("put_key_lists") == ["making/builder.py"]

@@ -11,14 +11,11 @@ import pytest
 
 from dlm.errors import ArpaError, ConfigError
 from dlm.index import making
-from dlm.index.coding import DistinctValues
+from dlm.index.coding import ValueHistogram
 from dlm.index.layout import Manifest
 from dlm.index.making.budget import Budget
-from dlm.index.making.pack import BitStream, stream_offsets
-from dlm.index.packed.columns import pack_fields
 from dlm.resources import available_bytes, parse_size
-from dlm.spill.column import Column
-from index.oracle import build_whole, pack_offsets
+from index.oracle import build_whole
 from models import HAND_MADE, MISSING_PREFIX, PlainModel, random_model
 
 MIB = 1 << 20
@@ -70,7 +67,8 @@ def test_the_bytes_are_those_of_the_plain_form(name: str, shards: int, tmp_path:
     """In memory, as small models are built."""
     for i, coding in enumerate(CODINGS_OF[shards]):
         (tmp_path / str(i)).mkdir()
-        check(MODELS[name].write(tmp_path / str(i) / "m.arpa"), tmp_path / str(i), shards, *coding)
+        (path := tmp_path / str(i) / "m.arpa").write_text(MODELS[name].unsorted())
+        check(path, path.parent, shards, *coding)
 
 
 @pytest.mark.promise("memory_and_reshard")
@@ -90,7 +88,8 @@ def test_the_bytes_are_the_same_when_everything_spills(
     """Blocks of five rows: every group of rows is cut somewhere."""
     for i, coding in enumerate(CODINGS_OF[shards]):
         (tmp_path / str(i)).mkdir()
-        check(MODELS[name].write(tmp_path / str(i) / "m.arpa"), tmp_path / str(i), shards, *coding)
+        (path := tmp_path / str(i) / "m.arpa").write_text(MODELS[name].unsorted())
+        check(path, path.parent, shards, *coding)
 
 
 REPAIRED = {
@@ -136,7 +135,7 @@ def test_a_larger_model_in_little_memory(coding: tuple[str, int | None], tmp_pat
 
 def broken(model: PlainModel, change: str) -> str:
     """The text of a model with n-grams that stand twice, or without their prefixes."""
-    lines = model.arpa().split("\n")
+    lines = model.unsorted().split("\n")
     for k in (3, 4):
         first = lines.index(f"\\{k}-grams:") + 1
         count = lines.index(next(line for line in lines if line.startswith(f"ngram {k}=")))
@@ -176,47 +175,16 @@ def test_the_error_is_that_of_the_plain_form(
     assert [p.name for p in tmp_path.iterdir()] == ["m.arpa"]
 
 
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 1000])
-@pytest.mark.parametrize("steps", [1, 7, 5000])
-def test_offsets_packed_in_pieces_are_those_packed_whole(count: int, steps: int) -> None:
-    """Wide blocks included."""
-    rng = np.random.default_rng(count)
-    rises = rng.integers(0, 9, count) * rng.choice([1, 1, 1, 1 << 12], count)
-    offsets = np.cumsum(np.concatenate([[0], rises]))[:count]
-    words, wide = BitStream(Column(np.uint64)), BitStream(Column(np.uint64))
-
-    def pieces() -> Iterator[np.ndarray]:
-        return iter([offsets[i : i + steps] for i in range(0, count, steps)])
-
-    widths = stream_offsets(pieces, count, int(offsets[-1]), words, wide)
-    whole = pack_offsets(offsets)
-    assert widths == (whole.base_bits, whole.delta_bits)
-    for stream, expected in ((words, whole.words), (wide, whole.exceptions)):
-        column = stream.close()
-        assert column.read(0, len(column)).tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("width", [0, 1, 31, 32, 57])
-def test_fields_packed_in_pieces_are_those_packed_whole(width: int) -> None:
-    """Of any width, from any bit on."""
-    values = np.random.default_rng(2).integers(0, 1 << width, 301, dtype=np.uint64)
-    stream = BitStream(Column(np.uint64))
-    for i in range(0, len(values), 43):
-        stream.fields(values[i : i + 43], width)
-    column = stream.close()
-    assert column.read(0, len(column)).tolist() == pack_fields(values, width).tolist()
-
-
 def test_a_table_is_given_up_where_it_is_too_large() -> None:
     """Or where it saves nothing."""
-    some = DistinctValues(4, 32)
+    some = ValueHistogram(4, np.uint32)
     some.add(np.array([5, 9] * 100, np.uint32))
-    assert some.code().table.tolist() == [5, 9]
+    assert some.code(32).table.tolist() == [5, 9]
     some.add(np.arange(3, dtype=np.uint32))
-    assert (some.code().bits, some.code().table.tolist()) == (32, [])
-    few = DistinctValues(100, 32)
+    assert (some.code(32).bits, some.code(32).table.tolist()) == (32, [])
+    few = ValueHistogram(100, np.uint32)
     few.add(np.arange(5, dtype=np.uint32))
-    assert few.code().table.tolist() == []
+    assert few.code(32).table.tolist() == []
 
 
 @pytest.mark.parametrize(

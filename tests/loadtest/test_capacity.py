@@ -111,7 +111,7 @@ def test_servers_elsewhere_are_judged_by_the_busiest_of_them(report: Report) -> 
     assert found.why == "80 % of a core, by the busiest server process; the limit is 75 %"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.floats(1.0, 50_000.0), st.floats(1.0, 5000.0), st.sampled_from([0.02, 0.1, 0.5]))
 def test_the_search_ends_beside_the_knee(takes: float, first: float, precision: float) -> None:
     """Of a cluster that takes so much and no more: within the precision, in few runs."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import pytest
 
 pytest.importorskip("hdrh")
 
-from cluster import Cluster, ModelFiles
+from cluster import WAIT_S, Cluster, ModelFiles
 from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.errors import ConfigError
 from dlm.index.making import build_shard_set
@@ -22,6 +25,7 @@ from loadtest.report.table import rows_of, tables_of
 from loadtest.run.chaos import Chaos, Command
 from loadtest.run.driver import RunSettings
 from loadtest.run.faults import (
+    MOVING,
     REPLICA_KILLED,
     RESHARDING,
     ROLLOUT,
@@ -29,6 +33,7 @@ from loadtest.run.faults import (
     SHARD_GONE,
     SLOW_NETWORK,
     STALLED_SERVER,
+    Faults,
     faults,
     moves,
     moving,
@@ -36,7 +41,7 @@ from loadtest.run.faults import (
     scenario,
 )
 from loadtest.run.local_cluster import local_servers
-from loadtest.run.moving import MOVES
+from loadtest.run.moving import MOVES, Move, Moves
 from loadtest.run.proxy import Proxies
 from loadtest.run.worker import ClientSettings
 from loadtest.traces.schedule import Load, Segment
@@ -118,6 +123,30 @@ def test_no_request_fails_and_no_score_is_wrong_while_models_or_servers_change(
     assert report["results"]["failed"] == 0
     assert report["checked"]["wrong"] == 0 < report["checked"]["answers"]
     assert f"0 of {report['checked']['answers']:,} answers" in dict(rows_of(report)).values()
+
+
+def test_the_end_of_a_run_waits_for_moves_longer_than_for_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A roll-out gives way to servers, so a busy machine may take it minutes."""
+    monkeypatch.setattr("loadtest.run.faults.LATE_S", 0.0)
+    load_ended = threading.Event()
+
+    class Slow:
+        def do(self, move: Move) -> str:
+            assert load_ended.wait(WAIT_S)
+            return f"{move}: done"
+
+        def close(self) -> None:
+            pass
+
+    records: list[dict[str, Any]] = []
+    plan = [(0.0, Move(verb)) for verb in MOVING[RESHARDING]]
+    with contextlib.closing(Faults(plan, tmp_path, cast(Moves, Slow()))) as carried:
+        carried.start(time.monotonic(), records.append)
+        load_ended.set()
+        carried.wait()
+        assert [one["command"] for one in records[1::2]] == [f"{one} ended" for _, one in plan]
 
 
 def test_a_replica_that_is_not_there_cannot_be_killed() -> None:

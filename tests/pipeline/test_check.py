@@ -82,8 +82,6 @@ TEXT = 'text = "public.txt"'
     ("change", "error", "said"),
     [
         (swap("samples = 300", "samples = inf"), ConfigError, "distill.samples is inf"),
-        (swap("samples = 300", "samples = true"), ConfigError, "expected a number"),
-        (swap("samples = 300", "seed = -1"), ConfigError, "distill.seed is -1"),
         (swap("samples = 300", "prior = inf"), ConfigError, "distill.prior is inf"),
         (swap("multiplier = 2.0", "multiplier = nan"), ConfigError, "noise_multiplier is nan"),
         (swap('"-,-,40"', '"-,40"'), ConfigError, "has numbers for 2 orders, but .* have 3"),
@@ -91,7 +89,6 @@ TEXT = 'text = "public.txt"'
         (swap("hidden_size = 16", "layers = 100000000000"), ConfigError, "layers is 1000"),
         (swap('mechanism = "tree"', 'mechanism = "trea"'), DlmError, "trea"),
         (swap(TEXT, 'text = "users.tsv"'), PrivacyError, "users' text is not public"),
-        (swap(TEXT, 'text = "held_out.tsv"'), PrivacyError, "users' text is not public"),
         (swap('"held_out.tsv"', '"users.tsv"'), ConfigError, "it has not learned from"),
         (swap(TEXT, 'text = "of_users.txt"'), PrivacyError, "says that .* comes from users"),
         (swap(TEXT, 'text = "upper.txt"'), ConfigError, "none of the words of inputs.wordlist"),

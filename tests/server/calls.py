@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -14,14 +17,26 @@ import numpy as np
 from cluster import WAIT_S, until
 from dlm.client.config.credentials import Metadata, certificates_of, read_token
 from dlm.client.config.security import ClientSecurity
-from dlm.index.search.shard import FoundBlocks
-from dlm.ngram.backoff import DictModel
+from dlm.index.packed.low import BLANK, STATE_LENGTH, STORED, key_bits_of, mirrored
+from dlm.index.search.shard import FoundBlocks, LowOrders
+from dlm.ngram.backoff import DictModel, Score
+from dlm.ngram.kernels import NO_RANK
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, reason_of
 from http2 import Peer
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    """Status and text of what HTTP answers on a port of metrics."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WAIT_S) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
 class GatedShard:
@@ -48,10 +63,6 @@ class GatedShard:
         """As the real one, after the gate; raises `fault` where one is set."""
         self._pass()
         return self._shard.score_owned(*asked)
-
-    def score(self, groups: QueryGroups) -> Answers:
-        """As the real one, without waiting."""
-        return self._shard.score(groups)
 
     def stored_words(self, *asked: Any) -> StoredWords:
         """Likewise."""
@@ -195,7 +206,7 @@ def outcome_of(future: Any) -> Outcome:
 class Asked:
     """A request: its queries, its bytes and its checksum."""
 
-    queries: list[tuple[tuple[int, ...], int]]
+    queries: list[tuple[tuple[int, ...], int | None]]
     data: bytes
     checksum: int
 
@@ -203,12 +214,21 @@ class Asked:
 class Questions:
     """Random queries for the shards of one shard set, and the oracle that knows the answers."""
 
-    def __init__(self, manifest: Any, oracle: DictModel) -> None:
+    def __init__(self, directory: Path, manifest: Any, oracle: DictModel) -> None:
         self.manifest = manifest
         self.oracle = oracle
         self.order = manifest.order
         self.size = manifest.vocabulary_size
-        self._contexts = sorted({n[:-1] for n in oracle.ngrams if len(n) > 2})
+        self.low = low = LowOrders.open(directory, manifest).plain()
+        first = np.repeat(np.arange(self.size), np.diff(low.begin))
+        second = mirrored(low.key, key_bits_of(self.size))
+        pairs = list(zip(first.tolist(), second.tolist(), strict=True))
+        self.numbers = {pair: number for number, pair in enumerate(pairs)}
+        self.ranks = {pair: n - int(low.begin[pair[0]]) for pair, n in self.numbers.items()}
+        self.stored = {p: n for p, n in self.numbers.items() if low.pair_flags[n] & STORED}
+        self._contexts = sorted(
+            {n[:-1] for n in oracle.ngrams if len(n) > 2 and n[-3:-1] in self.stored}
+        )
 
     def owner(self, context: tuple[int, ...]) -> int:
         """The shard that a context belongs to."""
@@ -216,20 +236,27 @@ class Questions:
         return int(self.manifest.slots[slots_of(u, v)[0]])
 
     def contexts(self, rng: np.random.Generator, shard: int, count: int) -> list[tuple[int, ...]]:
-        """Contexts of `shard`: half from the model, half of random words, of every length."""
+        """Contexts of `shard` under which something is stored: half from the model, half random."""
         found: list[tuple[int, ...]] = []
+        roots = sorted(self.stored)
         while len(found) < count:
             if rng.random() < 0.5:
                 context = self._contexts[rng.integers(len(self._contexts))]
                 room = self.order - 1 - len(context)
-                more = rng.integers(0, self.size, rng.integers(0, room + 1)).tolist()
-                context = (*more, *context)
             else:
-                length = int(rng.integers(2, self.order))
-                context = tuple(rng.integers(0, self.size, length).tolist())
+                context = roots[rng.integers(len(roots))]
+                room = self.order - 3
+            more = rng.integers(0, self.size, rng.integers(0, room + 1)).tolist()
+            context = (*more, *context)
             if self.owner(context) == shard:
                 found.append(context)
         return found
+
+    def pack(self, groups: list[tuple[tuple[int, ...], list[int]]]) -> QueryGroups:
+        """(context, words) pairs as a shard is asked; the number 0 where nothing is stored."""
+        ranked = [(c, [self.ranks.get((c[-1], i), NO_RANK) for i in w]) for c, w in groups]
+        pairs = np.array([self.stored.get(c[-2:], 0) for c, _ in groups], np.uint32)
+        return replace(pack(ranked), pairs=pairs)
 
     def ask(self, rng: np.random.Generator, shard: int, contexts: int = 20) -> Asked:
         """A request for `shard`."""
@@ -238,12 +265,12 @@ class Questions:
             for c in self.contexts(rng, shard, contexts)
         ]
         data, checksum = codec.encode_score_request(
-            self.manifest.shard_set_bytes, shard, pack(asked)
+            self.manifest.shard_set_bytes, shard, self.pack(asked)
         )
         return Asked([(c, w) for c, words in asked for w in words], data, checksum)
 
     def verify(self, shard: int, asked: Asked, reply: bytes) -> None:
-        """Fails unless `reply` holds the oracle's answers, bit for bit."""
+        """Fails unless `reply` with the low orders is the oracle's answers, bit for bit."""
         answers = codec.decode_score_reply(
             reply,
             shard_set=self.manifest.shard_set_bytes,
@@ -251,21 +278,45 @@ class Questions:
             queries=len(asked.queries),
             request_checksum=asked.checksum,
         )
-        expected = [self.oracle.score(context, word) for context, word in asked.queries]
-        bits = np.array([e.log10_prob for e in expected], np.float32)
-        assert answers.log10_prob.tobytes() == bits.tobytes()
-        assert answers.matched_order.tolist() == [e.matched_order for e in expected]
-        assert answers.ngram_length.tolist() == [e.ngram_length for e in expected]
-        assert answers.state_length.tolist() == [e.state_length for e in expected]
+        self.compare(asked.queries, answers)
+
+    def completed(self, context: tuple[int, ...], word: int, answer: Score) -> Score:
+        """A shard's answer with that of the low orders: proto/README.md, "Score"."""
+        low, prob, matched = self.low, answer.log10_prob, answer.matched_order
+        number = self.numbers.get((context[-1], word))
+        flags = None if number is None else int(low.pair_flags[number])
+        if matched == 0:
+            matched = 1 if flags is None or flags & BLANK else 2
+            if matched == 2:
+                prob = np.float32(prob + low.pair_log10_prob[number])
+            else:
+                added = np.float32(prob + low.log10_backoff[context[-1]])
+                prob = np.float32(added + low.log10_prob[word])
+        of_low = (1, int(low.extended[word])) if flags is None else (2, flags & STATE_LENGTH)
+        length, state = answer.ngram_length or of_low[0], answer.state_length or of_low[1]
+        return Score(prob, matched, length, state)
+
+    def compare(self, queries: list[tuple[tuple[int, ...], int | None]], answers: Answers) -> None:
+        """Fails unless decoded answers, completed, are the oracle's; of those to words."""
+        a = answers
+        rows = zip(a.log10_prob, a.matched_order, a.ngram_length, a.state_length, strict=True)
+        for (context, word), (prob, *rest) in zip(queries, rows, strict=True):
+            if word is None:
+                continue
+            found = self.completed(context, word, Score(prob, *map(int, rest)))
+            expected = self.oracle.score(context, word)
+            assert found.log10_prob.tobytes() == expected.log10_prob.tobytes(), (context, word)
+            assert found == expected, (context, word)
 
 
 def pack(groups: list[tuple[tuple[int, ...], list[int]]]) -> QueryGroups:
-    """(context, words) pairs as arrays."""
+    """(context, words) pairs as arrays; the last word stands for the 2-gram of a context."""
     return QueryGroups(
         np.array([len(c) for c, _ in groups], np.uint8),
         np.array([i for c, _ in groups for i in c], np.uint32),
         np.array([len(w) for _, w in groups], np.uint32),
         np.array([i for _, w in groups for i in w], np.uint32),
+        np.array([c[-1] if c else 0 for c, _ in groups], np.uint32),
     )
 
 
@@ -276,6 +327,7 @@ def seal(message: pb.ScoreRequest) -> bytes:
         message.shard.to_bytes(4, "little"),
         message.context_lengths,
         message.context_words,
+        message.pairs,
         message.word_counts,
         message.words,
     )

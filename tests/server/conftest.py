@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import forked
 from cluster import WAIT_S, ProcessServer, ThreadServer
 from dlm.index.making import build_shard_set
 from dlm.index.search.shard import Shard
@@ -38,6 +40,16 @@ def grpc_is_content(caplog):
     assert not said
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Servers in this process look at their files often, and fork what reads shard sets; those in
+    processes of their own do both as for users."""
+    started = SimpleNamespace(Popen=forked.Popen, PIPE=subprocess.PIPE)
+    monkeypatch.setattr("dlm.server.child.subprocess", started)
+    for name in ("app.POLL_S", "sets.POLL_S", "security.EXPIRY_LOOK_S"):
+        monkeypatch.setattr(f"dlm.server.{name}", 0.02)
+
+
 @pytest.fixture(scope="session")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """`directory`, `manifest` and `questions` of a random model of order 4, suffixes missing."""
@@ -45,7 +57,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     model = random_model(seed=7, order=4, words=60, per_order=400)
     arpa = model.write(folder / "model.arpa")
     manifest = build_shard_set(arpa, folder / "shards", SHARDS)
-    questions = Questions(manifest, DictModel.from_arpa(arpa))
+    questions = Questions(folder / "shards", manifest, DictModel.from_arpa(arpa))
     return SimpleNamespace(directory=folder / "shards", manifest=manifest, questions=questions)
 
 
@@ -55,7 +67,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     folder: Path = tmp_path_factory.mktemp("other")
     arpa = random_model(seed=8, order=3, words=40, per_order=200).write(folder / "model.arpa")
     manifest = build_shard_set(arpa, folder / "shards", 2)
-    questions = Questions(manifest, DictModel.from_arpa(arpa))
+    questions = Questions(folder / "shards", manifest, DictModel.from_arpa(arpa))
     return SimpleNamespace(directory=folder / "shards", manifest=manifest, questions=questions)
 
 

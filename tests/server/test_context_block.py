@@ -10,7 +10,7 @@ import pytest
 
 from cluster import WAIT_S
 from dlm.errors import UnknownCall
-from dlm.ngram.query import StoredWords
+from dlm.ngram.query import Answers, StoredWords
 from dlm.wire import codec
 from dlm.wire.status import CODE_OF, Reason
 from server.calls import Caller, Stream, outcome
@@ -28,6 +28,7 @@ def request_for(
         shard,
         np.array([len(c) for c in contexts], np.uint8),
         np.array([w for c in contexts for w in c], np.uint32),
+        np.array([sharded.questions.stored.get(c[-2:], 0) for c in contexts], np.uint32),
         np.array(skips or [0] * len(contexts), np.uint32),
     )
 
@@ -57,21 +58,20 @@ def stored(
 
 def verify(sharded: SimpleNamespace, contexts: list[Context], found: StoredWords) -> int:
     """Fails unless the words are those of the oracle and have its bits; how many there are."""
-    oracle = sharded.questions.oracle
+    oracle, ranks = sharded.questions.oracle, sharded.questions.ranks
     at = longer = 0
     for context, total, count in zip(
         contexts, found.totals.tolist(), found.counts.tolist(), strict=True
     ):
-        after = sorted(n[2] for n in oracle.closure if len(n) == 3 and n[:2] == context[-2:])
+        after = [n[2] for n in oracle.closure if len(n) == 3 and n[:2] == context[-2:]]
+        after.sort(key=lambda word: ranks[context[-1], word])
         assert (total, count) == (len(after), len(after))
-        assert found.words[at : at + count].tolist() == after
-        for place, word in enumerate(after, at):
-            expected = oracle.score(context, word)
-            assert found.answers.log10_prob[place].tobytes() == expected.log10_prob.tobytes()
-            assert found.answers.matched_order[place] == expected.matched_order
-            assert found.answers.ngram_length[place] == expected.ngram_length
-            assert found.answers.state_length[place] == expected.state_length
-        for k in range(3, len(context) + 1):
+        here, a = slice(at, at + count), found.answers
+        assert found.ranks[here].tolist() == [ranks[context[-1], word] for word in after]
+        columns = (a.log10_prob, a.matched_order, a.ngram_length, a.state_length)
+        answers = Answers(*(column[here] for column in columns))
+        sharded.questions.compare([(context, word) for word in after], answers)
+        for k in range(2, len(context) + 1):
             _, log10_backoff = oracle.ngrams.get(context[-k:], (0.0, np.float32(0.0)))
             assert found.log10_backoffs[longer] == log10_backoff
             longer += 1
@@ -88,7 +88,7 @@ def test_every_word_stored_after_a_context_comes_with_the_oracles_bits(sharded, 
         contexts = sharded.questions.contexts(rng, shard, 60)
         words += verify(sharded, contexts, stored(sharded, shard, caller, contexts))
     assert words > 50
-    assert len(stored(sharded, 0, callers[0], []).words) == 0
+    assert len(stored(sharded, 0, callers[0], []).ranks) == 0
 
 
 def test_what_does_not_fit_in_a_reply_is_asked_again_by_skips(sharded, gated):
@@ -99,8 +99,8 @@ def test_what_does_not_fit_in_a_reply_is_asked_again_by_skips(sharded, gated):
     skips, came = [0] * len(contexts), 0
     while True:
         found = stored(sharded, 0, caller, contexts, skips)
-        assert len(found.words) <= 64
-        came += len(found.words)
+        assert len(found.ranks) <= 64
+        came += len(found.ranks)
         skips = [s + c for s, c in zip(skips, found.counts.tolist(), strict=True)]
         if skips == found.totals.tolist():
             break
@@ -108,11 +108,6 @@ def test_what_does_not_fit_in_a_reply_is_asked_again_by_skips(sharded, gated):
     load = server.server.service.metrics.slot_queries.total()  # words sent are queries answered
     assert load.sum() == came
     assert not load[sharded.manifest.slots != 0].any()
-
-
-def carried(data: bytes) -> bytes:
-    """The request in a message of a stream."""
-    return codec.carry_block_request(data)
 
 
 @pytest.mark.parametrize("inline_queries", [0, 2048])
@@ -125,10 +120,10 @@ def test_a_stream_carries_blocks_beside_scores(sharded, gated, inline_queries):
     whole = outcome(caller.context_block, data).data
     asked = sharded.questions.ask(rng, 0)
     stream = Stream(caller)
-    stream.put(carried(data), 1)
+    stream.put(codec.carry_block_request(data), 1)
     stream.put(asked.data, 2)
-    stream.put(carried(request_for(sharded, 1, contexts)[0]), 3)
-    stream.put(carried(data), 4, timeout_us=1, sent_us=0)
+    stream.put(codec.carry_block_request(request_for(sharded, 1, contexts)[0]), 3)
+    stream.put(codec.carry_block_request(data), 4, timeout_us=1, sent_us=0)
     taken = [stream.take() for _ in range(4)]
     replies = {reply.sequence: (reply, data) for reply, data in taken}
     assert codec.carried_block_reply(replies[1][1]) == whole
@@ -142,7 +137,9 @@ def test_a_stream_carries_blocks_beside_scores(sharded, gated, inline_queries):
 def test_score_as_a_call_carries_none(sharded, callers):
     """As a server answers that does not know the field: nothing was asked, and a client sees it."""
     contexts = sharded.questions.contexts(np.random.default_rng(9), 0, 2)
-    found = outcome(callers[0].score, carried(request_for(sharded, 0, contexts)[0]))
+    found = outcome(
+        callers[0].score, codec.carry_block_request(request_for(sharded, 0, contexts)[0])
+    )
     assert found.code is OK
     with pytest.raises(UnknownCall):
         codec.carried_block_reply(found.data)
@@ -152,7 +149,7 @@ BAD = {
     "no message": (lambda s, c: b"\xff\xfe", Reason.MALFORMED),
     "shard set": (
         lambda s, c: codec.encode_block_request(
-            bytes(16), 0, *(np.zeros(0, t) for t in (np.uint8, np.uint32, np.uint32))
+            bytes(16), 0, *(np.zeros(0, t) for t in (np.uint8, *3 * [np.uint32]))
         )[0],
         Reason.WRONG_SHARD_SET,
     ),
@@ -162,7 +159,7 @@ BAD = {
     "id": (lambda s, c: request_for(s, 0, [(10**6, *c[-2:])])[0], Reason.ID_OUT_OF_RANGE),
     "too many": (lambda s, c: request_for(s, 0, [c] * 65_537)[0], Reason.TOO_MANY_QUERIES),
     "flipped": (
-        lambda s, c: request_for(s, 0, [c])[0].replace(b"\x2a\x04\0\0\0\0", b"\x2a\x04\1\0\0\0"),
+        lambda s, c: request_for(s, 0, [c])[0].replace(b"\x32\x04\0\0\0\0", b"\x32\x04\1\0\0\0"),
         Reason.CHECKSUM,
     ),
 }

@@ -15,7 +15,7 @@ from dlm.wire import codec, pairs
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, reason_of
 from http2 import Peer, wait_ended
-from server.calls import Stream, unread_reply
+from server.calls import Stream, seal, unread_reply
 
 UNREAD = ("server.stream.unread", "server.reply.undelivered")
 
@@ -86,18 +86,10 @@ def test_a_refusal_names_its_message_and_the_stream_goes_on(sharded, stream) -> 
     damaged[-1] ^= 1  # of the checksum
     foreign = pb.ScoreRequest.FromString(good.data)
     foreign.shard_set = bytes(16)
-    foreign.checksum = codec.checksum(
-        foreign.shard_set,
-        foreign.shard.to_bytes(4, "little"),
-        foreign.context_lengths,
-        foreign.context_words,
-        foreign.word_counts,
-        foreign.words,
-    )
     for sequence, (data, reason) in enumerate(
         [
             (bytes(damaged), "CHECKSUM"),
-            (foreign.SerializeToString(), "WRONG_SHARD_SET"),
+            (seal(foreign), "WRONG_SHARD_SET"),
             (other.data, "WRONG_SHARD"),
         ],
         start=1,

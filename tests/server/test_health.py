@@ -6,7 +6,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster import WAIT_S
-from dlm.server.health import TRANSITIONS, Action, Event, ServingState, serving_status, step
+from dlm.server.health import TRANSITIONS, Action, Event, ServingState, step
 from dlm.wire._pb import shard_pb2 as pb
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -25,29 +25,9 @@ def test_states_are_those_of_the_wire():
     assert {s.name: s.value for s in ServingState} == wire
 
 
-def test_life_of_a_server():
-    """Warm, ready, draining, closed."""
-    assert step(ServingState.WARMING, Event.WARMED) == (
-        ServingState.READY,
-        (Action.ANNOUNCE, Action.PUBLISH),
-    )
-    assert step(ServingState.READY, Event.STOP) == (
-        ServingState.DRAINING,
-        (Action.ANNOUNCE, Action.DRAIN),
-    )
-    assert step(ServingState.DRAINING, Event.DRAINED) == (ServingState.DRAINING, (Action.CLOSE,))
-
-
 def test_draining_is_never_left():
     """Whatever happens, a server that drains does not come back."""
     assert all(step(ServingState.DRAINING, event)[0] is ServingState.DRAINING for event in Event)
-
-
-def test_second_stop_closes_at_once():
-    """And a first one never does."""
-    assert step(ServingState.DRAINING, Event.STOP)[1] == (Action.CLOSE,)
-    for state in (ServingState.WARMING, ServingState.READY):
-        assert Action.CLOSE not in step(state, Event.STOP)[1]
 
 
 def test_change_of_state_is_announced_first():
@@ -55,13 +35,6 @@ def test_change_of_state_is_announced_first():
     for (state, _), (after, actions) in TRANSITIONS.items():
         if after is not state:
             assert actions[0] is Action.ANNOUNCE
-
-
-def test_only_ready_is_serving():
-    """Everything else is NOT_SERVING."""
-    assert [serving_status(s) == SERVING for s in ServingState] == [
-        s is ServingState.READY for s in ServingState
-    ]
 
 
 @pytest.mark.parametrize("service", ["", "dlm.v1.Shard"])

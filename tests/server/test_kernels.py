@@ -33,7 +33,7 @@ def test_slot_is_that_of_the_partition():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "context_words", "words", "expected"),
+    ("lengths", "context_words", "pairs", "expected"),
     [
         ([], [], [], (kernels.FINE, 0)),
         ([2, 3], [1, 2, 9, 1, 2], [0, 9], (kernels.FINE, 0)),
@@ -43,40 +43,24 @@ def test_slot_is_that_of_the_partition():
         ([255], [1] * 255, [0], (kernels.BAD_CONTEXT_LENGTH, 0)),
         ([2, 2], [1, 2, 1, 10], [0, 0], (kernels.BAD_CONTEXT_WORD, 3)),
         ([2], [2**32 - 1, 2], [0], (kernels.BAD_CONTEXT_WORD, 0)),
-        ([2], [1, 2], [0, 5, 10], (kernels.BAD_WORD, 2)),
+        ([2], [1, 2], [0, 5, 10], (kernels.BAD_PAIR, 2)),
         ([2, 3], [1, 2, 1, 3, 4], [0, 0], (kernels.BAD_SLOT, 1)),
         # Lengths before ids before slots.
         ([2, 1], [3, 4, 99], [99, 0], (kernels.BAD_CONTEXT_LENGTH, 1)),
         ([2], [3, 99], [99], (kernels.BAD_CONTEXT_WORD, 1)),
-        ([2], [3, 4], [99], (kernels.BAD_WORD, 0)),
+        ([2], [3, 4], [99], (kernels.BAD_PAIR, 0)),
     ],
 )
 @pytest.mark.parametrize("compiled", [True, False])
-def test_first_fault_is_found(lengths, context_words, words, expected, compiled):
-    """Order 4, ids below 10, and the one slot of (1, 2) owned."""
+def test_first_fault_is_found(lengths, context_words, pairs, expected, compiled):
+    """Order 4, ids and 2-grams below 10, and the one slot of (1, 2) owned."""
     slots = np.ones(4096, np.uint16)
     slots[slots_of(np.array([1], np.uint32), np.array([2], np.uint32))] = 0
     function = kernels.first_fault if compiled else kernels.first_fault.py_func
     arrays = (np.array(lengths, np.uint8), np.array(context_words, np.uint32))
     with np.errstate(over="ignore"):
-        found = function(*arrays, np.array(words, np.uint32), 4, 10, slots, 0)
+        found = function(*arrays, np.array(pairs, np.uint32), 4, 10, 10, slots, 0)
     assert tuple(int(x) for x in found) == expected
-
-
-@pytest.mark.parametrize("order", [1, 2])
-def test_small_orders_own_nothing(order):
-    """A model of order 2 or less has no context that a shard could answer."""
-    for length in (1, 2, 3):
-        fault, _ = kernels.check(
-            np.array([length], np.uint8),
-            np.zeros(length, np.uint32),
-            np.zeros(1, np.uint32),
-            order,
-            10,
-            np.zeros(4096, np.uint16),
-            0,
-        )
-        assert fault == kernels.BAD_CONTEXT_LENGTH
 
 
 @pytest.mark.parametrize("counting", [kernels.count_orders, kernels.count_orders.py_func])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import grpc
 import numpy as np
 import pytest
@@ -12,20 +14,53 @@ from dlm.server.health import Event
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
-from server.calls import Caller, GatedShard, outcome
+from server.calls import Caller, GatedShard, Stream, outcome
 
 UNKNOWN = bytes(range(16))
 
 
 @pytest.fixture
-def pair(sharded, other):
+def serving():
+    """Starts a server of some shards; ends it, and what calls it, with the test."""
+    with ExitStack() as held:
+
+        def begin(*shards, **config):
+            server = ThreadServer(list(shards), **config).ready()
+            held.callback(server.end, at_once=True)
+            caller = Caller(server.address)
+            held.callback(caller.close)
+            return server, caller
+
+        yield begin
+
+
+@pytest.fixture
+def pair(sharded, other, serving):
     """A server of shard 0 of both models, the first the default, and a caller."""
-    server = ThreadServer([Shard.open(one.directory, 0) for one in (sharded, other)])
-    server.ready()
-    caller = Caller(server.address)
-    yield server, caller
-    caller.close()
-    server.end(at_once=True)
+    return serving(*(Shard.open(one.directory, 0) for one in (sharded, other)))
+
+
+@pytest.fixture
+def busy(sharded, other, serving):
+    """Starts such a server, in which a message to the second model waits: its gate, server and
+    caller, and how to check the answer."""
+    gated = GatedShard(Shard.open(other.directory, 0))
+
+    def begin(**config):
+        shards = Shard.open(sharded.directory, 0), gated
+        server, caller = serving(*shards, own_loop=True, inline_queries=0, **config)
+        asked = other.questions.ask(np.random.default_rng(4), 0)
+        gated.hold()
+        answer = caller.score.future(asked.data, timeout=WAIT_S)
+        assert gated.entered.acquire(timeout=WAIT_S)
+
+        def verify():
+            other.questions.verify(0, asked, answer.result())
+
+        return gated.gate, server, caller, verify
+
+    yield begin
+    gated.gate.set()
 
 
 def test_each_model_gives_its_own_answers(sharded, other, pair):
@@ -111,24 +146,17 @@ def test_a_set_that_is_not_here_is_refused_with_what_is(sharded, other, pair):
     damaged[5] ^= 1  # in the shard set
     assert outcome(caller.score, bytes(damaged)).reason is Reason.CHECKSUM
     assert outcome(caller.score, b"\x0a\x10short").reason is Reason.MALFORMED
-    short = pb.DescribeRequest(shard_set=b"short").SerializeToString()
-    assert outcome(caller.describe, short).reason is Reason.MALFORMED
 
 
-def test_a_message_in_the_wrong_hands_is_refused(sharded, other):
+def test_a_message_in_the_wrong_hands_is_refused(other, pair):
     """The choice of a service is no check: each makes sure that a message is its own."""
-    server = ThreadServer([Shard.open(one.directory, 0) for one in (sharded, other)])
-    server.ready()
-    caller = Caller(server.address)
+    server, caller = pair
     server.server.models.find = lambda shard_set: server.server.models.default
     asked = other.questions.ask(np.random.default_rng(6), 0)
-    message = pb.ScoreRequest.FromString(asked.data)
-    message.sequence = 1
-    stream = caller.channel.stream_stream("/dlm.v1.Shard/Exchange")
-    (reply,) = stream(iter([message.SerializeToString()]), timeout=WAIT_S)
-    assert pb.ScoreReply.FromString(reply).reason == Reason.WRONG_SHARD_SET
-    caller.close()
-    server.end(at_once=True)
+    stream = Stream(caller)
+    stream.put(asked.data, 1)
+    assert stream.take()[0].reason == Reason.WRONG_SHARD_SET
+    stream.end()
 
 
 def test_one_stream_may_ask_several_models(sharded, other, pair):
@@ -137,79 +165,45 @@ def test_one_stream_may_ask_several_models(sharded, other, pair):
     server, caller = pair
     rng = np.random.default_rng(7)
     asked = {n: (one, one.questions.ask(rng, 0)) for n, one in enumerate((sharded, other) * 3)}
-    messages = []
+    stream = Stream(caller)
     for sequence, (_, one) in asked.items():
-        message = pb.ScoreRequest.FromString(one.data)
-        message.sequence = sequence
-        messages.append(message.SerializeToString())
+        stream.put(one.data, sequence)
         groups = codec.decode_score_request(one.data, max_queries=10_000).groups
-        unknown = pb.ScoreRequest.FromString(codec.encode_score_request(UNKNOWN, 0, groups)[0])
-        unknown.sequence = 100 + sequence
-        messages.append(unknown.SerializeToString())
-    stream = caller.channel.stream_stream("/dlm.v1.Shard/Exchange")
+        stream.put(codec.encode_score_request(UNKNOWN, 0, groups)[0], 100 + sequence)
     refused = []
-    for data in stream(iter(messages), timeout=WAIT_S):
-        reply = pb.ScoreReply.FromString(data)
+    for _ in range(2 * len(asked)):
+        reply, data = stream.take()
         if reply.reason:
             assert reply.reason == Reason.WRONG_SHARD_SET
             refused.append(reply.sequence)
         else:
             of, one = asked.pop(reply.sequence)
             of.questions.verify(0, one, data)
+    stream.end()
+    assert not list(stream.call)
     assert not asked
     assert sorted(refused) == [100 + n for n in range(6)]
     until(lambda: server.server.models.in_flight == 0)
     assert [service.metrics.messages for service in server.server.models] == [3, 3]
 
 
-def test_draining_waits_for_every_model(sharded, other):
+def test_draining_waits_for_every_model(sharded, busy):
     """The second model's message is answered though the first has nothing to do."""
-    gated = GatedShard(Shard.open(other.directory, 0))
-    server = ThreadServer(
-        [Shard.open(sharded.directory, 0), gated],
-        own_loop=True,
-        inline_queries=0,
-        drain_grace_s=0.0,
-        shutdown_timeout_s=WAIT_S,
-    )
-    server.ready()
-    caller = Caller(server.address)
-    try:
-        asked = other.questions.ask(np.random.default_rng(4), 0)
-        gated.hold()
-        answer = caller.score.future(asked.data, timeout=WAIT_S)
-        assert gated.entered.acquire(timeout=WAIT_S)
-        server.post(Event.STOP)
-        late = sharded.questions.ask(np.random.default_rng(5), 0)
-        assert outcome(caller.score, late.data).reason is Reason.DRAINING
-        assert not server.status.done()
-        gated.gate.set()
-        other.questions.verify(0, asked, answer.result())
-        assert server.status.result(WAIT_S) == 0
-    finally:
-        gated.gate.set()
-        caller.close()
-        server.end(at_once=True)
+    gate, server, caller, verify = busy(drain_grace_s=0.0, shutdown_timeout_s=WAIT_S)
+    server.post(Event.STOP)
+    late = sharded.questions.ask(np.random.default_rng(5), 0)
+    assert outcome(caller.score, late.data).reason is Reason.DRAINING
+    assert not server.status.done()
+    gate.set()
+    verify()
+    assert server.status.result(WAIT_S) == 0
 
 
-def test_messages_in_flight_count_whatever_model_they_ask(sharded, other):
+def test_messages_in_flight_count_whatever_model_they_ask(sharded, busy):
     """The limit bounds the memory of the process; a message above it is refused for any model."""
-    gated = GatedShard(Shard.open(other.directory, 0))
-    server = ThreadServer(
-        [Shard.open(sharded.directory, 0), gated], own_loop=True, inline_queries=0, max_in_flight=1
-    ).ready()
-    caller = Caller(server.address)
-    try:
-        gated.hold()
-        rng = np.random.default_rng(6)
-        waits, refused = other.questions.ask(rng, 0), sharded.questions.ask(rng, 0)
-        first = caller.score.future(waits.data, timeout=WAIT_S)
-        assert gated.entered.acquire(timeout=WAIT_S)
-        assert outcome(caller.score, refused.data).reason is Reason.OVERLOADED
-        gated.gate.set()
-        other.questions.verify(0, waits, first.result())
-        sharded.questions.verify(0, refused, outcome(caller.score, refused.data).data)
-    finally:
-        gated.gate.set()
-        caller.close()
-        server.end(at_once=True)
+    gate, _, caller, verify = busy(max_in_flight=1)
+    refused = sharded.questions.ask(np.random.default_rng(6), 0)
+    assert outcome(caller.score, refused.data).reason is Reason.OVERLOADED
+    gate.set()
+    verify()
+    sharded.questions.verify(0, refused, outcome(caller.score, refused.data).data)

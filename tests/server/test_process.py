@@ -27,6 +27,18 @@ from dlm.server.process import (
 MIB = 1 << 20
 
 
+def python(program: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """What became of a program."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+
+
 # In a process of its own: threads of other tests take and free memory meanwhile.
 MEASURE = """
 import mmap, sys
@@ -48,8 +60,7 @@ def test_private_memory_counts_what_is_written_and_not_what_is_mapped(tmp_path: 
     with path.open("wb") as file:
         file.write(bytes(64 * MIB))
         os.fsync(file.fileno())  # as the builder does; until then the pages count as written here
-    command = [sys.executable, "-c", MEASURE, str(path)]
-    mapped, own = map(int, subprocess.check_output(command).split())
+    mapped, own = map(int, python(MEASURE, str(path)).stdout.split())
     assert mapped < 8 * MIB
     assert 60 * MIB < own < 80 * MIB
 
@@ -133,13 +144,7 @@ time.sleep(1.5)
 @pytest.mark.promise("hung_or_dead")
 def test_a_process_whose_loop_does_not_run_ends_with_a_traceback(ending: str, says: str):
     """So that whatever supervises it starts another; one that ends by itself is left alone."""
-    done = subprocess.run(
-        [sys.executable, "-c", HANGS, ending],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(HANGS, ending)
     assert (done.returncode != 0) == bool(says)
     assert says in done.stderr
 
@@ -171,18 +176,7 @@ def test_without_a_descriptor_or_a_thread_a_process_lives_on(limit: str, tmp_pat
     """It beats, and shows the memory that it knew; the next look finds it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        done = subprocess.run(
-            [sys.executable, "-c", NO_ROOM, limit],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "NOTIFY_SOCKET": str(tmp_path / "notify"),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=WAIT_S,
-        )
+        done = python(NO_ROOM, limit, NOTIFY_SOCKET=str(tmp_path / "notify"))
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -36,6 +36,7 @@ from dlm.server.sets import (
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, reason_of
+from http2 import Peer
 from server.calls import Caller, Stream, outcome
 
 # ------------------------------------------------------------------------------------ the list
@@ -198,17 +199,15 @@ def test_what_gives_way_for_a_minute_then_does_no_longer(tmp_path, sharded, othe
     following.close()
 
 
-def test_a_folder_on_a_disk_that_fails_is_rejected(tmp_path, sharded):
+def test_a_folder_on_a_disk_that_fails_is_rejected(following, tmp_path, sharded):
     """Its manifest can be opened and not read; the server lives on."""
-    path, bad = tmp_path / "sets", tmp_path / "bad"
-    write_sets(path, [sharded.directory])
-    following = FollowedSets(ServerConfig(sets=str(path)), 0)
+    sets, write = following
+    bad = tmp_path / "bad"
     bad.mkdir()
     (bad / MANIFEST).symlink_to("/proc/self/mem")  # an input/output error at its first byte
-    write_sets(path, [sharded.directory, bad])
-    until(lambda: following.look() or following.rejected)
-    assert following.serving == listed([sharded.directory], 0)
-    following.close()
+    write(sharded, SimpleNamespace(directory=bad))
+    until(lambda: sets.look() or sets.rejected)
+    assert sets.serving == ids(sharded)
 
 
 def test_a_server_that_waited_long_for_its_turn_loads(tmp_path):
@@ -360,3 +359,19 @@ def test_a_download_of_a_set_that_is_unloaded_ends_with_what_is_tried_again(
     assert reason_of(error.value) is Reason.DRAINING
     caller.close()
     server.end()
+
+
+@pytest.mark.slow
+def test_a_model_is_unmapped_though_a_download_of_it_outlived_its_time(sharded, other, listing):
+    """Nobody reads it: it ends ten seconds later."""
+    server, caller, write = listing(shutdown_timeout_s=0.1)
+    request = pb.DownloadRequest(
+        shard_set=sharded.manifest.shard_set_bytes, file=pb.DOWNLOAD_FILE_LOW_ORDERS
+    )
+    peer = Peer(server.address, window=0)
+    peer.ask("/dlm.v1.Shard/Download", request.SerializeToString())
+    write(other.directory)
+    until(lambda: held(caller) == [other.manifest.shard_set], server.process)
+    until(lambda: not mapped(server, sharded.directory), server.process)
+    peer.close()
+    assert server.stop() == 0

@@ -13,9 +13,10 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
 from server.calls import Outcome, Stream, open_channel, outcome
+from server.test_security import ALICE, BOB, write_tokens
 
 UNKNOWN = bytes(range(16))
-ALICE, BOB, CAROL = ("alice-" + "a" * 32, "bob-" + "b" * 32, "carol-" + "c" * 32)
+CAROL = "carol-" + "c" * 32
 
 
 class Caller:
@@ -34,11 +35,16 @@ class Caller:
         return self.ask("Describe", pb.DescribeRequest(shard_set=shard_set).SerializeToString())
 
 
+def write(path, alices):
+    """The tokens file, replaced."""
+    lines = (f"alice:{ALICE} models={alices}", f"bob:{BOB}", f"carol:{CAROL} models=ffffffffffff")
+    write_tokens(path, *lines)
+
+
 @pytest.fixture(params=[256, 0], ids=["on the loop", "in a thread"])
 def server(request, tmp_path, sharded, other):
     """Shard 0 of both models. Bob may ask for both, alice for `other` alone, carol for neither."""
     path = tmp_path / "tokens"
-    path.touch(0o600)
     write(path, other.manifest.model[:12])
     shards = [Shard.open(one.directory, 0) for one in (sharded, other)]
     server = ThreadServer(shards, tokens=str(path), inline_queries=request.param).ready()
@@ -50,15 +56,6 @@ def server(request, tmp_path, sharded, other):
     for caller in made.values():
         caller.channel.close()
     server.end(at_once=True)
-
-
-def write(path, alices):
-    """The tokens file, replaced."""
-    new = path.with_name("new")
-    new.touch(0o600)
-    lines = (f"alice:{ALICE} models={alices}", f"bob:{BOB}", f"carol:{CAROL} models=ffffffffffff")
-    new.write_text("".join(f"{line}\n" for line in lines))
-    new.rename(path)
 
 
 @pytest.mark.promise("token_models")

@@ -45,14 +45,3 @@ def test_without_java_it_is_named(
     assert lacking is not None
     assert ("JAVA_HOME" if home else "PATH") in lacking
     assert "--engine local" in lacking
-
-
-def test_the_local_engine_loads_nothing_of_spark() -> None:
-    """The embedded default needs neither pyspark nor Java."""
-    code = (
-        "import sys; sys.modules['pyspark'] = None; sys.modules['pandas'] = None\n"
-        "import dlm.cli.main, dlm.estimate.pipeline, dlm.spark.tries, dlm.spark.engine\n"
-        "assert not any(name.startswith('py4j') for name in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()

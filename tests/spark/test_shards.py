@@ -60,7 +60,7 @@ def test_the_set_is_the_local_builder_s_to_the_byte(
     from dlm.spark.shards import build_shard_set as by_spark
 
     model = random_model(order, order=order, words=20, per_order=100, unk=unk)
-    arpa = model.write(tmp_path / "model.arpa")
+    (arpa := tmp_path / "model.arpa").write_text(model.unsorted())
     local = build_shard_set(arpa, tmp_path / "local", shards)
     given, output = tmp_path / f"given [1] é.{form}", tmp_path / "{the} set"
     if form == "parts":

@@ -147,7 +147,9 @@ def local(folder: Path, one: Case, skip: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(25), pytest.param(range(25, 80), marks=pytest.mark.slow)], ids=["some", "more"]
+    "seeds",
+    [range(10, 20), pytest.param(range(20, 80), marks=pytest.mark.slow)],
+    ids=["some", "more"],
 )
 def test_random_texts_give_the_local_engine_s_model_to_the_byte(
     seeds: range, tmp_path: Path

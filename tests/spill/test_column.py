@@ -29,8 +29,9 @@ def column_of(kind: str, folder: Path, dtype: type = np.uint32, width: int = 0) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", [0, 1, 5])
-@pytest.mark.parametrize("dtype", [np.uint32, np.float32, np.uint64, np.bool_])
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(0, np.uint32), (1, np.uint64), (5, np.float32), (5, np.bool_)]
+)
 def test_what_is_appended_is_read_by_its_place(
     tmp_path: Path, kind: str, width: int, dtype: type
 ) -> None:

@@ -90,8 +90,8 @@ def test_rows_come_as_python_sorts_them(
         assert list(Path(folder).iterdir()) == []
 
 
-@pytest.mark.parametrize("values", [1, 3, 1000, TOP + 1])
-@pytest.mark.parametrize(("width", "key"), [(1, 1), (3, 2), (9, 8), (24, 23)])
+@pytest.mark.parametrize("values", [1, 1000, TOP + 1])
+@pytest.mark.parametrize(("width", "key"), [(1, 1), (3, 2), (24, 23)])
 def test_memory_is_sorted_as_numpy_sorts_it(values: int, width: int, key: int) -> None:
     """Groups of equal rows of every size, at every level of a key, with threads and without."""
     rng = np.random.default_rng(values)

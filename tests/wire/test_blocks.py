@@ -18,6 +18,7 @@ SHARD_SET = bytes(range(16))
 ORDER, SIZE = 4, 40
 LENGTHS = np.array([2, 3], np.uint8)
 CONTEXTS = np.array([5, 6, 4, 5, 6], np.uint32)
+PAIRS = np.array([10, 10], np.uint32)
 SKIPS = np.array([0, 1], np.uint32)
 
 
@@ -26,20 +27,20 @@ def stored() -> StoredWords:
     return StoredWords(
         np.array([2, 3], np.uint32),
         np.array([2, 2], np.uint32),
-        np.array([-0.25], np.float32),
+        np.array([-0.5, 0.0, -0.25], np.float32),
         np.array([7, 9, 2, 39], np.uint32),
         Answers(
             np.array([-0.5, -1.25, -2.0, -np.inf], np.float32),
-            np.array([3, 1, 4, 3], np.uint8),
+            np.array([3, 0, 4, 3], np.uint8),
             np.array([3, 3, 4, 3], np.uint8),
-            np.array([2, 1, 3, 0], np.uint8),
+            np.array([0, 0, 3, 0], np.uint8),
         ),
     )
 
 
 def asked() -> tuple[codec.BlockRequest, bytes]:
     """The request, read and as it is sent."""
-    data, _ = codec.encode_block_request(SHARD_SET, 3, LENGTHS, CONTEXTS, SKIPS)
+    data, _ = codec.encode_block_request(SHARD_SET, 3, LENGTHS, CONTEXTS, PAIRS, SKIPS)
     return codec.decode_block_request(data, max_queries=2), data
 
 
@@ -75,11 +76,12 @@ def test_request_and_reply_come_out_as_they_went_in() -> None:
     for found, expected in (
         (request.context_lengths, LENGTHS),
         (request.context_words, CONTEXTS),
+        (request.pairs, PAIRS),
         (request.skips, SKIPS),
     ):
         assert found.tolist() == expected.tolist()
     found, expected = read(codec.encode_block_reply(request, stored())), stored()
-    for name in ("totals", "counts", "log10_backoffs", "words"):
+    for name in ("totals", "counts", "log10_backoffs", "ranks"):
         assert getattr(found, name).tolist() == getattr(expected, name).tolist()
     for name in ("log10_prob", "matched_order", "ngram_length", "state_length"):
         assert getattr(found.answers, name).tolist() == getattr(expected.answers, name).tolist()
@@ -108,6 +110,7 @@ def test_every_flipped_byte_is_noticed() -> None:
         ({"context_words": b"\0" * 7}, ProtocolError),
         ({"context_lengths": b"\2\2\2"}, ProtocolError),
         ({"skips": b"\0" * 4}, ProtocolError),
+        ({"pairs": b"\0" * 4}, ProtocolError),
         ({"checksum": 1}, codec.DamagedMessage),
     ],
 )
@@ -124,6 +127,7 @@ def test_request_that_does_not_fit_together_is_refused(
             struct.pack("<I", message.shard),
             message.context_lengths,
             message.context_words,
+            message.pairs,
             message.skips,
         )
     with pytest.raises(error):
@@ -159,12 +163,12 @@ HOSTILE: list[tuple[str, Callable[[pb.ContextBlockReply], Any]]] = [
     ("values of word_counts", lambda m: setattr(m, "word_counts", ids(4))),
     ("of words; expected", lambda m: setattr(m, "word_counts", ids(2**32 - 1, 5))),
     ("values of log10_backoffs", lambda m: setattr(m, "log10_backoffs", floats(0, 0))),
-    ("not finite", lambda m: setattr(m, "log10_backoffs", floats(float("inf")))),
+    ("not finite", lambda m: setattr(m, "log10_backoffs", floats(0, float("inf"), 0))),
     ("is log10_prob nan", lambda m: setattr(m, "log10_probs", floats(float("nan"), -1, -1, -1))),
     ("is log10_prob 0.5", lambda m: setattr(m, "log10_probs", floats(0.5, -1, -1, -1))),
     ("fewer than two words", lambda m: setattr(m, "ngram_lengths", b"\2\3\4\3")),
-    ("matched_order 4", lambda m: setattr(m, "matched_orders", b"\4\1\4\3")),
-    ("state_length 4", lambda m: setattr(m, "state_lengths", b"\2\1\4\0")),
+    ("matched_order 4", lambda m: setattr(m, "matched_orders", b"\4\0\4\3")),
+    ("state_length 4", lambda m: setattr(m, "state_lengths", b"\0\0\4\0")),
     ("whole number", lambda m: setattr(m, "words", b"12345")),
     ("shard 2 of", lambda m: setattr(m, "shard", 2)),
     (

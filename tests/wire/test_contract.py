@@ -30,25 +30,26 @@ def test_request_of_the_example_is_what_the_codec_writes_and_reads():
         np.array([2, 3], np.uint8),
         np.array([5, 6, 4, 5, 6], np.uint32),
         np.array([2, 1], np.uint32),
-        np.array([7, 8, 9], np.uint32),
+        np.array([7, 8, 2**32 - 1], np.uint32),
+        np.array([10, 10], np.uint32),
     )
     data, checksum = codec.encode_score_request(SHARD_SET, 3, groups)
     assert data == example("ScoreRequest")
-    assert len(data) == 79
+    assert len(data) == 89
     assert f"{checksum:016x}" in EXAMPLE
     request = codec.decode_score_request(example("ScoreRequest"), max_queries=3)
     assert (request.shard_set, request.shard) == (SHARD_SET, 3)
-    assert request.groups.words.tolist() == [7, 8, 9]
+    assert request.groups.words.tolist() == [7, 8, 2**32 - 1]
 
 
 def test_reply_of_the_example_is_what_the_codec_writes_and_reads():
     """Byte for byte, in both directions."""
     request = codec.decode_score_request(example("ScoreRequest"), max_queries=3)
     answers = Answers(
-        np.array([-0.5, -1.25, -2.0], np.float32),
-        np.array([3, 1, 4], np.uint8),
-        np.array([3, 2, 4], np.uint8),
-        np.array([2, 1, 3], np.uint8),
+        np.array([-0.5, -0.25, -0.375], np.float32),
+        np.array([3, 0, 0], np.uint8),
+        np.array([3, 3, 0], np.uint8),
+        np.array([3, 0, 0], np.uint8),
     )
     assert codec.encode_score_reply(request, answers) == example("ScoreReply")
     assert len(example("ScoreReply")) == 58
@@ -59,4 +60,4 @@ def test_reply_of_the_example_is_what_the_codec_writes_and_reads():
         queries=3,
         request_checksum=request.checksum,
     )
-    assert found.log10_prob.tolist() == [-0.5, -1.25, -2.0]
+    assert found.log10_prob.tolist() == [-0.5, -0.25, -0.375]

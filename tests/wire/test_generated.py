@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dlm.wire import generate
-from dlm.wire._pb import shard_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "dlm" / "wire" / "_pb"
@@ -39,9 +38,3 @@ def test_generator_is_pinned_to_the_series_that_both_protobufs_load():
     """1.81 writes code for protobuf 6.33, which protobuf 7 loads too."""
     assert pinned().startswith("1.81.")
     assert "Protobuf Python Version: 6.33." in (COMMITTED / "shard_pb2.py").read_text()
-
-
-def test_descriptor_is_registered_under_the_path_below_proto():
-    """Reflection hands the file out under this name."""
-    assert shard_pb2.DESCRIPTOR.name == "dlm/v1/shard.proto"
-    assert shard_pb2.DESCRIPTOR.services_by_name["Shard"].full_name == "dlm.v1.Shard"

@@ -7,6 +7,7 @@ import gc
 import socket
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -16,6 +17,19 @@ from dlm.wire import pairs
 
 WAKES = 100
 GRACE_S = 3.0
+Answer = Callable[[bytes, object], Awaitable[bytes]]
+
+
+async def started(answer: Answer) -> tuple[Any, int]:
+    """A server that accepts calls ahead, by a registered method and by a plain one; its port."""
+    with pairs.accepting_ahead():
+        server = grpc.aio.server()
+    method = {"Call": grpc.unary_unary_rpc_method_handler(answer)}
+    server.add_registered_method_handlers("registered", method)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("plain", method),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
 
 
 def test_one_of_many_wakes_is_left() -> None:
@@ -82,9 +96,7 @@ def test_calls_are_accepted_ahead_of_their_server() -> None:
     """In their order, more while they stand in line; a registered method has one of its own."""
 
     async def test() -> None:
-        with pairs.accepting_ahead():
-            server = grpc.aio.server()
-        accepted, asked = server._server, 3 * pairs.MOST_AHEAD
+        asked = 3 * pairs.MOST_AHEAD
         began: list[bytes] = []
         most = 0
 
@@ -94,11 +106,8 @@ def test_calls_are_accepted_ahead_of_their_server() -> None:
             most = max(most, accepted._ahead)
             return data
 
-        method = {"Call": grpc.unary_unary_rpc_method_handler(answer)}
-        server.add_registered_method_handlers("registered", method)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("plain", method),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
+        server, port = await started(answer)
+        accepted = server._server
         assert len(accepted._asked) == pairs.LEAST_AHEAD - 1
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for service in ("registered", "plain"):
@@ -120,17 +129,11 @@ def test_calls_that_were_accepted_ahead_are_answered_by_a_server_that_stops() ->
     """Within its grace; gRPC ends those that it has not handed over."""
 
     async def test() -> None:
-        with pairs.accepting_ahead():
-            server = grpc.aio.server()
-        accepted = server._server
-
         async def answer(data: bytes, _: object) -> bytes:
             return data
 
-        method = {"Call": grpc.unary_unary_rpc_method_handler(answer)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("plain", method),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
+        server, port = await started(answer)
+        accepted = server._server
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/plain/Call")
             calls = [call.future(b"", timeout=WAIT_S) for _ in range(10 * pairs.MOST_AHEAD)]

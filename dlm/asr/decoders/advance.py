@@ -34,7 +34,6 @@ class TokenLM:
     contexts, so hypotheses with equal numbers can be recombined.
 
     Args
-        utterance  of a `Client`, or of `Client.local`
         tokens     V tokens by index: strings, bytes or ids; the model's unknown word scores those
                    it lacks. Default: all words of the model, by id
         natural    scores are natural logarithms, as in NeMo; log10 if False
@@ -83,11 +82,11 @@ class TokenLM:
     def advance(
         self, states: NDArray[Any] | Sequence[int], eos_id: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores of all tokens after each of B states, and the states after them.
+        """Scores of all tokens after each of B states, (B, V) float32, and the states after them,
+        int64.
 
-        Args     eos_id  index of a token that gets the score of the sentence end
-        Returns  (B, V) float32 and (B, V) int64
-        Raises   QueryError, UnavailableError, ProtocolError
+        Args    eos_id  index of a token that gets the score of the sentence end
+        Raises  QueryError, UnavailableError, ProtocolError
         """
         scores, after = self._all(states)
         scores = scores[:, :-1].copy() if eos_id is None else self._with_end(scores, eos_id)
@@ -129,7 +128,6 @@ class TokenLM:
         return scores, after
 
     def _fetch(self, numbers: list[int]) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        """The rows of states that are not cached; caches them, unless a bigram fallback's."""
         model_info = self._utterance.model_info
         asked = [State(model_info, self._context(number)) for number in numbers]
         blocks = self._utterance.context_blocks(asked)
@@ -160,7 +158,6 @@ class TokenLM:
     def _number_all(
         self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8]
     ) -> NDArray[np.int64]:
-        """Numbers of many contexts: (..., order - 1) uint32 right-aligned and (...) uint8."""
         width = contexts.shape[-1]
         numbers = np.zeros(lengths.shape, np.int64)
         if width:

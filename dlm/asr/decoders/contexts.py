@@ -1,5 +1,5 @@
-"""What adapters of decoders share: a cache of contexts with all that is stored after each, since
-decoders ask for many words after few; and checks of an utterance and of the words of a lexicon."""
+"""What adapters of decoders share: a cache of contexts with all that is stored after each, and
+checks of an utterance and of the words of a lexicon."""
 
 from __future__ import annotations
 
@@ -26,12 +26,8 @@ _SHOWN = 3  # words of each, in an error
 
 @dataclass(slots=True)
 class Counts:
-    """What decoders asked for and what it cost, since the cache was created.
-
-    queries      words scored
-    contexts     blocks fetched, or built from the low orders
-    round_trips  calls that may have waited for servers
-    """
+    """What decoders asked for, and what it cost, since the cache was created: words scored; blocks
+    fetched, or built from the low orders; and calls that may have waited for servers."""
 
     queries: int = 0
     contexts: int = 0
@@ -66,10 +62,8 @@ class KnownContext:
 
 
 class Contexts:
-    """The contexts of one utterance's model that were used last; not thread-safe.
-
-    Args  max_words  stored words over all contexts; the least recently used is dropped first
-    """
+    """The contexts of one utterance's model that were used last; not thread-safe. The least
+    recently used is dropped first, so that at most `max_words` stored words are kept."""
 
     def __init__(self, utterance: Utterance, max_words: int = MAX_WORDS) -> None:
         self.utterance = utterance
@@ -151,8 +145,7 @@ def check_utterance(given: Utterance) -> None:
 def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
     """The ids of words by index; 0 for words that the model and the utterance's phrases lack.
 
-    Raises  QueryError  not a list of words, or unknown ids;  ConfigError  the model lacks all of
-                        them
+    Raises  QueryError  not a list of words, or unknown ids;  ConfigError  the model lacks them all
     """
     if isinstance(words, (str, bytes, set, frozenset, dict)) or not hasattr(words, "__iter__"):
         raise QueryError(

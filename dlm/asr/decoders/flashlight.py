@@ -65,15 +65,13 @@ class DlmLM(LM):  # type: ignore[misc]
     Fetched contexts are kept between sentences, up to `max_words`.
 
     Args
-        utterance  of a `Client`, or of `Client.local`
         words      by index, like the entries of flashlight's `Dictionary`: strings, bytes or ids;
                    the model's unknown word scores those it lacks
         recombine  whether equal contexts are the same state, so hypotheses that differ only outside
                    the context merge. flashlight's KenLM does not, and keeps more of an n-best list
         max_words  stored words to keep in memory, 11 bytes each
         ahead      how many more contexts to fetch with each, chosen from the decoder's newest
-                   states: it will use some next, and a message costs more than they do. A model
-                   in this process needs no messages, and none are fetched ahead
+                   states; a model in this process needs no messages, so none are fetched ahead
         lm_weight  the decoder's, which multiplies all that `score` returns. If the utterance has
                    phrases, their bonuses are divided by it, so it does not multiply them
     Raises  QueryError, ConfigError  see `word_ids`
@@ -204,8 +202,7 @@ class DlmLM(LM):  # type: ignore[misc]
         return asked.context.score(self._ids[index])[1]
 
     def _ask(self, asked: _Asked, index: int, child: LMState) -> tuple[LMState, float]:
-        """The state after a word and its score, where equal contexts may be one state, and phrases
-        may add their bonuses."""
+        """As `score`, where equal contexts may be one state, and phrases may add their bonuses."""
         log10_prob, after = asked.context.score(self._ids[index])
         node = 0
         if self._symbols is not None and (asked.node or self._symbols[index]):

@@ -24,7 +24,6 @@ _LETTER_BITS = 21  # of Unicode
 
 @inlined
 def _slot(keys, key):  # type: ignore[no-untyped-def]
-    """Where a table of 2^n keys has a key, or would have it."""
     mask = len(keys) - 1
     at = np.int64((np.uint64(key) * _MIX) >> np.uint64(32)) & mask
     while keys[at] != key and keys[at] != EMPTY:
@@ -66,7 +65,6 @@ def grow_trie(letters, begins, keys, values, nodes):  # type: ignore[no-untyped-
 
 @kernel("int64[:], int32[:], out int64[:], out int32[:]")
 def move_table(keys, values, new_keys, new_values):  # type: ignore[no-untyped-def]
-    """Moves a table to a larger one, which is EMPTY."""
     for at in range(len(keys)):
         if keys[at] != EMPTY:
             slot = _slot(new_keys, keys[at])

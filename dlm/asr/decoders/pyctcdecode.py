@@ -1,13 +1,11 @@
 """A language model for pyctcdecode, and a decoder that queries it once per frame.
 
-pyctcdecode asks for one word at a time. `DlmDecoder` fetches the new contexts of all beams of a
-frame together; then every word is answered locally. Its beam search over letters is compiled
-(`LetterSearch`), with the same hypotheses and scores; pyctcdecode's own goes on where labels are
-word pieces, or its own hotwords are given.
+`DlmDecoder` fetches the new contexts of all beams of a frame together; then every word is answered
+locally. Its beam search over letters is compiled (`LetterSearch`), with the same hypotheses and
+scores; pyctcdecode's own goes on where labels are word pieces, or its own hotwords are given.
 
 pyctcdecode declares numpy below 2 and dlm needs 2 or later, but it works with both:
-`pip install --no-deps pyctcdecode`, and `pip install pygtrie`. Release 0.5.0, whose beams are
-tuples, works, and so do those whose beams are objects.
+`pip install --no-deps pyctcdecode pygtrie`. Beams may be tuples, as in release 0.5.0, or objects.
 """
 
 from __future__ import annotations
@@ -108,11 +106,9 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
     """A model behind an utterance as pyctcdecode's `LanguageModel`, with the same settings.
 
     Args
-        utterance  of a `Client`, or of `Client.local`. The bonuses of its phrases are added to the
-                   score, outside of `alpha`; `unk_score_offset` is not added to their words
-        unigrams   the words that may be said, besides those of phrases; default: all words of the
-                   model
-        alpha, beta, unk_score_offset, score_boundary  as in pyctcdecode
+        utterance  the bonuses of its phrases are added to the score, outside of `alpha`;
+                   `unk_score_offset` is not added to their words
+        unigrams   the words that may be said, besides those of phrases; default: all of the model
         max_words  stored words to keep in memory, 11 bytes each
     Raises  QueryError, ConfigError  see `word_ids`
             QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
@@ -159,7 +155,6 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
 
     @cached_property
     def _char_trie(self) -> CharTrie:
-        """For pyctcdecode's own search."""
         return CharTrie.fromkeys(self._unigram_set)
 
     @cached_property
@@ -167,7 +162,6 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         return LetterTrie(sorted(self._unigram_set))
 
     def word(self, text: str) -> Word:
-        """What `LetterSearch` must know of a word."""
         known = text in (self._unigram_set or self._known)
         phrases = self.phrases
         symbol = 0 if phrases is None else int(phrases.symbols[phrases.id_of(text)])
@@ -179,8 +173,8 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         return DlmState(begin(), 0, self._digest)
 
     def fetch(self, asked: Iterable[tuple[DlmState, str]], is_last_word: bool = False) -> None:
-        """Fetches what `score` will need for these states and words, in one message per shard,
-        or in two if the sentence end is scored after them."""
+        """Fetches what `score` will need, in one message per shard, or in two if the sentence end
+        is scored after the words."""
         pairs = [(state.state, word) for state, word in asked]
         if not pairs:
             return
@@ -246,12 +240,8 @@ def _table(rows: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
 
 
 class LetterTrie:
-    """The beginnings of words, for any number of searches; made once per model.
-
-    Attributes
-        nodes  (N, 3) int32  parent, letter (its code point), length; the first is the root
-        words  of nodes that were asked for
-    """
+    """The beginnings of words, for any number of searches; made once per model. `nodes` are (N, 3)
+    int32: parent, letter (its code point), length; the first is the root."""
 
     def __init__(self, words: Sequence[str]) -> None:
         letters = _codes("".join(words))
@@ -349,7 +339,6 @@ class LetterSearch:
         return self._ended(beams, logits.astype(posteriors.dtype), width, least)
 
     def _make_room(self, beams: int, spaces: int, letters: int) -> None:
-        """For one more text of each beam, and so many more words with frames, and parts."""
         parts, texts, frames = self._counts.tolist()
         if parts + letters > len(self._parts):
             self._parts = _grown(self._parts, parts + letters)
@@ -366,7 +355,6 @@ class LetterSearch:
             self._frames = _grown(self._frames, frames + spaces)
 
     def _score(self, known: int, end: int) -> None:
-        """Scores new texts, each the last word after the text before it."""
         model, contexts, trie_words = self._model, self._contexts, self._trie.words
         pairs = self._texts[known:end].tolist()
         wanted = [before for before in dict.fromkeys(p for p, _ in pairs) if not contexts[before]]
@@ -424,7 +412,6 @@ class LetterSearch:
     def _ended(
         self, beams: NDArray[np.int64], logits: NDArray[Any], width: int, least: float
     ) -> list[Any]:
-        """The last words completed, the end scored; those that are spelled the same are one."""
         model = self._model
         merged: dict[str, tuple[Any, ...]] = {}
         for (text, part, _, frames, begin, end), logit in zip(beams.tolist(), logits, strict=True):
@@ -527,7 +514,6 @@ def _refuse_saving(folder: str) -> NoReturn:
 def _unscored(
     beams: Iterable[Any], cached: Mapping[tuple[str, bool], Any], is_eos: bool
 ) -> list[tuple[DlmState, str]]:
-    """State and word of each beam whose text has no score yet."""
     found: dict[str, tuple[DlmState, str]] = {}
     for beam in beams:
         text, word = beam[:2] if isinstance(beam, tuple) else (beam.text, beam.next_word)
@@ -548,9 +534,6 @@ def build_decoder(
     unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
     lm_score_boundary: bool = DEFAULT_SCORE_LM_BOUNDARY,
 ) -> DlmDecoder:
-    """Like pyctcdecode's `build_ctcdecoder`, with an utterance instead of a model's path.
-
-    Args  labels  of the acoustic model's outputs, with an empty string for the blank
-    """
+    """Like pyctcdecode's `build_ctcdecoder`, with an utterance instead of a model's path."""
     model = DlmLanguageModel(utterance, unigrams, alpha, beta, unk_score_offset, lm_score_boundary)
     return DlmDecoder(Alphabet.build_alphabet(list(labels)), model)

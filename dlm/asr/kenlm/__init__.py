@@ -32,10 +32,8 @@ __all__ = [
 
 
 def install() -> types.ModuleType:
-    """Makes `import kenlm` return this module from now on.
-
-    Raises  ImportError  the package kenlm is already imported: call this first
-    """
+    """Makes `import kenlm` return this module from now on; ImportError if kenlm is already
+    imported."""
     here = sys.modules[__name__]
     found = sys.modules.setdefault("kenlm", here)
     if found is not here:

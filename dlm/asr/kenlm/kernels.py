@@ -1,8 +1,5 @@
-"""One word after one state, in one call that takes only numbers.
-
-Tables are behind addresses, since taking an array costs as much as a step. The GIL is held, so
-threads need no lock.
-"""
+"""One word after one state, in one call that takes only numbers. Tables are behind addresses, since
+taking an array costs as much as a step. The GIL is held, so threads need no lock."""
 
 # mypy: disable-error-code="assignment,misc"
 from __future__ import annotations
@@ -21,7 +18,7 @@ from dlm.asr.kenlm.row_kernels import (
     word_at,
 )
 from dlm.index.packed.kernels import find_key
-from dlm.index.search.step_kernels import alone, ask_alone, key_of, low_of, open_list
+from dlm.index.search.step_kernels import alone, ask_alone, list_after, low_of, open_list
 from dlm.jit import inlined, kernel
 from dlm.kenlm.kernels import IS_TRIE
 from dlm.kenlm.kernels import ORDER as FILE_ORDER
@@ -45,6 +42,7 @@ from dlm.ngram.memory_kernels import (
     load64,
     load_float32,
     mask_of,
+    mirrored,
     of,
     prefetch,
     store32,
@@ -58,8 +56,8 @@ from dlm.ngram.memory_kernels import (
     HITS,
     CACHE,  # address of lines of four steps
     LINE_MASK,
-    VIEW,  # address of the view of the low orders, or of the one shard with them
-    WHOLE,  # 1: all of the model is behind the view
+    VIEW,  # address of the view of the low orders
+    TREE,  # address of the view of the tree of all shards; 0: it is elsewhere
     ORDER,
     ROWS,  # address of the states, see below
     STRIDE,  # bytes of a row
@@ -88,7 +86,6 @@ _HEAD = np.int64(HEAD_BYTES)
 
 @inlined
 def row_in(state):  # type: ignore[no-untyped-def]
-    """The row of a state, which may be a step's answer."""
     return state & mask_of(np.int64(ROW_BITS))
 
 
@@ -128,10 +125,7 @@ def recall(table, line, key):  # type: ignore[no-untyped-def]
 @inlined
 def find_row(table):  # type: ignore[no-untyped-def]
     """The number of the row written after the last one, or of its equal, and whether it is new;
-    FULL without room.
-
-    Trusts  space for one row past the capacity
-    """
+    FULL without room. Trusts that one row past the capacity has space."""
     rows, stride, count = of(table, ROWS), of(table, STRIDE), of(table, COUNT)
     row = rows + count * stride
     length = load32(row)
@@ -161,17 +155,16 @@ def find_row(table):  # type: ignore[no-untyped-def]
 
 @inlined
 def enter_row(table):  # type: ignore[no-untyped-def]
-    """`find_row`, with what the words of a new row lead to."""
     count, is_new = find_row(table)
     if is_new:
         row = of(table, ROWS) + count * of(table, STRIDE)
-        walk(of(table, VIEW), of(table, ORDER), row, row + of(table, CONTEXTS))
+        contexts = row + of(table, CONTEXTS)
+        walk(of(table, VIEW), of(table, TREE), of(table, ORDER), row, contexts)
     return count
 
 
 @inlined
 def put_next(table, state, word, length):  # type: ignore[no-untyped-def]
-    """Writes the last `length` words of a state and a word after the last row."""
     stride = of(table, STRIDE)
     before = of(table, ROWS) + state * stride
     row = of(table, ROWS) + of(table, COUNT) * stride
@@ -205,7 +198,7 @@ def step(table, state, word):  # type: ignore[no-untyped-def]
     Args        table  its address;  state  a row in use, or the answer of the step that led to it
                 word  an id below the vocabulary's size
     Returns     (log10 P, answer): the row of the next state, and from bit ROW_BITS on KenLM's
-                ngram_length; or NEEDS_SHARD, where the view lacks the answer, or FULL
+                ngram_length; or NEEDS_SHARD, where a tree elsewhere has the answer, or FULL
     Guarantees  equals ngram.backoff.score bit for bit
     """
     state = row_in(state)
@@ -216,9 +209,11 @@ def step(table, state, word):  # type: ignore[no-untyped-def]
         return np.float64(as_float32(value)), value >> _32
     row = of(table, ROWS) + state * of(table, STRIDE)
     ask_ahead(of(table, VIEW), row, row + of(table, CONTEXTS), word)
-    if load32(row + _4) and not of(table, WHOLE):
+    tree = of(table, TREE)
+    if load32(row + _4) and not tree:
         return 0.0, np.int64(NEEDS_SHARD)
-    log10_prob, found, reach = search(of(table, VIEW), row, row + of(table, CONTEXTS), word)
+    contexts = row + of(table, CONTEXTS)
+    log10_prob, found, reach = search(of(table, VIEW), tree, row, contexts, word)
     after = next_row(table, state, word, reach)
     if after < 0:
         return 0.0, after
@@ -250,10 +245,8 @@ def enter_step(table, state, word, log10_prob, found, reach, keep):  # type: ign
 
 @kernel("int64, uint32[:]", nogil=False)
 def enter_state(table, words):  # type: ignore[no-untyped-def]
-    """The row of the state with these words, newest first; FULL where there is no room.
-
-    Trusts  fewer words than the order, ids below the vocabulary's size
-    """
+    """The row of the state with these words, newest first; FULL where there is no room. Trusts that
+    they are fewer than the order, with ids below the vocabulary's size."""
     put_state(table, words)
     return enter_row(table)
 
@@ -263,7 +256,7 @@ BLOCK = 64  # words whose places are asked for before the first is looked at
 
 @kernel("int64, int64[:], uint32[:, :], out float32[:, :], out uint8[:, :]")
 def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untyped-def]
-    """Scores words after states of a table whose view is the whole model.
+    """Scores words after states of a table that has the whole model.
 
     Shapes      rows (K,) int64;  words (1, W) for all states, or (K, W), uint32
                 log10_prob (K, W) float32  filled
@@ -274,9 +267,10 @@ def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untype
     view = of(table, VIEW)
     low = low_of(view)
     width = words.shape[1]
-    keys = np.empty(width, np.int64)
     alone_prob = np.empty(width, np.float32)
     alone_reach = np.empty(width, np.uint8)
+    tree = of(table, TREE)
+    keys = np.empty(BLOCK, np.int64)
     lows = np.empty(BLOCK, np.int64)
     sizes = np.empty(BLOCK, np.int64)
     bits = np.empty(BLOCK, np.int64)
@@ -286,7 +280,6 @@ def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untype
             for i in range(width):
                 ask_alone(low, np.int64(here[i]))
             for i in range(width):
-                keys[i] = key_of(low, np.int64(here[i]))
                 prob, reaches = alone(low, np.int64(here[i]))
                 alone_prob[i] = prob
                 alone_reach[i] = np.uint8(reaches)
@@ -294,37 +287,40 @@ def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untype
         contexts = row + of(table, CONTEXTS)
         length = load32(row)
         weight = weight_from(contexts, length, 1)
-        bit, size = _0, _0
+        size, bit, bits_of_key = _0, _0, _1
         if length:
-            bit, size = load64(contexts), load32(contexts + np.int64(8))
+            _, size, bit, bits_of_key = list_after(low, word_at(row, _0))
         if size == 0:
             for i in range(width):
                 log10_prob[k, i] = np.float32(weight + alone_prob[i])
                 reach[k, i] = alone_reach[i]
             continue
-        step, first, rest = open_list(bit, size, low.key_bits)
+        step, first, rest = open_list(bit, size, bits_of_key)
         for begin in range(0, width, BLOCK):
             asked = min(width - begin, BLOCK)
             for i in range(asked):
-                prefetch((bit + (keys[begin + i] >> rest) * step) >> _3)
+                keys[i] = mirrored(np.int64(here[begin + i]), bits_of_key)
+                prefetch((bit + (keys[i] >> rest) * step) >> _3)
             for i in range(asked):
                 before, until = _0, size
                 if step:
-                    before, until = two_fields(bit + (keys[begin + i] >> rest) * step, step)
+                    before, until = two_fields(bit + (keys[i] >> rest) * step, step)
+                if np.int64(here[begin + i]) >> bits_of_key:  # above all words of the list
+                    until = before
                 lows[i] = before
                 sizes[i] = until - before
                 bits[i] = first + before * (rest + low.pair_bits)
                 prefetch(bits[i] >> _3)
             for i in range(asked):
                 column = begin + i
-                place = find_key(bits[i], rest, _0, sizes[i], keys[column] & mask_of(rest))
+                place = find_key(bits[i], rest, _0, sizes[i], keys[i] & mask_of(rest))
                 if place < 0:
                     log10_prob[k, column] = np.float32(weight + alone_prob[column])
                     reach[k, column] = alone_reach[column]
                     continue
                 value_at = bits[i] + sizes[i] * rest + place * low.pair_bits
                 _, matched, longest, best = search_longer(
-                    view, contexts, length, size, lows[i] + place, value_at
+                    low, tree, contexts, length, np.int64(here[column]), lows[i] + place, value_at
                 )
                 if matched == 1:
                     best = alone_prob[column]
@@ -346,7 +342,6 @@ _set_item = types.ExternalFunction("PyTuple_SetItem", types.int32(*3 * [types.in
 
 @inlined
 def pair(log10_prob, answer):  # type: ignore[no-untyped-def]
-    """A tuple of a float and an int, by its address."""
     made = _new_tuple(_2)
     _set_item(made, _0, _float(np.float64(log10_prob)))
     _set_item(made, _1, _number(answer))
@@ -355,10 +350,7 @@ def pair(log10_prob, answer):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64", nogil=False)
 def step_in_file(_, arguments, count):  # type: ignore[no-untyped-def]
-    """Scores a word after a state, as `step`: with KenLM's bits. For `jit.builtin`.
-
-    Args  arguments  table, state and word, as `step` has them
-    """
+    """As `step`, with KenLM's bits and its three arguments in an array. For `jit.builtin`."""
     table, state = _number_of(load64(arguments)), row_in(_number_of(load64(arguments + _8)))
     word = _number_of(load64(arguments + _16))
     key = (state << _32 | word) + _1
@@ -395,7 +387,6 @@ def enter_state_of_file(table, words):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64[:], uint32[:, :], out float32[:, :], out uint8[:, :]")
 def score_rows_in_file(table, rows, words, log10_prob, reach):  # type: ignore[no-untyped-def]
-    """As `score_rows`."""
     view = of(table, VIEW)
     room = np.empty(COLUMNS * FILE_BLOCK, np.int64)
     block, width = np.int64(room.ctypes.data), words.shape[1]

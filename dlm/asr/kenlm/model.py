@@ -22,12 +22,9 @@ __all__ = ["KenlmLanguageModel", "KenlmModel"]
 
 
 class KenlmLoadMethod:
-    """How a model is loaded into memory. Models on servers are not loaded.
-
-    LAZY, POPULATE_OR_LAZY  files are mapped and shared by processes; for large models. KenLM's own
-                            files always are
-    the others              unpacked into the process's own memory if enough is free: faster
-    """
+    """How a model is loaded into memory: LAZY and POPULATE_OR_LAZY map its files, which processes
+    then share, as KenLM's own files always are; the others unpack it into the process's own memory
+    if enough is free, which is faster. Models on servers are not loaded."""
 
     LAZY = 0
     POPULATE_OR_LAZY = 1
@@ -45,14 +42,13 @@ class ArpaComplaint:
 
 
 class KenlmConfig:
-    """KenLM's `Config`, with one more setting.
+    """KenLM's `Config`, with one more setting: `client`, a `ClientConfig` for servers, by default
+    with `bigram_fallback`.
 
-    load_method    whether a model in this process is unpacked, see `KenlmLoadMethod`
     arpa_complain  accepted for compatibility; has no effect
     show_progress  whether opening a model reports sharding and compilation to standard error
     vocab          path of a list of the words, one per line, of a KenLM file that stores none
                    (`build_binary -v`); only `Model.vocab` and what lists words need it
-    client         a `ClientConfig` for servers; None: `ClientConfig(bigram_fallback=True)`
     """
 
     def __init__(self) -> None:
@@ -65,12 +61,8 @@ class KenlmConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordScore:
-    """KenLM's `FullScoreReturn`: read-only.
-
-    log_prob      log10 P
-    ngram_length  of the longest n-gram found, as KenLM counts it
-    oov           whether the vocabulary lacks the word
-    """
+    """KenLM's `FullScoreReturn`, read-only: `ngram_length` of the longest n-gram found, as KenLM
+    counts it, and `oov` if the vocabulary lacks the word."""
 
     log_prob: float
     ngram_length: int
@@ -107,9 +99,6 @@ class KenlmModel:
         path    of a KenLM binary file, of a cluster.toml, of a shard set's folder, of an ARPA file
                 (sharded once, into the cache) or of a pointer file; or "dlm://..."; see
                 `asr.open.open_model`
-        config  see `KenlmConfig`
-    Attributes
-        path    in bytes, absolute
     Raises  OSError  the model cannot be opened: the message says why, and dlm's error is its cause
     Guarantees
         Scores equal those of the ARPA model, in float32, bit for bit. Those of a KenLM binary file
@@ -158,11 +147,8 @@ class KenlmModel:
     # -- sentences ----------------------------------------------------------------------------
 
     def score(self, sentence: str | bytes, bos: bool = True, eos: bool = True) -> float:
-        """log10 P of a sentence, split at white space.
-
-        Args    bos  whether it begins after <s>; never put <s> into the sentence
-                eos  whether its end, </s>, is also scored
-        """
+        """log10 P of a sentence, split at white space. `bos` begins it after <s>, which the
+        sentence must not have; `eos` also scores its end, </s>."""
         text = _bytes_of(sentence)
         direct = self._opened.direct
         if direct is not None and len(text) <= TEXT_BYTES:
@@ -192,19 +178,15 @@ class KenlmModel:
     # -- states -------------------------------------------------------------------------------
 
     def BeginSentenceWrite(self, state: KenlmState) -> None:
-        """Sets `state` to the one at the beginning of a sentence."""
         table = self._opened.current()
         self._write(state, table, table.begin)
 
     def NullContextWrite(self, state: KenlmState) -> None:
-        """Sets `state` to the empty context."""
         self._write(state, self._opened.current(), NULL)
 
     def BaseScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> float:
-        """log10 P of `word` after `in_state`; `out_state` becomes the state after it.
-
-        They may be the same object.
-        """
+        """log10 P of `word` after `in_state`; `out_state`, which may be the same object, becomes
+        the state after it."""
         try:
             opened = self._opened
             log10_prob: float
@@ -250,19 +232,16 @@ class KenlmModel:
     def base_score_batch(
         self, states: Sequence[KenlmState], words: Any
     ) -> tuple[NDArray[np.float32], NextStates]:
-        """Extends each of K states by W words.
+        """Extends each of K states by W words: the same for all states, or K rows of them.
 
-        Args    words  W words for all states, or K rows of W words
         Returns (K, W) float32 log10 P, and the states after: `after[k, w]`
         Raises  QueryError, ModelMismatch
         """
         return self._opened.score_batch(states, words)
 
     def next_distribution(self, state: KenlmState) -> NDArray[np.float32]:
-        """log10 P of every word after `state`: (V,) float32, in the order of `vocab`.
-
-        The value of <s> is the file's, although <s> never follows a word.
-        """
+        """log10 P of every word after `state`: (V,) float32, in the order of `vocab`. The value of
+        <s> is the file's, although <s> never follows a word."""
         return self._opened.distribution(state)
 
     def top_k(self, state: KenlmState, k: int) -> list[tuple[str, float]]:
@@ -286,11 +265,10 @@ class KenlmModel:
     def stats(self) -> dict[str, int]:
         """Counts for this model in this process, since it was opened.
 
-        queries  words scored;  cached  how many of them came from the cache
+        queries          words scored;  cached  how many of them came from the cache
         cache_misses     words that the low orders on this machine could not answer
         contexts_fetched  contexts fetched with everything stored after them, one message each
-        bigram_fallback  how many of `cache_misses` 2-grams answered, because no shard did in time
-        local_fallback   words scored with the local fallback, while servers failed
+        bigram_fallback, local_fallback  how many words these answered, while servers failed
         """
         return self._opened.stats()
 

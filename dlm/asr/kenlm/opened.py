@@ -60,7 +60,6 @@ def opened(
     show_progress: bool,
     vocab: str | None = None,
 ) -> OpenedModel:
-    """The model of this name: the open one, unless its file has changed since."""
     text = os.fsdecode(named)
     stamp = None if text.startswith(SCHEME) else signature(Path(text))
     key = (named, repr(stamp), repr(config), unpacks, vocab)
@@ -127,10 +126,8 @@ class OpenedModel:
             self.table = StepTable(utterance, self.counts, self._mark)
 
     def resolve(self, state: KenlmState) -> tuple[ModelTable, int]:
-        """The table and row in which a state continues.
-
-        Raises  TypeError  not a state of dlm;  ModelMismatch  of another model or shard set
-        """
+        """The table and row in which a state continues. Raises TypeError if it is not a state of
+        dlm, and ModelMismatch if it is of another model or shard set."""
         if not isinstance(state, KenlmState):
             raise not_a_state(state)
         other, row = state._place()
@@ -163,7 +160,6 @@ class OpenedModel:
         return fresh
 
     def ask(self, table: ModelTable, row: int, word: int) -> tuple[ModelTable, float, int]:
-        """A step, known to the table or not: the table of its answer, log10 P, answer."""
         row &= ROW_MASK
         while True:
             log10_prob, answer = table.step(table.address, row, word)
@@ -219,10 +215,8 @@ class OpenedModel:
     def _served(
         self, table: ModelTable, ids: list[int], bos: bool
     ) -> tuple[list[float], list[int]]:
-        """log10 P and KenLM's ngram_length of each word after those before it.
-
-        The table answers the first words. From the first that it lacks, one call requests all.
-        """
+        """log10 P and KenLM's ngram_length of each word. The table answers the first ones; from the
+        first that it lacks, one call requests all."""
         assert isinstance(table, StepTable)
         log10_probs: list[float] = []
         lengths: list[int] = []
@@ -308,7 +302,6 @@ class OpenedModel:
         return log10_prob, NextStates(table, self, after)
 
     def _rows_of(self, states: Sequence[KenlmState]) -> tuple[ModelTable, NDArray[np.int64]]:
-        """The rows of states in one table; one of another table of the same model is entered."""
         while True:
             table = self.table
             rows = []
@@ -363,7 +356,6 @@ class Extended:
         return self.reach.shape
 
     def words_of(self, k: int, w: int) -> tuple[int, ...]:
-        """The ids of one state, most recent first."""
         length = int(self.reach[k, w])
         word = int(self.words[k if len(self.words) > 1 else 0, w])
         return (word, *self.table.words(int(self.rows[k])))[:length]

@@ -10,29 +10,33 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.index.packed.kernels import find_key, rank_bits
-from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
-from dlm.index.search import view as at
+from dlm.index.packed.record_kernels import (
+    N_PROB_TABLE,
+    find_child,
+    open_record,
+    width_before,
+    words_bits,
+)
 from dlm.index.search.step_kernels import (
     alone,
     ask_alone,
+    ask_entry,
     below,
-    find_child,
     find_pair,
     find_root,
     first_level,
     has_prob,
+    is_stored,
+    key_of,
     list_after,
     log10_prob_of,
+    log10_weight_of,
     low_of,
     matters,
-    node_backoff,
-    node_list,
-    open_list,
     open_ranks,
-    pair_backoff,
     pair_prob,
+    pair_state,
     record_bits,
-    roots_of,
     word_backoff,
 )
 from dlm.jit import inlined
@@ -76,8 +80,10 @@ def put_context(context, bit, size, weight):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def walk(view, order, row, contexts):  # type: ignore[no-untyped-def]
+def walk(view, tree, order, row, contexts):  # type: ignore[no-untyped-def]
     """Writes the contexts of a row, and whether something is stored under its last two words.
+
+    Args    view, tree  of the low orders, and of the tree of all shards; 0: there is none
 
     Trusts  ids below the vocabulary's size, fewer words than the order
     """
@@ -89,31 +95,32 @@ def walk(view, order, row, contexts):  # type: ignore[no-untyped-def]
         return
     low = low_of(view)
     last = word_at(row, _0)
-    _, size, bit = list_after(low, last)
+    _, size, bit, _ = list_after(low, last)
     put_context(contexts, bit, size, word_backoff(low, last))
     if length == 1:
         return
-    first, pairs, bit = list_after(low, word_at(row, _1))
-    place, value = find_pair(low, pairs, bit, last)
+    first, pairs, bit, width = list_after(low, word_at(row, _1))
+    place, value = find_pair(low, pairs, bit, width, last)
     if place < 0:
         return
     context = contexts + np.int64(CONTEXT_BYTES)
-    weight = pair_backoff(low, value)
-    put_context(context, _0, _0, weight)
-    if order < 3 or field(value, np.int64(PAIR_FLAG_BITS)) & np.int64(STORED) == 0:
+    if order < 3 or is_stored(field(value, _2)) == 0:
         return
     store32(row + _4, _1)
-    node = find_root(roots_of(view), first + place)
-    level = first_level(view)
+    if tree == 0:
+        return
+    node = find_root(tree, first + place)
+    level = first_level(tree)
     k = _2
     while node >= 0:
-        if k > 2:
-            weight = node_backoff(level, node)
-        size, bit, _, _, _ = open_ranks(node_list(level, node), size)
-        put_context(context, bit, size, weight)
+        size, width, count, code, bit = open_record(level, node, size, k == 2)
+        put_context(context, bit, size, log10_weight_of(level, code))
         if k == length:
             return
-        node = find_child(low, level, node, word_at(row, k))
+        _, value_bits = record_bits(level)
+        word = word_at(row, k)
+        family = bit + words_bits(size, width, value_bits)
+        node = find_child(family, count, word, key_of(low, word), low.key_bits)
         level = below(level)
         context += np.int64(CONTEXT_BYTES)
         k += _1
@@ -124,29 +131,26 @@ def ask_ahead(view, row, contexts, word):  # type: ignore[no-untyped-def]
     """Prefetches what a search and the walk after it will read, where that is known already."""
     low = low_of(view)
     ask_alone(low, word)
-    prefetch((low.entry + word * low.entry_bits) >> _3)
+    ask_entry(low, word)
     for k in range(1, load32(row)):
         prefetch(load64(contexts + np.int64(k * CONTEXT_BYTES)) >> _3)
 
 
 @inlined
-def search(view, row, contexts, word):  # type: ignore[no-untyped-def]
-    """One word after the words of a row.
-
-    Returns     (log10 P float32, longest n-gram found with blanks, words that matter to the right)
-    Guarantees  as `index.search.kernels.score_groups`, a list at a time
-    Trusts      an id below the vocabulary's size
-    """
+def search(view, tree, row, contexts, word):  # type: ignore[no-untyped-def]
+    """One word after the words of a row: (log10 P float32, longest n-gram found with blanks, words
+    that matter to the right), as `index.search.kernels.score_groups`, a list at a time. `view` and
+    `tree` as in `walk`. Trusts that the id is below the vocabulary's size."""
     low = low_of(view)
     length = load32(row)
     found, matched, reach = _1, _1, _0
     best = np.float32(0.0)
     if length >= 1:
-        size = load32(contexts + np.int64(8))
-        rank, value_at = find_pair(low, size, load64(contexts), word)
-        if rank >= 0:
+        _, size, bit, width = list_after(low, word_at(row, _0))
+        place, value_at = find_pair(low, size, bit, width, word)
+        if place >= 0:
             found, matched, reach, best = search_longer(
-                view, contexts, length, size, rank, value_at
+                low, tree, contexts, length, word, place, value_at
             )
     if matched == 1:
         best, reaches = alone(low, word)
@@ -166,24 +170,24 @@ def weight_from(contexts, length, matched):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def search_longer(view, contexts, length, size, rank, value_at):  # type: ignore[no-untyped-def]
+def search_longer(low, tree, contexts, length, word, rank, value_at):  # type: ignore[no-untyped-def]
     """The value of a pair of words that was found, then the lists of longer contexts.
 
-    Args     size, rank  entries of the last word's list, and the word's place in it
-             value_at    address of the pair's value, in bits
+    Args     word, rank  the second word, and its place in the list of the first
+             value_at  address of the pair's value, in bits
     Returns  (longest n-gram found with blanks, longest with a probability, words that matter to the
              right, that log10 P, which means nothing where the second is 1)
     """
-    low = low_of(view)
-    value = field(value_at, low.near_bits)
+    value = field(value_at, low.pair_bits)
     found, matched = _2, _1
-    reach = value & np.int64(STATE_LENGTH)
+    reach = pair_state(low, value, word)
     best = np.float32(0.0)
-    if value & np.int64(BLANK) == 0:
+    if value & low.blank == 0:
         matched = _2
         best = pair_prob(low, value)
-    level = first_level(view)
+    level = first_level(tree)
     context = contexts
+    size = _0
     for k in range(2, length + 1):
         shorter = size
         context += np.int64(CONTEXT_BYTES)
@@ -193,13 +197,19 @@ def search_longer(view, contexts, length, size, rank, value_at):  # type: ignore
         bit = load64(context)
         flag_bits, record = record_bits(level)
         begin, end = _0, size
-        if size == shorter:
+        if k == 2:
+            width = width_before(bit)
+            if rank >> width:
+                break
+        else:
+            width = rank_bits(size, shorter)
+        step, keys, rest = open_ranks(bit, size, width)
+        if step:
+            begin, end = two_fields(bit + (rank >> rest) * step, step)
+        bit = keys + begin * (rest + record)
+        if width == 0:
             place = rank  # all words of the shorter context follow: ranks are places
         else:
-            step, keys, rest = open_list(bit, size, rank_bits(size, shorter))
-            if step:
-                begin, end = two_fields(bit + (rank >> rest) * step, step)
-            bit = keys + begin * (rest + record)
             place = find_key(bit, rest, _0, end - begin, rank & mask_of(rest))
             bit += (end - begin) * rest
         if place < 0:
@@ -210,7 +220,7 @@ def search_longer(view, contexts, length, size, rank, value_at):  # type: ignore
             reach = found
         if has_prob(value, flag_bits):
             matched = found
-            best = log10_prob_of(value >> flag_bits, of(level, at.N_PROB_TABLE))
+            best = log10_prob_of(value >> flag_bits, of(level, N_PROB_TABLE))
         rank = begin + place
         level = below(level)
     return found, matched, reach, best

@@ -10,15 +10,17 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from dlm.index.search.text.kernels import score_tokens
+from dlm.index.search.view import LOW_PLACES
 from dlm.jit import inlined, kernel
 from dlm.kenlm.score_kernels import TEXT_BYTES
-from dlm.ngram.kernels import bytes_at, find_word, hash_word, prefetch, scan_word
+from dlm.ngram.kernels import bytes_at, find_word, hash_word, note_word
 
 # Places in a description of a model, an array of int64.
 (
     ASKED,  # words scored so far
     TABLE,  # address of an unpacked model's table
-    TREES,  # address of the addresses of the shards' views
+    LOW,  # address of the view of the low orders
+    TREES,  # address of the addresses of the views of trees
     SHARDS,
     SHARD_OF_SLOT,  # address
     ORDER,
@@ -31,7 +33,7 @@ from dlm.ngram.kernels import bytes_at, find_word, hash_word, prefetch, scan_wor
     DELIMITERS,
     SCRATCH,  # address of room for the words of a sentence and what is said of them
     PLACES,
-) = range(15)
+) = range(16)
 
 SHARD_SLOTS = 4096  # as `ngram.partition.SLOTS`
 TOKENS = TEXT_BYTES // 2 + 2
@@ -78,14 +80,9 @@ def read_words(model, text_at, size):  # type: ignore[no-untyped-def]
             if delimiters[text[at]] != 0:
                 at += 1
                 continue
-            begin = at
-            at, first = scan_word(text, begin, delimiters)
-            h = hash_word(text, begin, at - begin, first)
-            prefetch(slots, h & mask)
-            begins[asked] = begin
-            lengths[asked] = at - begin
-            firsts[asked] = first
-            hashes[asked] = h
+            at = note_word(
+                text, at, delimiters, slots, mask, asked, begins, lengths, firsts, hashes
+            )
             asked += 1
         for i in range(asked):
             word = find_word(
@@ -101,8 +98,7 @@ def read_words(model, text_at, size):  # type: ignore[no-untyped-def]
 def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-def]
     """The sum of the scores of a sentence's words, in double precision.
 
-    Args    model  address of a description;  text_at  address of the text, of TEXT_BYTES at most
-            bos, eos  1: it begins after <s>, its end is scored
+    Args    model, text_at  addresses of a description, and of the text of at most TEXT_BYTES
     Trusts  a delimiter after the text, and PAD_BYTES after that
     """
     model_ = numbers_behind(model)
@@ -124,10 +120,11 @@ def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-d
         count += 1
     for i in range(count):
         reach[i] = min(np.int64(i), longest)
+    low = carray(numbers_behind(model_[LOW]), LOW_PLACES)
     trees = carray(numbers_behind(model_[TREES]), model_[SHARDS])
     slots = carray(shards_behind(model_[SHARD_OF_SLOT]), SHARD_SLOTS)
     score_tokens(
-        trees, slots, order, words[:count], reach[:count], log10_prob[:count], rest[0, :count],
+        low, trees, slots, order, words[:count], reach[:count], log10_prob[:count], rest[0, :count],
         rest[1, :count], rest[2, :count],
     )  # fmt: skip
     model_[ASKED] += count - bos
@@ -139,10 +136,7 @@ def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-d
 
 @kernel("int64, int64, int64", nogil=False)
 def find_id(model, text_at, size):  # type: ignore[no-untyped-def]
-    """The id of a word, 0 where the vocabulary lacks it.
-
-    Trusts  PAD_BYTES after the word
-    """
+    """The id of a word, 0 where the vocabulary lacks it. Trusts PAD_BYTES after the word."""
     model_ = numbers_behind(model)
     text = bytes_behind(text_at)
     slots, mask = words_behind(model_[SLOTS]), np.uint64(model_[SLOT_MASK])

@@ -20,12 +20,12 @@ class PickledStates:
 
 
 class KenlmState:
-    """The state of a model; like `kenlm.State`, only `Model` writes it.
+    """The state of a model; like `kenlm.State`, only `Model` writes it. A new one is the empty
+    context.
 
     Two states of a model are equal exactly if all continuations score the same with the model's
-    n-grams (a state is the longest suffix that an n-gram extends or that has a back-off weight). A
-    new one is the empty context. Its hash depends on its content: do not write to a state that is
-    a dict key. Unlike KenLM's, it can be pickled and accepts the argument of `copy.deepcopy`.
+    n-grams. The hash depends on the content: do not write to a state that is a dict key. Unlike
+    KenLM's, it can be pickled and accepts the argument of `copy.deepcopy`.
     """
 
     __slots__ = ("_answer", "_table")

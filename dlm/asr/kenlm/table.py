@@ -57,11 +57,7 @@ class ModelCounts:
 
 class TextScorer:
     """Looks up words, and scores sentences if the whole model is in this process, in one compiled
-    call each.
-
-    Args  numbers  what the kernels read, by its address; the first is how many words were scored
-          kept     what it points to
-    """
+    call each. The kernels read `numbers`, of which the first is how many words were scored."""
 
     def __init__(self, numbers: NDArray[np.int64], score: Any, find: Any, *kept: object) -> None:
         self.numbers, self._address, self._kept = numbers, numbers.ctypes.data, kept
@@ -80,10 +76,8 @@ class TextScorer:
 
     @classmethod
     def of_words(cls, utterance: Utterance, unpacked: int | None = None) -> TextScorer:
-        """Of a shard set; sums are in float64.
-
-        Args  unpacked  address of the table of a model that is unpacked
-        """
+        """Of a shard set, or of the unpacked model whose table has this address; sums are in
+        float64."""
         at, vocabulary = sentence_kernels, utterance.vocabulary
         table = WordTable.from_vocabulary(vocabulary)
         scratch = np.zeros(at.SCRATCH_BYTES, np.uint8)
@@ -91,6 +85,7 @@ class TextScorer:
         numbers[at.TABLE] = unpacked or 0
         local = utterance.local_model
         if isinstance(local, LocalModel):
+            numbers[at.LOW] = local.low.view.ctypes.data
             numbers[at.TREES], numbers[at.SHARDS] = local.trees.ctypes.data, len(local.trees)
             numbers[at.SHARD_OF_SLOT] = local.slots.ctypes.data
         numbers[at.ORDER] = utterance.order
@@ -124,16 +119,13 @@ class ModelTable(ABC):
     """States of the model that an utterance is pinned to, as row numbers: one row per state.
     Threads can share a table, since its kernels hold the GIL.
 
-    Args        counts  of the model; queries to servers are added
-                owner   of this table: states of its other tables can continue here
+    Args        owner   of this table: states of its other tables can continue here
                 scorer  looks up words, and scores text if the whole model is in this process
     Attributes  local   the model, if it is in this process
                 numbers  the table for the kernels, by its address
-                ids     of the words that were looked up; see `id_of`
                 is_whole  the whole model is in this process: no step is NEEDS_SHARD
                 next_type  of `score_rows`: uint32, the row of the next state; or uint8, how many
                         words of (state, word) it keeps
-                step    compiled function that takes `address`: see `kernels.step`
                 begin   row of the state at the beginning of a sentence
     """
 
@@ -191,7 +183,6 @@ class ModelTable(ABC):
         return found, after
 
     def count(self) -> None:
-        """Moves this table's counts to the model's counts."""
         asked = _taken(self.numbers, kernels.ASKED)
         asked += _taken(self.scorer.numbers, sentence_kernels.ASKED)
         self._counts.queries += asked
@@ -200,11 +191,8 @@ class ModelTable(ABC):
 
 
 class StepTable(ModelTable):
-    """A table of the states that occurred, and of the most recent steps.
-
-    For a mapped single-shard model, a KenLM file, or a model on servers; `ask` requests what the
-    table lacks.
-    """
+    """A table of the states that occurred, and of the most recent steps, for a mapped single-shard
+    model, a KenLM file, or a model on servers; `ask` requests what it lacks."""
 
     next_type = np.uint8
 
@@ -221,6 +209,7 @@ class StepTable(ModelTable):
         self.is_whole = isinstance(local, KenlmFile) or (
             local is not None and len(local.shards) == 1
         )
+        tree = 0
         if isinstance(local, KenlmFile):
             self.view = local.view
             scorer = scorer or TextScorer.of_file(local)
@@ -228,8 +217,9 @@ class StepTable(ModelTable):
             self._enter_state = kernels.enter_state_of_file
             self._score_rows = kernels.score_rows_in_file.compile()
         else:
-            low = utterance.low_orders.low.view
-            self.view = local.shards[0].view if local is not None and self.is_whole else low
+            self.view = utterance.low_orders.low.view
+            if local is not None and self.is_whole:
+                tree = local.trees[0]
             scorer = scorer or TextScorer.of_words(utterance)
             # The compiled functions themselves: numba's dispatchers take half as long again.
             self.step = kernels.step.compile()
@@ -250,7 +240,7 @@ class StepTable(ModelTable):
         cache = np.zeros(lines * kernels.LINE_BYTES // 8 + 8, np.int64)
         self._cache = cache[-cache.ctypes.data % 64 // 8 :]
         numbers[kernels.VIEW] = self.view.ctypes.data
-        numbers[kernels.WHOLE] = int(self.is_whole)
+        numbers[kernels.TREE] = tree
         numbers[kernels.ORDER] = self.order
         numbers[kernels.ROWS] = self._rows.ctypes.data
         numbers[kernels.STRIDE] = stride
@@ -305,11 +295,8 @@ class StepTable(ModelTable):
         return found
 
     def remember(self, row: int, words: Sequence[int], answers: Answers) -> bool:
-        """Counts and keeps the servers' answers to consecutive words; False if there is no room.
-
-        Answers after a bigram-fallback one are not kept: they were asked after more words than
-        its next row has.
-        """
+        """Counts and keeps the servers' answers to consecutive words, up to the first of the bigram
+        fallback; False if there is no room."""
         count = len(words)
         degraded = (
             np.zeros(count, bool) if answers.source is None else answers.source == BIGRAM_FALLBACK
@@ -359,11 +346,8 @@ class StepTable(ModelTable):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnpackedModel:
-    """A model in the form of `unpacked_kernels`. Contexts are numbered from 1; 0 is the empty one.
-
-    Shapes  numbers  the table for the kernels;  entries, contexts, words  arrays that it points to
-            prefix, word  (contexts + 1,)  each context without its last word, and that word
-    """
+    """A model in the form of `unpacked_kernels`. Contexts are numbered from 1; 0 is the empty one,
+    and `prefix` and `word` split a context into the number of its other words and its last word."""
 
     numbers: NDArray[np.int64]
     entries: NDArray[np.int64]
@@ -384,10 +368,7 @@ def fits(model: LocalModel) -> bool:
 
 
 def unpack(model: LocalModel) -> UnpackedModel:
-    """Unpacks every n-gram of a model, from all of its shards.
-
-    Raises  ShardFormatError  its files do not match each other
-    """
+    """Unpacks every n-gram of a model; ShardFormatError if its files do not match each other."""
     found = decode_tables(model)
     tables = found.model.tables
     first = np.cumsum([1, *(len(table) for table in tables)]).tolist()

@@ -83,7 +83,6 @@ def find_from(table, at, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def put(table, key, value):  # type: ignore[no-untyped-def]
-    """Enters a key that is not there; trusts that there is room."""
     at = slot_of(table, key)
     end = of(table, ENTRIES) + of(table, SIZE) * np.int64(ENTRY_BYTES)
     while load64(at) != 0:
@@ -150,7 +149,6 @@ def finish(table, log10_prob, blank, after, order_of):  # type: ignore[no-untype
 
 @inlined
 def step_from(table, context, word):  # type: ignore[no-untyped-def]
-    """log10 P, float32, and an answer as of `kernels.step`."""
     added = np.float32(0.0)
     answer = np.int64(-1)
     while context != 0:
@@ -179,7 +177,6 @@ def step(table, context, word):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64, int64, int64", nogil=False)
 def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-def]
-    """As `sentence_kernels.score_sentence`, of a model that is unpacked."""
     model_ = numbers_behind(model)
     table = model_[TABLE]
     words = ids_behind(model_[SCRATCH])

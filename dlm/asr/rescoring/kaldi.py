@@ -64,10 +64,9 @@ def read_kaldi(
 ) -> Iterator[Lattice]:
     """The lattices of an archive, one at a time.
 
-    Args    path       plain or compressed; `-` is standard input
-            table      words by number; without it, labels are words (`int2sym.pl -f 3`)
-            non_words  labels that are not words
-            skip       called with the error of each malformed lattice, which is then left out
+    Args    path   plain or compressed; `-` is standard input
+            table  words by number; without it, labels are words (`int2sym.pl -f 3`)
+            skip   called with the error of each malformed lattice, which is then left out
     Raises  OSError, LatticeError;  ConfigError  labels are numbers, but there is no table
     """
     for block in _blocks(read_lines(path)):
@@ -204,10 +203,8 @@ class _Reader:
 
 
 def kaldi_text(lattice: Lattice, table: SymbolTable | None = None) -> str:
-    """The lattice as a CompactLattice in text; reading it gives the same scores, bit for bit.
-
-    Raises  ConfigError  the symbol table lacks a word of the lattice
-    """
+    """The lattice as a CompactLattice in text, which is read back bit for bit; ConfigError if the
+    symbol table lacks a word of it."""
     lines = [lattice.id]
     into_end = Counter(lattice.sources[lattice.targets == lattice.end].tolist())
     has_end = False

@@ -189,10 +189,7 @@ class Lattice:
 
 @dataclass
 class LatticeDraft:
-    """A lattice being read from a file, arc by arc; `finish` checks it.
-
-    Args  path  of the file, for errors;  non_words  labels that are not words
-    """
+    """A lattice being read from a file, arc by arc; `finish` checks it."""
 
     id: str
     path: str | None = None
@@ -218,10 +215,8 @@ class LatticeDraft:
         detail: str = "",
         line: int | None = None,
     ) -> None:
-        """Adds an arc; nodes have the file's numbers.
-
-        Raises  LatticeError  a score is not a finite number, or the arc ends where it begins
-        """
+        """Adds an arc; nodes have the file's numbers. Raises LatticeError if a score is not a
+        finite number, or the arc ends where it begins."""
         if not (abs(acoustic) < MAX_SCORE and abs(lm) < MAX_SCORE):  # also catches nan
             raise self.error(
                 f"the scores of an arc are {acoustic:g} and {lm:g}; expected finite logarithms. "
@@ -332,7 +327,6 @@ class LatticeDraft:
 
 
 def _linked(first: int, order: list[int], pairs: list[tuple[int, int]]) -> set[int]:
-    """The nodes reachable from `first`, including itself; pairs lead along `order`."""
     out: dict[int, list[int]] = {}
     for node, other in pairs:
         out.setdefault(node, []).append(other)

@@ -63,9 +63,9 @@ class LatticeFiles:
         return cls(paths, format_, table, non_words)
 
     def read(self, skip: Callable[[LatticeError], None] | None = None) -> Iterator[Hypotheses]:
-        """Every utterance, in the order of the files.
+        """Every utterance, in the order of the files; without malformed ones if `skip` takes their
+        errors.
 
-        Args    skip  called with the error of each malformed utterance, which is then left out
         Raises  LatticeError, OSError, ConfigError, see the readers
         """
         non_words = {*NON_WORDS, *self.non_words}
@@ -103,11 +103,8 @@ def _format_of(path: Path) -> str:
 
 
 class FileWriter:
-    """Writes all results to one file, which appears when it is complete, or not at all.
-
-    Args  path  n-best lists are JSON lines if it ends in .jsonl or .json, else text
-          table  for Kaldi lattices whose labels are numbers
-    """
+    """Writes all results to one file, which appears when it is complete, or not at all: n-best
+    lists as JSON lines if it ends in .jsonl or .json."""
 
     def __init__(self, path: Path, format_: str, table: SymbolTable | None = None) -> None:
         self._format, self._table = format_, table
@@ -141,11 +138,8 @@ class FileWriter:
 
 
 class FolderWriter:
-    """Writes one SLF file per lattice; each appears when it is complete.
-
-    Args    resume  skip utterances that already have a file; otherwise the folder must have none
-    Raises  ConfigError  it already has files
-    """
+    """Writes one SLF file per lattice, which appears when it is complete. `resume` skips utterances
+    that have a file; without it, ConfigError if the folder has any."""
 
     def __init__(self, folder: Path, *, resume: bool = False) -> None:
         if folder.exists() and not folder.is_dir():

@@ -48,12 +48,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class NbestList:
-    """The hypotheses of an utterance, best first.
-
-    bigram_fallback  scores from shorter n-grams, since no shard answered in time
-    local_fallback   scores from the local fallback, since servers failed
-    scales   how scores are combined
-    """
+    """The hypotheses of an utterance, best first, and how many scores came from each fallback."""
 
     id: str
     hypotheses: tuple[Hypothesis, ...]
@@ -83,12 +78,9 @@ Hypotheses: TypeAlias = Lattice | NbestList
 def read_nbest(
     path: Path | str, *, skip: Callable[[LatticeError], None] | None = None
 ) -> Iterator[NbestList]:
-    """The lists in a file: JSON lines if its first line begins with `{`, else text.
-
-    Args    path  plain or compressed; `-` is standard input
-            skip  called with the error of each malformed list, which is then left out
-    Raises  OSError, LatticeError
-    """
+    """The lists in a file: JSON lines if its first line begins with `{`, else text. `skip` is
+    called with the error of each malformed list, which is then left out. Raises OSError,
+    LatticeError."""
     lines = ((number, text) for number, text in read_lines(path) if text.strip(SPACES))
     for first in lines:
         every = chain([first], lines)
@@ -248,7 +240,6 @@ class _Search:
         return None
 
     def _extend(self, words: tuple[str, ...], ways: dict[int, _Way]) -> None:
-        """Pushes the prefix extended by each next word, and as a finished sentence."""
         after: dict[str, dict[int, _Way]] = {}
         waiting = list(ways)
         heapq.heapify(waiting)

@@ -79,8 +79,7 @@ class Search(SearchSettings):
 class PositionBatch:
     """The queries at a position, in the form of `Utterance.extend`.
 
-    Shapes  states (K,);  words (K, W)  ids to score after each state
-    time_s  of the position, seconds from the start of the utterance; nan if not known
+    Shapes  states (K,);  words (K, W)  ids to score after each state;  time_s  nan if not known
     """
 
     time_s: float
@@ -97,9 +96,7 @@ class Rescored:
     bonus      (A,) natural logarithms, what phrases add to each arc; None without. So that other
                programs find the same best path, `lm` has it too, divided by the scale of `lm`
     positions  number of calls
-    queries    scores requested
-    bigram_fallback  how many of them came from shorter n-grams, since no shard answered in time
-    local_fallback   how many of them came from the local fallback, since servers failed
+    queries    scores requested, and how many of them came from each fallback
     """
 
     lattice: Lattice
@@ -119,11 +116,8 @@ def rescore(
     search: Search | None = None,
     watch: Callable[[PositionBatch], None] | None = None,
 ) -> Rescored:
-    """The lattice with the scores of the utterance's model.
-
-    Args    utterance  used for nothing else;  watch  called with each batch before it is sent
-    Raises  UnavailableError, ProtocolError  see `Utterance.extend`
-    """
+    """The lattice with the scores of the utterance's model; `watch` is called with each batch
+    before it is sent. Raises UnavailableError, ProtocolError, see `Utterance.extend`."""
     steps = positions(lattice, utterance, search)
     try:
         batch = next(steps)
@@ -139,10 +133,8 @@ def rescore(
 def positions(
     lattice: Lattice, utterance: Utterance | AsyncUtterance, search: Search | None = None
 ) -> Positions:
-    """Yields the queries at each position, takes the answers, and returns the lattice.
-
-    For callers that ask in another way, or record: `utterance` only gives ids and states.
-    """
+    """Yields the queries at each position, takes the answers, and returns the lattice. For callers
+    that ask in another way, or record: `utterance` only gives ids and states."""
     search = search or Search()
     return (yield from _Expansion(lattice, utterance, search).run())
 
@@ -150,12 +142,8 @@ def positions(
 def rescore_nbest(
     found: NbestList, utterance: Utterance, search: Search | None = None
 ) -> tuple[NbestList, int]:
-    """The list with the scores of the utterance's model, best first, and the number of queries.
-
-    All hypotheses go out in one call; what they share is sent once.
-
-    Raises  UnavailableError, ProtocolError, see `Utterance.score_sentences`
-    """
+    """The list with the scores of the utterance's model, best first, and the number of queries. All
+    hypotheses go out in one call, as `Utterance.score_sentences`, which raises."""
     search = search or Search()
     scales = search.scales_of(found)
     per_bonus = _lm_per_bonus(utterance, scales)
@@ -316,7 +304,6 @@ class _Expansion:
         return best.tolist(), by_word.tolist()
 
     def _merge(self, node: int, arrivals: list[_Arrival]) -> list[int]:
-        """The hypotheses at a node: those with equal states are merged, with the best score."""
         known: dict[int, int] = {}
         for state, score, before, arc, lm in arrivals:
             number = known.get(state)
@@ -349,7 +336,6 @@ class _Expansion:
                 arrivals[target].append((after, total, number, arc, lm))
 
     def _ask(self, left: list[int]) -> Generator[PositionBatch, Extension, None]:
-        """Scores the next words that were not scored before, all in one batch."""
         fresh = {
             self._state[number] * self._words + word: None
             for number in left
@@ -421,10 +407,8 @@ class _Expansion:
 
 @dataclass(frozen=True, slots=True)
 class RescoredUtterance:
-    """An utterance with a model's scores: a lattice, or an n-best list; counts as of `Rescored`.
-
-    audio_s  seconds of audio; 0 if the file does not say
-    """
+    """An utterance with a model's scores; counts as of `Rescored`. Seconds of audio are 0 if
+    unknown."""
 
     found: Hypotheses
     audio_s: float
@@ -471,11 +455,9 @@ def rescore_many(
     jobs: int = 8,
     phrases: Phrases | Weights | None = None,
 ) -> Iterator[RescoredUtterance]:
-    """Rescores all utterances, in order; those before an error are still returned.
-
-    Args    nbest  see `rescore_one`;  jobs  utterances in progress at once; each read when needed
-            phrases  of every utterance
-    Raises  what reading `given` raises; UnavailableError, ProtocolError; QueryError, see `Phrases`
+    """Rescores all utterances, in order, `jobs` at once, each read when needed; those before an
+    error are still returned. Raises what reading `given` raises; UnavailableError, ProtocolError,
+    QueryError.
     """
     listed = prepared(phrases)
     waiting: deque[Future[RescoredUtterance]] = deque()

@@ -36,13 +36,9 @@ _SUBLATTICES = "sub-lattices are not supported; expand them first (HTK: HLRescor
 
 
 def read_slf(path: Path | str, *, non_words: Collection[str] = NON_WORDS) -> Lattice:
-    """The lattice in a file.
-
-    Its id is the file's UTTERANCE field, without folders and suffixes, or else the file's name.
-
-    Args    path  plain or compressed; `-` is standard input;  non_words  labels that are not words
-    Raises  OSError, LatticeError
-    """
+    """The lattice in a file, plain or compressed; `-` is standard input. Its id is the file's
+    UTTERANCE field, without folders and suffixes, or else the file's name. Raises OSError,
+    LatticeError."""
     return _Reader(str(path), non_words).read(read_lines(path))
 
 

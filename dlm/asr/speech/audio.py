@@ -46,10 +46,7 @@ _UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's, for FLAC from a stream
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A part of the audio that is decoded separately.
-
-    start_s  in the whole audio;  samples  (N,) float32 in -1..1, 16 kHz
-    """
+    """A part of the audio that is decoded separately: (N,) float32 in -1..1, 16 kHz."""
 
     start_s: float
     samples: NDArray[np.float32]
@@ -59,7 +56,6 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
     """The samples of an audio file, channels averaged, resampled to 16 kHz: (N,) float32 in -1..1.
 
     If a float file exceeds full scale, all samples are divided by the largest.
-
     Raises  OSError;  AudioError  empty, too short, cut off, damaged, not a regular file, a rate
             below `LOWEST_RATE`, or a format that libsndfile does not read
     """
@@ -130,11 +126,8 @@ def promised_s(path: str | os.PathLike[str]) -> float:
 
 
 def _promised(audio: Any, file: int) -> int:
-    """Samples that the header of an open `soundfile.SoundFile` promises; 0 if it does not say.
-
-    libsndfile reads what there is and reports the difference only in its log. A difference
-    shorter than a word is taken for a mistake in the header: nothing is lost.
-    """
+    """Samples that the header of an open `soundfile.SoundFile` promises; 0 if it does not say, or
+    if the difference is shorter than a word. libsndfile reports a difference only in its log."""
     frames: int = audio.frames if audio.frames != _UNKNOWN_FRAMES else 0
     if audio.format == "NIST":
         count = _NIST_FRAMES.search(os.pread(file, _NIST_HEADER_BYTES, 0))
@@ -150,10 +143,8 @@ def _promised(audio: Any, file: int) -> int:
 
 
 def _mono_16k(audio: Any) -> tuple[NDArray[np.float32], int]:
-    """All of an open `soundfile.SoundFile`, read one block at a time, and its number of samples.
-
-    Some codecs of telephones, such as GSM 6.10, cannot say where they are in the file.
-    """
+    """All of an open `soundfile.SoundFile`, and its number of samples, which some codecs such as
+    GSM 6.10 do not know in advance."""
     import soxr
 
     rate: int = audio.samplerate
@@ -172,10 +163,8 @@ def _mono_16k(audio: Any) -> tuple[NDArray[np.float32], int]:
 
 
 def cut_at_pauses(samples: NDArray[np.float32], longest_s: float = SEGMENT_S) -> Iterator[Segment]:
-    """Audio, (N,) float32 at 16 kHz, cut where it is quietest into segments of at most `longest_s`.
-
-    Every segment but the last is at least half that long. Joined, the segments are the audio.
-    """
+    """Audio, (N,) float32 at 16 kHz, cut where it is quietest into segments of at most `longest_s`
+    and, but for the last, at least half of that. Joined, the segments are the audio."""
     longest = int(longest_s * SAMPLE_RATE)
     begin = 0
     while len(samples) - begin > longest:
@@ -186,7 +175,6 @@ def cut_at_pauses(samples: NDArray[np.float32], longest_s: float = SEGMENT_S) ->
 
 
 def _quietest(samples: NDArray[np.float32]) -> int:
-    """The middle of the stretch of `_PAUSE_S` with the least energy."""
     width = min(int(_PAUSE_S * SAMPLE_RATE), len(samples))
     total = np.concatenate(([0.0], np.cumsum(np.square(samples, dtype=np.float64))))
     return int(np.argmin(total[width:] - total[:-width])) + width // 2

@@ -41,10 +41,8 @@ LONGEST = 32  # letters; the network makes 32 phonemes at most
 
 
 def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tuple[str, ...]]:
-    """The sounds of each word, in lower case; leaves out words longer than `LONGEST`.
-
-    A cache folder that cannot be written only costs time.
-    """
+    """The sounds of each word, in lower case, without words longer than `LONGEST`. A cache folder
+    that cannot be written only costs time."""
     path = default_cache_dir() / f"pronunciations-{version('hama')}.tsv"
     known = _read(path)
     missing = [word for word in words if word not in known and len(word) <= LONGEST]
@@ -59,12 +57,9 @@ def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tupl
 
 
 def letters_to_sounds(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each word and its sounds.
-
-    Some belong to another language ("radio" is "r a ð ̞ j o"): the acoustic model was trained
-    with the same network and hears them in English too. Without them, word errors are 0.4 points
-    higher.
-    """
+    """Each word and its sounds. Some belong to another language ("radio" is "r a ð ̞ j o"), which
+    the acoustic model also learnt from this network: without them, word errors are 0.4 points
+    higher."""
     from hama import G2PModel
     from hama.tokenizer import TextTokenizer
 
@@ -79,7 +74,6 @@ def letters_to_sounds(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ..
 
 
 def _read(path: Path) -> dict[str, tuple[str, ...]]:
-    """Earlier pronunciations; none if the file is not in the format of `_write`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         return {word: tuple(s.split()) for word, s in (line.split("\t") for line in lines)}
@@ -117,7 +111,6 @@ class PhonemeLexicon:
     """Words that can be recognised, likeliest first.
 
     words          as the model spells them
-    ids            (W,) their ids in the model
     log10_unigram  (W,) their probability without context
     spellings      (index in `words`, acoustic labels without a word boundary); of words that sound
                    the same, the likeliest `HOMOPHONES`, those of phrases first
@@ -141,12 +134,10 @@ def model_lexicon(
 ) -> PhonemeLexicon:
     """The likeliest words of a model that can be pronounced, and those of the utterance's phrases.
 
-    Args    utterance  of the model; only its unigrams are used, which need no server
-            labels     of the acoustic model
+    Args    utterance  only its unigrams are used, which need no server
             limit      most words, by unigram probability, besides those of phrases
             tell       gets a line if words must be pronounced first, and if words of phrases cannot
-            sounds     pronunciations of some words, used instead of those below; words that differ
-                       by case are different
+            sounds     pronunciations of some words, used instead of those below, by case
     Raises  ConfigError  no word has a pronunciation; `limit` is below 1; or `sounds` has one that
                          is not made of `labels`
     """
@@ -287,7 +278,6 @@ def read_table() -> Mapping[str, Sounds]:
 
 @cache
 def read_dictionary() -> Mapping[str, list[Sounds]]:
-    """CMU's dictionary: every pronunciation of each word."""
     import pocketsphinx
 
     found: dict[str, list[Sounds]] = {}

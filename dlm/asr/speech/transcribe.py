@@ -85,12 +85,8 @@ class AcousticModel:
 
 @dataclass(frozen=True, slots=True)
 class HeardWord:
-    """A word of a hypothesis.
-
-    word             as the model spells it
-    start_s, end_s   of its first and last phoneme, seconds from the first frame, to some 40 ms
-    acoustic_score   ln P of its frames
-    """
+    """A word of a hypothesis: when its first phoneme begins and its last ends, in seconds from the
+    first frame, to some 40 ms; and ln P of its frames."""
 
     word: str = field(repr=False)  # what was said is not for logs
     start_s: float
@@ -132,11 +128,7 @@ class HeardSentence:
 
 
 class CtcDecoder:
-    """A beam search over the words of a lexicon.
-
-    Args  lexicon  see `lexicon.model_lexicon`;  labels  how many the acoustic model has
-          boundary, blank  its ids of the word boundary and of CTC's blank
-    """
+    """A beam search over the words of a lexicon, see `lexicon.model_lexicon`."""
 
     def __init__(
         self,
@@ -177,8 +169,8 @@ class CtcDecoder:
     def decode(self, log_probs: NDArray[np.float32], lm: Any) -> list[HeardSentence]:
         """The likeliest sentences, best first; each once, at most `BeamSettings.nbest`, maybe none.
 
-        Args    lm  flashlight's `LM` over the lexicon's words, such as `DlmLM`; one call at a time
-        Shapes  log_probs (T, labels) float32, natural logarithms
+        Args    log_probs  (T, labels) float32, natural logarithms;  lm  flashlight's `LM` over the
+                           lexicon's words, such as `DlmLM`; one call at a time
         Raises  QueryError  wrong shape or type;  what the language model raises
         """
         from flashlight.lib.text.decoder import LexiconDecoder
@@ -236,11 +228,9 @@ class CtcDecoder:
 class Transcript:
     """What was said in a segment of audio.
 
-    start_s, end_s  of the segment in the whole audio, like the times of its words
     sentences       the likeliest ones, best first; empty if nothing fits
     mode            "full"; "bigram_fallback" if servers failed and 2-grams answered some queries;
                     "local_fallback" on the local fallback
-    bigram_fallback  number of queries that 2-grams answered
     log10_probs     of each word of the best sentence, after the words before it
     sources         of each of these, with the values of `mode`
     """
@@ -266,8 +256,7 @@ class Transcriber:
                 fail the next one uses the local fallback (`ClientConfig.local_fallback`)
         words   most words of the model to recognise, by unigram probability
         tell    gets lines about steps that take long
-        phrases  what may be said in every segment; their words are recognised besides the others
-        sounds  pronunciations of some words, see `model_lexicon`
+        phrases, sounds  may be said in every segment; see `model_lexicon`
     Raises
         ConfigError  the model has no word that can be pronounced; or the acoustic model does not
                      run on this platform; or phrases with an lm_weight of 0
@@ -341,13 +330,11 @@ class Transcriber:
         )
 
     def _split(self, one: HeardSentence, phrases: BoundPhrases) -> HeardSentence:
-        """The sentence with the bonus beside the model's own score."""
         bonus = phrases.of_words([word.word for word in one.words])
         own = one.log10_prob - bonus * LN_10 / self.settings.lm_weight
         return replace(one, log10_prob=own, bonus=bonus)
 
     def _decoder_of(self, utterance: Utterance) -> tuple[PhonemeLexicon, CtcDecoder]:
-        """The lexicon and decoder for the utterance's model; models differ in their words."""
         model_info = utterance.model_info
         if model_info not in self._known:
             acoustic = self._acoustic

@@ -2,8 +2,7 @@
 
 WER = (D + S + I) / N (DLM equation 15): the words deleted, substituted and inserted in the shortest
 edit from the reference to the hypothesis, per word of the reference.
-
-The words of references and hypotheses are read from files of several formats.
+edit from the reference to the hypothesis, per word of the reference.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class WordErrors:
 
     @property
     def rate(self) -> float | None:
-        """The word error rate; None if the reference has no words."""
         return self.errors / self.words if self.words else None
 
     def __add__(self, other: WordErrors) -> WordErrors:
@@ -82,12 +80,7 @@ class WordErrors:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure with its confidence interval.
-
-    value      from the data itself
-    low, high  contain 95 % of the resampled values
-    error      standard error: the standard deviation of the resampled values
-    """
+    """A figure, the bounds of 95 % of its resampled values, and their standard deviation."""
 
     value: float
     low: float
@@ -108,7 +101,6 @@ def read_spellings(path: Path, split: Callable[[str], list[str]] = spoken_words)
     and the heading of NIST's global mapping files (`* ...`) are skipped. Of these files, rules that
     depend on their neighbours, or have alternatives, are refused.
 
-    Args    split  a text to words, as the transcripts are split
     Raises  OSError;  TextError  not UTF-8, no rule, another form, two rules for one spelling
     """
     found: dict[tuple[str, ...], list[str]] = {}
@@ -213,12 +205,9 @@ def total(errors: Iterable[WordErrors]) -> WordErrors:
 
 
 def error_rate(groups: Sequence[WordErrors], *, draws: int = DRAWS, seed: int = 1) -> Interval:
-    """The word error rate, with its interval by bootstrap over groups.
-
-    Args    groups  errors per speaker, since utterances of one speaker are not independent
-            draws   number of resamples of all groups, with replacement
-    Raises  QueryError  fewer than two groups, or a group without words
-    """
+    """The word error rate, with its interval by bootstrap over groups: speakers, since utterances
+    of one are not independent. Raises QueryError for fewer than two groups, or one without
+    words."""
     errors, words = _counts(groups)
     drawn = _draws(len(groups), draws, seed)
     return _interval(errors.sum() / words.sum(), _rates(drawn, errors, words))
@@ -231,11 +220,8 @@ def rate_difference(
     draws: int = DRAWS,
     seed: int = 1,
 ) -> Interval:
-    """Word error rate of the second minus that of the first, by paired bootstrap over groups.
-
-    Args    first, second  errors of the same groups, in the same order; see `error_rate`
-    Raises  QueryError  groups that do not match, fewer than two, or a group without words
-    """
+    """Word error rate of the second minus that of the first, by paired bootstrap over groups, which
+    are the same in the same order. Raises QueryError as `error_rate`, or if groups do not match."""
     errors, words = _counts(first)
     others, same = _counts(second)
     if words.tolist() != same.tolist():
@@ -258,7 +244,6 @@ def _counts(groups: Sequence[WordErrors]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _draws(groups: int, draws: int, seed: int) -> NDArray[np.int64]:
-    """(draws, groups): how often each group was drawn."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(groups, np.full(groups, 1.0 / groups), size=draws)
 
@@ -290,12 +275,8 @@ def by_group(
 
 @dataclass(frozen=True, slots=True)
 class TranscriptFile:
-    """The utterances of a file.
-
-    texts     by name, or by number from 1 if lines have no names
-    speakers  by name; empty if the file does not say
-    numbered  True if lines have no names
-    """
+    """The utterances of a file, by name, or by number from 1 if its lines have no names
+    (`numbered`); `speakers` is empty if the file does not say."""
 
     texts: Mapping[str, str] = field(repr=False)
     speakers: Mapping[str, str]

@@ -247,7 +247,6 @@ class BaseMixture(Generic[U]):
     def _tuned_weights(
         self, sentences: Sequence[str], deadline_s: float | None
     ) -> Steps[tuple[float, ...]]:
-        """The weights under which held-out sentences are most probable."""
         scores = yield from self._sentences(sentences, True, True, deadline_s)
         weights: list[float] = []
         yield lambda: weights.extend(self._best_weights(scores))  # an event loop goes on meanwhile
@@ -272,7 +271,6 @@ class BaseMixture(Generic[U]):
 
     @cached_property
     def _union(self) -> tuple[list[bytes], list[NDArray[np.int64]]]:
-        """All words, and the place of each member's words among them."""
         places: dict[bytes, int] = {self.members[0].vocabulary.words[UNK_ID]: UNK_ID}
         found = []
         for member in self.members:
@@ -323,7 +321,6 @@ class BaseMixture(Generic[U]):
     def _parts(
         self, states: MixtureStates | Sequence[MixtureState]
     ) -> Sequence[States | list[State]]:
-        """The states of each member; members check that they are their own."""
         if isinstance(states, MixtureStates):
             if len(states.parts) != len(self.members):
                 raise ModelMismatch(
@@ -344,7 +341,6 @@ class BaseMixture(Generic[U]):
 
 
 def _check_strings(words: Any) -> None:
-    """Raises `QueryError` for an id: each model has its own."""
     if isinstance(words, (str, bytes)) or not hasattr(words, "__iter__"):
         return  # members refuse it
     for word in words:

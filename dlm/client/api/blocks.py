@@ -7,7 +7,7 @@ once; from then on the block and the low orders answer, bit for bit as the serve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -146,15 +146,13 @@ class ContextBlocks:
 
 @dataclass(slots=True)
 class _Fetched:
-    """The words of one context that have arrived; `total` in all, None before the first."""
-
     parts: list[BlockPart]
     source: int
     total: int | None = None
 
     @property
     def words(self) -> int:
-        return sum(len(part.words) for part in self.parts)
+        return sum(len(part.ranks) for part in self.parts)
 
 
 class BlockFetch:
@@ -189,9 +187,9 @@ class BlockFetch:
             if part is None:
                 fetched.parts, fetched.source = [], source
                 continue
-            before = fetched.parts[-1].words[-1:] if fetched.parts else part.words[:0]
+            before = fetched.parts[-1].ranks[-1:] if fetched.parts else part.ranks[:0]
             if fetched.total not in (None, part.total) or (
-                len(before) and len(part.words) and part.words[0] <= before[0]
+                len(before) and len(part.ranks) and part.ranks[0] <= before[0]
             ):
                 raise ProtocolError(
                     "the words stored after a context changed between two replies. The server is "
@@ -225,7 +223,6 @@ class BlockFetch:
 def _block(
     low: LowOrders, context: NDArray[np.uint32], fetched: _Fetched, whole: Answers | None
 ) -> ContextBlock:
-    """The block of one context; `whole`: the answers to every word, if those were requested."""
     if whole is not None:
         if source_of(whole).any():  # no shard gave all of it in time
             return ContextBlock.low_only(low, context, BIGRAM_FALLBACK)
@@ -234,9 +231,7 @@ def _block(
     parts, source = fetched.parts, fetched.source
     if not parts:
         return ContextBlock.low_only(low, context, source)
-    words = parts[0].words if len(parts) == 1 else np.concatenate([part.words for part in parts])
+    ranks = parts[0].ranks if len(parts) == 1 else np.concatenate([part.ranks for part in parts])
     answers = joined([part.answers for part in parts])
-    block = ContextBlock.make(low, context, parts[0].log10_backoffs, words, answers)
-    if source == FULL:
-        return block
-    return ContextBlock(low, context, block.sums, words, answers, source)
+    block = ContextBlock.make(low, context, parts[0].log10_backoffs, ranks, answers)
+    return block if source == FULL else replace(block, source=source)

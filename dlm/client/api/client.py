@@ -100,8 +100,6 @@ def open_local_fallback(directory: Path) -> LocalScorer:
 
 
 class _Face:
-    """What both clients share."""
-
     def __init__(self, core: Core | LocalScorer) -> None:
         if not isinstance(core, (Core, LocalScorer)):
             name = type(self).__name__
@@ -114,7 +112,6 @@ class _Face:
         self._fallback = None if fallback is None else open_local_fallback(fallback)
 
     def _connect(self) -> None:
-        """Finds the servers; if there are none, starts on the local fallback if there is one."""
         try:
             self._core.snapshot()
         except UnavailableError as exc:

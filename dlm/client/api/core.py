@@ -299,6 +299,7 @@ class Core(Scorer, Host):
             counts,
             words,
             self._delivery.max_queries(snapshot),
+            blocks=asks is not SCORES,
         )
         kind = Call if asks is SCORES else BlockCall
         call = kind(model, plan, deadline, snapshot.shard_set)

@@ -124,7 +124,6 @@ class Inputs:
         return number
 
     def _find(self) -> Callable[[bytes, int], int]:
-        """A function that returns the id of a word, or a default."""
         return self.words.ids.get
 
     def queries(self, states: States, counts: NDArray[np.uint32], words: Any) -> Queries:
@@ -186,7 +185,6 @@ class Inputs:
         return self._moved(state)
 
     def _moved(self, state: State) -> State:
-        """The `begin` or `null` of the model that the utterance had before, as this one's."""
         before = self._before
         if before is not None and state == before.begin() and state._words:
             return self.begin()
@@ -375,7 +373,6 @@ class Inputs:
             yield [find(w, UNK_ID) if type(w) is bytes else self.id_of(w) for w in some]
 
     def _tokens(self, segments: list[tuple[list[int], list[int]]]) -> Queries:
-        """A query for each token of the segments, after the words before it."""
         stream: list[int] = []
         at: list[int] = []
         context_lengths: list[int] = []

@@ -137,7 +137,6 @@ def _family(name: str) -> Any:
 
 
 def _labelled(name: str, values: Mapping[str, float]) -> Metric:
-    """A family of one label, with a number for each of its values."""
     out = _family(name)
     for value, number in dict(values).items():
         out.add_metric((value,), number)

@@ -231,7 +231,6 @@ class LocalScorer(Scorer):
     def _stored(
         self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8]
     ) -> tuple[list[BlockPart | None], NDArray[np.uint8]]:
-        """See `BlockCall`; everything stored comes at once."""
         assert isinstance(self.local_model, LocalModel)  # a KenLM file is not asked for this
         parts: list[BlockPart | None] = []
         width = contexts.shape[1]
@@ -242,12 +241,11 @@ class LocalScorer(Scorer):
             context = np.ascontiguousarray(contexts[row, width - length :])
             found = self.local_model.stored_words(context)
             total = int(found.totals[0])
-            parts.append(BlockPart(total, found.log10_backoffs, found.words, found.answers))
+            parts.append(BlockPart(total, found.log10_backoffs, found.ranks, found.answers))
         return parts, np.full(len(parts), self.source, np.uint8)
 
 
 def _manifest_of(file: KenlmFile) -> Manifest:
-    """What utterances and states must know of a KenLM file; it has no shards."""
     layout = file.layout
     return Manifest(
         text=b"",

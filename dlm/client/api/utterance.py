@@ -196,7 +196,6 @@ class AsyncUtterance(BaseUtterance):
         return self._connected(None).__await__()
 
     async def _connected(self, asking: Asking | None) -> AsyncUtterance:
-        """Itself, once its client has connected."""
         if self._open_later is not None:
             if self._opening is None or self._opening.done():
                 self._opening = asyncio.create_task(self._connect(self._open_later))

@@ -1,27 +1,26 @@
 """cluster.toml: where the servers are, which model is the default, and how to reach them.
 
-A running client (`ClusterFile`) follows the servers and the default model; settings of connections
-and of the local fallback are taken once. A later change to these is checked and logged, so the
-operator learns of a mistake before the next start.
+A running client (`ClusterFile`) follows the servers and the default model. Later changes of other
+settings are only checked and logged, so the operator learns of a mistake before the next start.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dlm.client.config.credentials import check_files
-from dlm.client.config.rollout import Rollout, edit, edited
+from dlm.client.config.rollout import Rollout, edited
 from dlm.client.config.security import PLAIN, ClientSecurity, check_address
 from dlm.client.config.settings import ClientConfig
 from dlm.config import about, check, like, nearest, parse_toml, resolve, setting, settings_of
 from dlm.errors import ConfigError
-from dlm.files import write_whole
+from dlm.files import editing, write_whole
 from dlm.wire.ids import check_beginning
 from dlm.wire.secret import require_file, signature
 
@@ -95,15 +94,11 @@ class Servers(Protocol):
         """Differs from the last one if the servers or the model may have changed."""
 
     def kept(self) -> list[str]:
-        """Changed settings that a running client does not apply.
-
-        Raises  ConfigError  a client that starts now would reject them
-        """
+        """Changed settings that a running client does not apply; ConfigError if a client that
+        starts now would reject them."""
 
 
 class FixedEndpoints(Servers):
-    """The same servers each time."""
-
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.endpoints = list(endpoints)
 
@@ -132,10 +127,8 @@ class StartSettings:
 
     @classmethod
     def of(cls, toml: ClusterToml, config: ClientConfig) -> StartSettings:
-        """The settings of a client that starts now; `config` takes precedence.
-
-        Raises  ConfigError  one is wrong, or names a file or folder that is missing or unusable
-        """
+        """The settings of a client that starts now; `config` takes precedence. Raises ConfigError
+        if one is wrong, or names a file or folder that is missing or unusable."""
         security = config.security.over(toml.security())
         check_files(security)
         local_fallback = config.local_fallback
@@ -161,11 +154,8 @@ class StartSettings:
 
 class ClusterFile(Servers):
     """A cluster.toml that may change: each call of this object reads it, and parses another text.
-
-    Args  config  of the client; takes precedence over the file
-    Attributes  started  the settings that a client takes from the file when it starts
-    Raises  ConfigError  the file is missing, or a client cannot start with it
-    """
+    The client's configuration takes precedence. Raises ConfigError if a client cannot start with
+    it."""
 
     def __init__(self, path: str | os.PathLike[str], config: ClientConfig | None = None) -> None:
         self.path = Path(path).absolute()
@@ -196,15 +186,13 @@ class ClusterFile(Servers):
 
 
 class ClusterToml:
-    """The content of a cluster.toml. It is parsed once; a table is checked when it is asked for.
-
-    Raises  ConfigError  the file is missing, is not TOML, or has an unknown setting
-    """
+    """The content of a cluster.toml, parsed once; a table is checked when it is asked for. Raises
+    ConfigError if the file is missing, is not TOML, or has an unknown setting."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._text = _text(self.path)
-        content = parse_toml(self._text, path)
+        self.text = _text(self.path)
+        content = parse_toml(self.text, path)
         tables = {name: content.pop(name) for name in TABLES if name in content}
         if "token" in content or "token" in tables.get("tls", ()):
             raise ConfigError(
@@ -218,7 +206,6 @@ class ClusterToml:
         self._above, self._tables = self._of(ClusterSettings, "", content), tables
 
     def _of(self, kind: type[T], section: str, table: object) -> T:
-        """The settings of a table; ConfigError if one is unknown, of the wrong type or size."""
         with self._named():
             found = resolve(kind, section, file=self.path, found={section: table}, environ={})
             check(section, found)
@@ -226,7 +213,6 @@ class ClusterToml:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Errors say in which file it is."""
         try:
             yield
         except ConfigError as exc:
@@ -235,7 +221,7 @@ class ClusterToml:
             raise
 
     def again(self) -> ClusterToml:
-        return self if _text(self.path) == self._text else ClusterToml(self.path)
+        return self if _text(self.path) == self.text else ClusterToml(self.path)
 
     def servers(self) -> list[Endpoint]:
         """Raises  ConfigError  there are none, or one has another form or an unknown setting"""
@@ -278,11 +264,8 @@ class ClusterToml:
         return replace(found, model=model or "", replaces=replaces or "")
 
     def security(self) -> ClientSecurity:
-        """The credentials: the table [tls], and token_file; paths are relative to the file. The
-        file contains no token itself, since it is not secret.
-
-        Raises  ConfigError  an unknown setting, or one of the wrong type
-        """
+        """The credentials: the table [tls], and token_file; paths are relative to the file. Raises
+        ConfigError for an unknown setting, or one of the wrong type."""
         tls = self._of(TlsSettings, "tls", self._tables.get("tls", {}))
         folder = self.path.absolute().parent
         files = tls.ca, tls.cert, tls.key, self._above.token_file
@@ -336,15 +319,28 @@ def write_cluster_file(
     write_whole(path, edited("\n".join(lines) + "\n", model, rollout).encode())
 
 
-def replace_servers(path: Path, endpoints: Sequence[Endpoint]) -> None:
-    """Replaces the servers of a file that `write_cluster_file` wrote; all else stays."""
+def edit(path: Path, change: Callable[[ClusterToml], str]) -> None:
+    """Replaces a cluster.toml by what `change` makes of it, anew if another program wrote it by
+    then. Owner, mode and a symbolic link stay; half of a file stays, too, and is a ConfigError."""
+    path = path.resolve()
+    with editing(path):
+        while True:
+            toml = ClusterToml(path)
+            toml.servers()
+            before, after = toml.text.encode(), change(toml).encode()
+            if after == before or write_whole(path, after, keep_owner=True, instead_of=before):
+                return
 
-    def change(text: str) -> str:
-        toml, head = ClusterToml(path), text.split("\n[[server]]")[0].splitlines()
-        text = "\n".join([*head, *_server_lines(endpoints)]) + "\n"
+
+def replace_servers(path: Path, change: Callable[[Sequence[Endpoint]], Sequence[Endpoint]]) -> None:
+    """Edits the servers of a file that `write_cluster_file` wrote; all else stays."""
+
+    def changed(toml: ClusterToml) -> str:
+        head = toml.text.split("\n[[server]]")[0].splitlines()
+        text = "\n".join([*head, *_server_lines(change(toml.servers()))]) + "\n"
         return edited(text, toml.model(), toml.rollout())
 
-    edit(path, change)
+    edit(path, changed)
 
 
 def _server_lines(endpoints: Sequence[Endpoint]) -> list[str]:

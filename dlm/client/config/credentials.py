@@ -32,10 +32,8 @@ def check_files(security: ClientSecurity) -> None:
 
 
 def certificates_of(security: ClientSecurity) -> Certificates | None:
-    """A function that returns what each channel's handshakes use; None without TLS.
-
-    Raises  ConfigError  a file is missing or unusable
-    """
+    """A function that returns what each channel's handshakes use; None without TLS. Raises
+    ConfigError if a file is missing or unusable."""
     if not security.ca:
         return None
     files = {"ca": security.ca, "cert": security.cert, "key": security.key}
@@ -45,9 +43,7 @@ def certificates_of(security: ClientSecurity) -> Certificates | None:
 
 def read_token(security: ClientSecurity) -> Token | None:
     """A function that returns the metadata with the token, for each call; None without a token.
-
-    Raises  ConfigError  the file is missing or unusable
-    """
+    Raises ConfigError if the file is missing or unusable."""
     if security.token:
         fixed = ((AUTHORIZATION, SCHEME + security.token),)
         return lambda: fixed

@@ -8,13 +8,11 @@ import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import xxhash
 
 from dlm.config import about
 from dlm.errors import ConfigError
-from dlm.files import editing, write_whole
 
 CHANGED = ("model", "rollout")
 _TABLE = re.compile(r"\s*\[")
@@ -41,10 +39,8 @@ class Rollout:
         )
 
     def takes(self, key: str | bytes | None, draw: Callable[[], float] = random.random) -> bool:
-        """Whether a new utterance gets the next model: by the hash of its key, or at random.
-
-        A key that gets it keeps it while the share grows; another roll-out chooses other keys.
-        """
+        """Whether a new utterance gets the next model: by the hash of its key, or at random. A key
+        that gets it keeps it while the share grows; another roll-out chooses other keys."""
         if key is None:
             return draw() < self.share
         data = key.encode() if isinstance(key, str) else key
@@ -53,10 +49,8 @@ class Rollout:
 
 
 def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
-    """The text of a cluster.toml with this default model and this roll-out; all else stays.
-
-    Raises  ConfigError  they stand there in another form than `dlm` writes, as in an inline table
-    """
+    """The text of a cluster.toml with this default model and this roll-out; all else stays. Raises
+    ConfigError if they stand there in another form than `dlm` writes, as in an inline table."""
     kept: list[str] = []
     is_top, in_rollout = True, False
     for line in text.splitlines():
@@ -90,15 +84,3 @@ def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
             "[rollout]. Write it so, and repeat the command; nothing was changed"
         )
     return after
-
-
-def edit(path: Path, change: Callable[[str], str]) -> str:
-    """Replaces a cluster.toml by what `change` makes of its text, one process at a time; returns
-    the text. Owner, mode and a symbolic link stay."""
-    path = path.resolve()
-    with editing(path):
-        before = path.read_text(encoding="utf-8")
-        after = change(before)
-        if after != before:
-            write_whole(path, after.encode(), keep_owner=True)
-        return after

@@ -101,13 +101,9 @@ class ClientSecurity:
         return ClientSecurity(**values)
 
     def target(self, address: str) -> str:
-        """The gRPC target for `address`.
-
-        That is `address`, unless a token would travel without TLS: then it is the loopback
-        addresses that `address` resolves to, so the checked addresses are the ones used.
-
-        Raises  ConfigError  others could read the token in transit, or a proxy is set without TLS
-        """
+        """`address`, or the loopback addresses that it resolves to if a token would travel without
+        TLS: the checked addresses are the ones used. Raises ConfigError if others could read the
+        token in transit, or a proxy is set without TLS."""
         if self.use_proxy and not self.ca:
             raise ConfigError(
                 "client.use_proxy is set without TLS, so the proxy could read everything that is "
@@ -131,12 +127,9 @@ PLAIN = ClientSecurity()
 
 
 def check_address(address: object) -> str:
-    """`address`, if it is "host:port", "[IPv6]:port", or one of gRPC's schemes with either.
-
-    gRPC itself reads a port above 65535 as another port, and many typos as names.
-
-    Raises  ConfigError  what is wrong with it; the caller adds where it was found
-    """
+    """`address`, if it is "host:port", "[IPv6]:port", or one of gRPC's schemes with either; else
+    raises ConfigError, where gRPC would read a port above 65535 as another one, and many typos as
+    names."""
     if not isinstance(address, str):
         raise _refusal(address, 'expected "host:port"')
     if re.fullmatch(_PORTLESS, address):
@@ -151,7 +144,6 @@ def check_address(address: object) -> str:
 
 
 def _fault(text: str) -> str:
-    """What is wrong with "host:port"; "" if nothing is."""
     if "://" in text:
         return 'expected "host:port", without a scheme and "//"'
     host, colon, port = text.rpartition(":")

@@ -168,10 +168,8 @@ class FailoverConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Settings of a client, each with its default; `dlm explain client` lists them.
-
-    Credentials take precedence over cluster.toml. Without any, calls are plaintext.
-    """
+    """Settings of a client, each with its default; `dlm explain client` lists them. Credentials
+    take precedence over cluster.toml. Without any, calls are plaintext."""
 
     deadline_s: float = setting(
         2.0,

@@ -71,12 +71,9 @@ class Asked(Protocol):
 
 
 class Failed(NamedTuple):
-    """A server failed to answer, or none could be asked.
-
-    retries  tokens left for messages that failed
-    moving   whether a server of the shard is stopping or starting, or lately was
-    due      whether the last look for the servers is long enough ago
-    """
+    """A server failed to answer, or none could be asked. `retries` are tokens left; `moving` is
+    whether a server of the shard is stopping or starting, or lately was; `due`, whether the last
+    look for the servers is long enough ago."""
 
     error: DlmError
     retries: float
@@ -86,12 +83,8 @@ class Failed(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """The servers were asked again what they hold, or it has waited for one.
-
-    stale   its own table was stale, so its queries may be of other shards
-    same    whether its shard set is still in use
-    wanted  whether the client is open and a caller waits
-    """
+    """The servers were asked again what they hold, or it has waited for one. `stale` if its own
+    table was, so its queries may be of other shards; `same` if its shard set is still in use."""
 
     stale: bool
     same: bool
@@ -101,11 +94,10 @@ class Looked(NamedTuple):
 class Late(NamedTuple):
     """A server has had it for longer than usual, or for half of its time.
 
-    since     when it was sent there
     until     the earliest deadline of a caller that still waits
     hedges    tokens left for late messages; 0 if hedging is off
-    avoided   servers that are not well
-    slow      slower than another; all_slow: all of the shard are, so more work will not help
+    avoided   servers that are not well;  slow  slower than another
+    all_slow  all of the shard are, so more work will not help
     heard     what is known about some servers; looked up only if that matters
     """
 
@@ -124,12 +116,8 @@ class Done(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """Another server (or stream) is asked, too or instead.
-
-    among    the servers to choose from; None for all of the shard
-    hedge    the first answer counts
-    limited  it takes a token
-    """
+    """Another server (or stream) is asked, too or instead: among some, or all of the shard if None.
+    If it is a `hedge`, the first answer counts; if `limited`, it takes a token."""
 
     among: Sequence[str] | None = None
     hedge: bool = False
@@ -194,11 +182,9 @@ def _after_failure(outcome: Failed, message: Asked, now: float) -> Decision:
     """Another server is asked once, within the budget. While servers drain or warm up, one after
     another is, outside the budget: that is not a failure, and there are only so many.
 
-    A damaged reply and rejected credentials count, too: the host, the way to it or its tokens may
-    be at fault. A Score changes nothing, so it does no harm if the first server answers after all.
-
-    During a rolling restart, a server that has just become ready may not be known yet, so the
-    message waits. If servers are silent, callers get the error at once.
+    A damaged reply and rejected credentials count, too: the host or its tokens may be at fault. A
+    server that has just become ready in a rolling restart may not be known yet, so the message
+    waits. If servers are silent, callers get the error at once.
     """
     error = outcome.error
     if message.out:  # another server still has it: if it keeps it, the third may get it
@@ -242,37 +228,22 @@ def _after_delay(outcome: Late, message: Asked, now: float) -> Decision:
 def after_stream(
     wanted: bool, left_s: float, *, changed: bool, lost: bool
 ) -> Elsewhere | Alone | GiveUp:
-    """What is done with a message whose stream the server has ended.
-
-    Args
-        wanted   whether anybody waits for its answer
-        changed  whether the token has changed since that stream was opened
-        lost     whether gRPC lost the reason
-    """
+    """What is done with a message whose stream the server has ended: `wanted` if anybody waits for
+    its answer, `changed` if the token has since then, `lost` if gRPC lost the reason."""
     if wanted and changed:
         return Elsewhere()
     return Alone() if wanted and lost and left_s > 0 else GiveUp()
 
 
 def after_call(settled: bool, calls: int, left_s: float) -> Move | GiveUp:
-    """What is done with a call of an utterance whose model no server holds any longer.
-
-    Args
-        settled  whether its caller has states, ids or scores of that model
-        calls    of the utterance that are in progress
-    """
+    """What is done with a call of an utterance whose model no server holds any longer: `settled` if
+    its caller has states, ids or scores of that model; `calls` of the utterance are in progress."""
     return GiveUp() if settled or calls > 1 or left_s <= 0.0 else Move()
 
 
 def after_file(tries: int, *, wrong: bool, resumed: bool) -> Again | Elsewhere:
     """What is done after a server sent a file wrong, or not all of it: a broken download is
-    resumed, and one that was begun elsewhere and turns out wrong is fetched whole.
-
-    Args
-        tries    of this server
-        wrong    all of it came, but it is not the file
-        resumed  its beginning had come before
-    """
+    resumed, and one that was begun elsewhere and turns out wrong is fetched whole."""
     return Elsewhere() if tries > 1 or (wrong and not resumed) else Again()
 
 

@@ -1,7 +1,5 @@
-"""The two kinds of message to a shard: for scores of words, and for all words after contexts.
-
-They differ in how requests and replies are encoded, and in the method that sends them.
-"""
+"""The two kinds of message to a shard: for scores of words, and for all words after contexts. They
+differ in how requests and replies are encoded, and in the method that sends them."""
 
 from __future__ import annotations
 
@@ -61,31 +59,27 @@ class ScoreAsks:
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """A reply's content for one context, or a part of it.
-
-    total   words stored after the context
-    Shapes  log10_backoffs (L - 2,) float32; words (n,) uint32, ascending; their answers
-    """
+    """A reply's content for one context, or a part of it: how many words are stored after it in
+    all; and, as in `StoredWords`, log10_backoffs (L - 1,), ranks (n,) and their answers."""
 
     total: int
     log10_backoffs: NDArray[np.float32]
-    words: NDArray[np.uint32]
+    ranks: NDArray[np.uint32]
     answers: Answers
 
 
 class BlockAsks:
-    """All words stored after contexts; answered by one `BlockPart` per context.
-
-    A context is requested like a word, with the number of words already received as its id, so it
-    is grouped, routed and merged like words.
-    """
+    """All words stored after contexts; answered by one `BlockPart` per context. A context is
+    requested like a word, with the number of words already received as its id."""
 
     name = "blocks"
 
     def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
         lengths, words = _each(groups)
+        assert groups.pairs is not None
+        pairs = np.repeat(groups.pairs, groups.word_counts)
         return codec.encode_block_request(
-            manifest.shard_set_bytes, shard, lengths, words, groups.words
+            manifest.shard_set_bytes, shard, lengths, words, pairs, groups.words
         )
 
     def decode(
@@ -107,15 +101,15 @@ class BlockAsks:
         rows = (stored.totals.tolist(), stored.counts.tolist(), lengths.tolist())
         for total, count, length in zip(*rows, strict=True):
             here = slice(word_end, word_end + count)
-            weights = stored.log10_backoffs[weight_end : weight_end + length - 2]
+            weights = stored.log10_backoffs[weight_end : weight_end + length - 1]
             answers = Answers(
                 a.log10_prob[here],
                 a.matched_order[here],
                 a.ngram_length[here],
                 a.state_length[here],
             )
-            parts.append(BlockPart(total, weights, stored.words[here], answers))
-            word_end, weight_end = word_end + count, weight_end + length - 2
+            parts.append(BlockPart(total, weights, stored.ranks[here], answers))
+            word_end, weight_end = word_end + count, weight_end + length - 1
         return parts
 
     def post(self, connection: Connection) -> Post:
@@ -126,7 +120,6 @@ SCORES, BLOCKS = ScoreAsks(), BlockAsks()
 
 
 def _each(groups: QueryGroups) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Lengths and words of the context of each query."""
     if (groups.word_counts == 1).all():
         return groups.context_lengths, groups.context_words
     lengths = groups.context_lengths.astype(np.int64)

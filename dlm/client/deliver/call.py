@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dlm.client.deliver.asks import BLOCKS, SCORES, Asks, BlockPart
 from dlm.client.deliver.ending import Ending
-from dlm.client.plan import kernels, lowgrams
-from dlm.client.plan.lowgrams import LowGrams
+from dlm.client.plan import kernels
+from dlm.client.plan.lowgrams import LowGrams, allows_fallback
 from dlm.client.plan.router import CallPlan, Piece
 from dlm.errors import DlmError, StaleShardSet, UnknownCall
 from dlm.ngram.query import BIGRAM_FALLBACK, Answers
@@ -38,12 +38,9 @@ class Place(NamedTuple):
 
 
 class Part:
-    """A piece of a call, waiting for or on its way to a shard.
+    """A piece of a call, waiting for or on its way to a shard, since `queued`, by `perf_counter`,
+    after so many `reroutes` by fresh tables.
 
-    Args
-        shard_set  whose table routed it
-        reroutes   fresh tables so far
-        queued     when it began to wait, by `perf_counter`
     Attributes
         answers    of its message, with its own at `where`; None until there are any
         error      why no shard answers it; None if one did, or still may
@@ -78,14 +75,12 @@ class Call(Ending):
 
     Args
         model      whose word ids it has
-        plan       its distinct queries
         deadline   on the clock of the client
-        shard_set  whose table routed them
+        shard_set  whose table routed its distinct queries, the `plan`
     Attributes
         parts     all that go to shards; replaced as a whole
         let_in    it can no longer be refused
         moves_on  its utterance can switch to another model, so it fails if its own is not held
-        messages  that carried a part of it
     """
 
     asks: ClassVar[Asks] = SCORES
@@ -116,17 +111,16 @@ class Call(Ending):
         """A call that only shards can answer."""
         count = sum(len(piece.at) for piece in pieces)
         place = np.arange(count, dtype=np.int64)
-        room = np.empty(count, np.float32), np.empty((3, count), np.uint8)
+        room = np.zeros((2, count), np.float32), np.empty(count, np.float32)
+        known = np.zeros((3, count), np.uint8)
         at = np.concatenate([_NOWHERE, *(piece.at for piece in pieces)])
-        return cls(model, CallPlan(count, place, *room, at, pieces), deadline, shard_set)
+        return cls(model, CallPlan(count, place, *room, known, at, pieces), deadline, shard_set)
 
     def fall_back(
         self, grams: LowGrams, scored: Callable[[Call, int, DlmError, int | None], None]
     ) -> None:
-        """Lets the bigram fallback answer queries that no shard answers in time.
-
-        Args  scored  called with the number of queries it answered, why, and the shard that did not
-        """
+        """Lets the bigram fallback answer queries that no shard answers in time; `scored` is called
+        with the number of these, why, and the shard that did not."""
         self._grams, self._bigram_scored = grams, scored
 
     # -- on the loop --------------------------------------------------------------------------
@@ -183,7 +177,7 @@ class Call(Ending):
 
     def _may_miss(self, error: DlmError) -> bool:
         moves_on = self.moves_on and isinstance(error, StaleShardSet)
-        return self._grams is not None and not moves_on and lowgrams.allows_fallback(error)
+        return self._grams is not None and not moves_on and allows_fallback(error)
 
     # -- in the caller's thread ---------------------------------------------------------------
 
@@ -222,7 +216,6 @@ class Call(Ending):
         return answers
 
     def _put(self, found: list[tuple[Part, Any]]) -> Answers:
-        """The answers to all queries; the bigram fallback's where no shard answered."""
         plan = self._plan
         source: NDArray[np.uint8] | None = None
         columns: tuple[list[NDArray[Any]], ...] = [], [], [], [], []
@@ -232,8 +225,8 @@ class Call(Ending):
                 if source is None:
                     source = np.zeros(len(plan.log10_prob), np.uint8)
                 source[part.at] = BIGRAM_FALLBACK
-                assert self._grams is not None
-                answers, where = lowgrams.bigram_score(self._grams, part.groups), slice(None)
+                self._fall_back_to_bigrams(part)
+                continue
             at, log10_prob, matched, ngram, state = columns
             at.append(part.at)
             log10_prob.append(answers.log10_prob[where])
@@ -241,10 +234,18 @@ class Call(Ending):
             ngram.append(answers.ngram_length[where])
             state.append(answers.state_length[where])
         given = [_joined(arrays, kind) for arrays, kind in zip(columns, _DTYPES, strict=True)]
-        out, rest = kernels.finish(plan.place, *given, plan.log10_prob, plan.known)
+        out, rest = kernels.finish(plan.place, *given, plan.low, plan.log10_prob, plan.known)
         return Answers(
             out, rest[0], rest[1], rest[2], None if source is None else source[plan.place]
         )
+
+    def _fall_back_to_bigrams(self, part: Part) -> None:
+        """Leaves its queries with the answers of the low orders: of the model reduced to order 2.
+        Their states are as long as a context and its word allow: a shard knows what matters."""
+        assert self._grams is not None
+        most = self._grams.manifest.order - 1
+        reach = np.minimum(part.groups.context_lengths.astype(np.int64) + 1, most)
+        self._plan.known[2, part.at] = np.repeat(reach, part.groups.word_counts)
 
     def _tell_fallback(self, missed: list[Part]) -> None:
         if self._bigram_scored is None:
@@ -278,9 +279,9 @@ class EndedCall(Ending):
 class BlockCall(Call):
     """A call for all words stored after contexts.
 
-    Its result is a `BlockPart` per context, in order, and the source of each as an array of uint8.
-    A part is None if the low orders have everything (`FULL`), if no shard answered in time
-    (`BIGRAM_FALLBACK`), or if no server knows this call (`UNKNOWN`).
+    Its result is a `BlockPart` per context, in order, and the source of each as an array of uint8:
+    None for `FULL` (the low orders have everything), `BIGRAM_FALLBACK` (no shard answered in time)
+    and `UNKNOWN` (no server knows this call).
     """
 
     asks: ClassVar[Asks] = BLOCKS

@@ -1,8 +1,6 @@
-"""Calls to one server beside its streams, each separate, over a channel of its own on the loop.
-
-Heartbeats, descriptions, downloads, and the few messages whose trace is sampled. A call costs three
-times a message on a stream.
-"""
+"""Calls to one server beside its streams, over a channel of its own on the loop: heartbeats,
+descriptions, downloads, and the few messages whose trace is sampled. A call costs three times a
+message on a stream."""
 
 from __future__ import annotations
 
@@ -45,10 +43,8 @@ OpenChannel = Callable[[], grpc.aio.Channel]
 def open_channel(
     target: str, security: ClientSecurity, certificates: Certificates | None
 ) -> grpc.aio.Channel:
-    """On the loop: a channel that connects at its first call. Calls must carry the token.
-
-    Raises  ConfigError  a file is missing or unusable
-    """
+    """On the loop: a channel that connects at its first call, which must carry the token. Raises
+    ConfigError if a file is missing or unusable."""
     options: tuple[tuple[str, Any], ...]
     options = (*OPTIONS, ("grpc.enable_http_proxy", int(security.use_proxy)))
     if certificates is None:
@@ -74,7 +70,6 @@ def closed_error(address: str) -> DlmError:
 
 
 def failed(address: str, cause: Exception) -> DlmError:
-    """The error for a call that failed in this process."""
     if isinstance(cause, DlmError):
         return cause
     if isinstance(cause, grpc.RpcError):
@@ -187,11 +182,9 @@ class Calls:
 
 
 class ReceivedFile:
-    """A file being received, over a channel of its own: it must not delay heartbeats.
-
-    The loop reads a chunk ahead of the thread that takes them from `chunks`; the last is empty,
-    with an error unless the server had sent all.
-    """
+    """A file being received, over a channel of its own: it must not delay heartbeats. The loop
+    reads a chunk ahead of `chunks`; the last is empty, with an error unless the server had sent
+    all."""
 
     def __init__(self, address: str, request: bytes, deadline: float, metadata: Metadata) -> None:
         self.chunks: SimpleQueue[tuple[bytes | None, DlmError | None]] = SimpleQueue()

@@ -45,11 +45,10 @@ class Stats:
     local_hits     of these, answered from the low orders, without any message
     duplicates     of these, repeated within a call or a message, and sent once
     sent_queries   distinct queries sent to servers
-    messages       sent; failed: those that failed
     retries        failed messages that were sent again to another replica
     hedges         late messages that were sent to a second replica too
     hedges_won     of these, those that the second replica answered first
-    bytes_sent, bytes_received  of these messages, without gRPC's own framing
+    bytes_sent, bytes_received  of messages, without gRPC's own framing
     bigram_fallback  distinct queries that the bigram fallback answered
     refreshes      times the table was stale and was fetched again
     """
@@ -70,11 +69,8 @@ class Stats:
 
 
 class ClientMetrics:
-    """Counters of one process; a forked child starts from zero.
-
-    Any thread may count: a lock, taken once per call and once per message, keeps counts consistent.
-    It is reentrant, since a signal handler may run while its own thread counts.
-    """
+    """Counters of one process; a forked child starts from zero. Any thread may count, under a lock
+    that is reentrant, since a signal handler may run while its own thread counts."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -97,7 +93,7 @@ class ClientMetrics:
             self.stats.duplicates += duplicates
 
     def sent(self, queries: int, size: int, duplicates: int, shard: int) -> None:
-        """On the loop: counts a message as it is sent, of `size` bytes, and the repeats among its
+        """On the loop: counts a message as it is sent, of `size` bytes, and repeats among its
         calls."""
         self.sent_to[shard] += queries
         stats = self.stats
@@ -113,12 +109,8 @@ class ClientMetrics:
             self.stats.bigram_fallback += queries
 
     def call(self, result: str, plan_s: float) -> None:
-        """Counts a call that ended.
-
-        Args
-            result  `result_of` its error, or CANCELLED if its caller gave up
-            plan_s  from the caller to the queues: checks, grouping, low orders, routing
-        """
+        """Counts a call that ended, with `result_of` its error, or CANCELLED; `plan_s` is the time
+        from the caller to the queues: checks, grouping, low orders, routing."""
         with self._lock:
             self.calls[result] += 1
             self.stages["plan"].add(plan_s)
@@ -136,9 +128,7 @@ class ClientMetrics:
         """Counts a message that ended, with or without success.
 
         Args
-            calls     that it carried parts of
             queue_s   the longest wait of one of its parts in the lane
-            encode_s  arrays to bytes
             wire_s    from sending the bytes to receiving the reply: network, server and gRPC
             decode_s  bytes to arrays, and to the callers; 0 without a reply
         """

@@ -58,16 +58,8 @@ _LATE = DeadlineExceeded("a server has not answered yet")
 
 
 class Delivery:
-    """Sends calls to shards, and ends them.
-
-    Args
-        table   which server has which shard
-        tracer  None if calls are not traced
-        home    the loop of the process
-    Attributes
-        inbox   the way to the loop; `tell`, its own
-        post    sends a call's parts; its future ends
-    """
+    """Sends calls to shards, and ends them. `post` is how a call's parts get in, and `inbox` the
+    way to the loop of the process."""
 
     def __init__(
         self,
@@ -95,7 +87,6 @@ class Delivery:
     def count_bigram_fallback(
         self, call: Call, queries: int, error: DlmError, shard: int | None
     ) -> None:
-        """Counts queries that the bigram fallback answered, as `shard` did not."""
         self._links.runtime.counts.fell_back(queries)
         self.tell(self._note_fallback, call.model, queries, error, shard)
 
@@ -265,6 +256,7 @@ class Delivery:
 
     def _failed(self, message: Message, error: DlmError) -> None:
         runtime, now = message.runtime, self._clock()
+        message.failure = error
         outcome = Failed(
             error,
             retries=runtime.retrying.saved,
@@ -339,7 +331,6 @@ class Delivery:
                 self._fail(message, error)
 
     def _help(self, step: Callable[..., None], *args: Any) -> bool:
-        """Runs a step on the helper thread; False if no thread can be started, or it has ended."""
         try:
             self._links.runtime.helper.submit(step, *args)
         except RuntimeError:
@@ -352,7 +343,6 @@ class Delivery:
         self._looked(message, error)
 
     def _look_for(self, message: Message, error: DlmError) -> None:
-        """On the helper thread: fetches the table, and sends the parts by it."""
         stale = isinstance(error, StaleShardSet)
         try:
             if self._table.of(message.snapshot.model) is message.snapshot and (
@@ -369,7 +359,6 @@ class Delivery:
             self.tell(self._looked, message, error, stale)
 
     def _move(self, message: Message, error: DlmError) -> None:
-        """Frees the place of a message, and sends its parts by the current table."""
         fresh = self._table.of(message.snapshot.model)
         for part in message.parts:
             try:
@@ -408,7 +397,6 @@ class Delivery:
         self._free(message)
 
     def _fail(self, message: Message, error: DlmError, *, counts: bool = True) -> None:
-        """No server will answer. The cascade `counts` it unless its parts were sent elsewhere."""
         if message.ended:
             return
         message.ended = True
@@ -448,7 +436,6 @@ class Delivery:
         self._settle(message)
 
     def _settle(self, message: Message) -> None:
-        """Forgets a message that has ended, once no server has it any longer."""
         if message.ended and not message.out:
             message.runtime.under_way.discard(message)
 
@@ -470,7 +457,6 @@ class Delivery:
         return next_at
 
     def _lose(self, message: Message) -> None:
-        """Ends a message whose deadline is long past: a connection was silent, or took too long."""
         lost = DeadlineExceeded(
             f"shard {message.shard}: found no reply {LOST_S:g} s after the deadline; retry, and "
             "run dlm status"
@@ -479,4 +465,5 @@ class Delivery:
             if attempt.withdraw is not None:
                 attempt.withdraw()
             self._replied(attempt, None, lost)
-        self._fail(message, lost)
+        # One that waits for a look at the servers, or for a replica, ends with what it waits for.
+        self._fail(message, message.failure or lost)

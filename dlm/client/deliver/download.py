@@ -1,8 +1,5 @@
-"""The low orders are fetched once, kept on disk, and shared by processes.
-
-A folder named after the shard set holds the manifest, the vocabulary and the 1- and 2-grams. A lock
-makes processes take turns.
-"""
+"""The low orders are fetched once, kept on disk in a folder named after the shard set, and shared
+by processes, which take turns by a lock."""
 
 from __future__ import annotations
 
@@ -97,10 +94,8 @@ def fetch(
 
 
 class _Download:
-    """Fetches low orders into a folder beside `home`, and renames it when it is complete.
-
-    until   when it fails, unless `PROGRESS_BYTES` more arrive before
-    """
+    """Fetches low orders into a folder beside `home`, and renames it when it is complete. It fails
+    at `until`, unless `PROGRESS_BYTES` more arrive before."""
 
     def __init__(
         self,
@@ -175,7 +170,6 @@ class _Download:
         return replace(grams, directory=home)
 
     def _fetch_in_time(self, kind: str, part: Path) -> None:
-        """Fetches one file; tries again later while servers have too many downloads."""
         pause_s = RETRY_S
         while True:
             try:
@@ -240,7 +234,6 @@ class _Download:
     def _receive(
         self, kind: str, shard: int, connection: Connection, path: Path, timeout_s: float
     ) -> None:
-        """Appends the rest of the file to `path`, or as much of it as comes in time."""
         until, entry = self.clock() + timeout_s, self.manifest.file(kind)
         shard_set = self.manifest.shard_set_bytes
         with path.open("ab") as out:
@@ -274,7 +267,6 @@ class _Download:
             os.fsync(out.fileno())
 
     def _note(self, size: int) -> None:
-        """Counts bytes that have arrived; enough of them begin the time anew."""
         self._fresh += size
         if self._fresh >= PROGRESS_BYTES:
             self.until = self.clock() + self.timeout_s
@@ -283,7 +275,6 @@ class _Download:
 
 
 def _arrived(part: Path) -> int:
-    """Bytes of a download that another process may be at."""
     arrived = 0
     for file in part.glob("*.arrow"):
         with contextlib.suppress(OSError):  # it was moved meanwhile
@@ -311,11 +302,8 @@ def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
 
 
 def _put(part: Path, home: Path, manifest: Manifest) -> None:
-    """Renames a complete copy to `home`, unless there is a complete one already.
-
-    Others may do the same at any moment, so nothing is removed by that name: a copy that seems
-    damaged is first moved aside, and checked again there.
-    """
+    """Renames a complete copy to `home`, unless there is a complete one already. Others may do the
+    same at any moment: a copy that seems damaged is first moved aside, and checked again there."""
     for tries_left in reversed(range(PUT_TRIES)):
         try:
             move(part, home)

@@ -112,12 +112,8 @@ class Ending:
 
 
 class _Turn:
-    """The tasks of an event loop that wait for calls.
-
-    Those that are woken together run one after another. What they ask next is sent together, after
-    the last of them or at the end of the loop's turn: sent alone, the first would go in a message
-    of its own, while the others are still planned.
-    """
+    """The tasks of an event loop that wait for calls. What those that are woken together ask next
+    is sent together, after the last of them or at the end of the loop's turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

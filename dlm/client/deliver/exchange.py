@@ -1,8 +1,8 @@
 """Scores over a stream that stays open: dlm.v1.Shard/Exchange (proto/README.md).
 
-A message on a stream costs a third of the processor time of a call, on both sides. In return, this
-module matches replies to requests, and times them out, as gRPC does for calls. While one is in
-flight, the next takes a gRPC call of its own on the same connection: see `stream`.
+A message on a stream costs a third of the processor time of a call, on both sides; in return, this
+module matches replies to requests, and times them out. While one is in flight, the next takes a
+gRPC call of its own on the same connection: see `stream`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,9 @@ Reply: TypeAlias = Callable[[bytes | None, DlmError | None], None]
 
 
 class Stream:
-    """A call on the running loop, used by one task; `ended` is called when it has ended.
-
-    Cancel the call, not its task, except while it connects: gRPC reports an operation to the loop
-    even if nobody waits for it any longer.
-    """
+    """A call on the running loop, used by one task; `ended` is called when it has ended. Cancel the
+    call, not its task, except while it connects: gRPC reports an operation to the loop even if
+    nobody waits."""
 
     def __init__(self, call: Any, ended: Callable[[], object]) -> None:
         self.connected = False
@@ -70,8 +68,7 @@ class Stream:
         self.connected = True
 
     async def read(self) -> Any:
-        """The next message, or `grpc.aio.EOF`; raises the `grpc.RpcError` that the call ended
-        with."""
+        """The next message, or `grpc.aio.EOF`; raises the `grpc.RpcError` that ended the call."""
         return await self._call.read()
 
     async def ask(self, data: bytes) -> Any:
@@ -126,13 +123,9 @@ def tell(reply: Reply, data: bytes | None, error: DlmError | None) -> None:
 
 @dataclass(eq=False, slots=True)
 class Sent:
-    """A message in flight; its bytes are kept, so that it can be sent again after a fork.
-
-    alone     the same as a separate call: the method, its bytes, and the reply's callback. Used
-              if there are metadata (a trace), or if a stream lost it, to show what is wrong
-    lost      a stream lost it
-    wanted    whether anybody waits for its answer; if not, and it was not sent yet, it will not be
-    """
+    """A message in flight; its bytes are kept, so that it can be sent again after a fork. `alone`
+    is the same as a separate call (method, bytes, callback), for messages with metadata (a trace),
+    or which a stream lost, to show what is wrong. It is not sent once nobody wants its answer."""
 
     request: bytes
     deadline: float
@@ -159,10 +152,8 @@ class Exchange:
         mark          identifies the token in these metadata; never the token itself
         again         called for each message in flight if the server ended the stream, with the
                       mark and whether gRPC lost the status; whether it sends the message again
-    Attributes  ended  takes nothing new
-    Guarantees
-        `reply` of an accepted message is called once, with the bytes or an error, at the deadline
-        at the latest (plus the time that the machine needs to run a thread)
+    Guarantees  `reply` of an accepted message is called once, with the bytes or an error, at the
+                deadline at the latest (plus the time that the machine needs to run a thread)
     """
 
     def __init__(
@@ -295,7 +286,6 @@ class Exchange:
             self.end(error, by_server=True, lost=lost)
 
     def _error_of(self, exc: BaseException | None) -> tuple[DlmError, bool]:
-        """The error of messages in flight if a call ended with `exc`, and whether gRPC lost why."""
         if exc is None:
             return ShardDown(f"the connection to {self.address} was closed"), False
         if isinstance(exc, grpc.RpcError):
@@ -323,14 +313,12 @@ class Exchange:
         return task
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        """A call that fails ends the stream."""
         del self._calls[task]
         if not task.cancelled() and (exc := task.exception()) is not None:
             self._broken = self._broken or exc
             self._task.cancel()
 
     async def _ask_first(self, stream: Stream) -> None:
-        """Sends one message after the other, until the call ends."""
         await stream.connect()
         while True:
             while not (self._outgoing or stream.done()):
@@ -347,12 +335,10 @@ class Exchange:
                 self._receive(reply)
 
     def _ask_beside(self) -> None:
-        """Sends what waits by calls of its own."""
         while self._call is not None and self._outgoing and len(self._calls) < MAX_CALLS:
             self._begin(self._call(), self._ask_some, *self._outgoing.popleft())
 
     async def _ask_some(self, stream: Stream, sequence: int, data: bytes) -> None:
-        """Sends a message, and what had to wait for another call meanwhile."""
         await stream.connect()
         while True:
             if self._wants(sequence):
@@ -374,7 +360,6 @@ class Exchange:
         return False
 
     def _receive(self, data: Any) -> None:
-        """Passes a reply to its message; drops one that came too late."""
         if data is grpc.aio.EOF:
             raise ShardDown(f"{self.address} ended the stream; retry")
         self._answers = True

@@ -3,11 +3,9 @@
 A child can use gRPC only if no thread was inside it, or held one of its locks, when the process
 forked. Only the loop enters gRPC. So a fork suspends it: streams end, their channels are closed,
 and the loop stops; after it, the parent opens them again, and sends again what was in flight. gRPC
-stops its own threads, but only while it has a channel; so one that is never used stays open. At
-exit the same happens, without resuming: a thread inside gRPC may crash the interpreter.
-
-There is one more lock, numba's, held while a kernel is compiled or loaded on its first run. A child
-would wait for it forever, so a fork waits until it is free.
+stops its own threads only while it has a channel, so one that is never used stays open. At exit the
+same happens, without resuming: a thread inside gRPC may crash the interpreter. A fork also waits
+for numba's lock, held while a kernel is compiled or loaded, for which a child would wait forever.
 """
 
 from __future__ import annotations

@@ -54,13 +54,9 @@ class Waiting(Protocol):
 
 
 class Pace(NamedTuple):
-    """Decayed sums over the time in which anything was in flight.
-
-    answers  messages answered since the start
-    queries  queries in them, with older ones counting less
-    busy_s   how long anything was in flight, likewise
-    at       when that was last brought up to date
-    """
+    """Decayed sums over the time in which anything was in flight: messages answered since the
+    start; their queries and busy seconds, with older ones counting less; and when that was last up
+    to date."""
 
     answers: int = 0
     queries: float = 0.0
@@ -101,7 +97,6 @@ class Lane(Generic[T]):
         max_queries  of one message; larger work is sent alone
         usual_s      how long a message to this shard usually takes
     Attributes
-        waiting    oldest first; `queued` queries in all
         in_flight  number of the message -> its queries; `asked` in all
         earliest   no waiting work has a deadline before this
     """
@@ -188,13 +183,9 @@ class Lane(Generic[T]):
         return number, works
 
     def done(self, number: int, now: float, *, answered: bool = True, gone: bool = False) -> bool:
-        """A message came back; False if it had already.
-
-        Args
-            answered  with answers, which show the shard's pace
-            gone      no server took it, or none lets this client in: its time says nothing about
-                      the pace, and the known pace ends with the servers
-        """
+        """A message came back; False if it had already. Only if `answered` does it show the shard's
+        pace; if it is `gone`, since no server took it or lets this client in, the known pace ends
+        with the servers."""
         queries = self.in_flight.pop(number, None)
         if queries is None:
             return False

@@ -1,7 +1,5 @@
 """The lanes of a client: parts of calls go into the lane of their shard, and messages come out.
-
-Runs on the loop, except `overload`.
-"""
+Runs on the loop, except `overload`."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ class Lanes:
     def overload(
         self, snapshot: Snapshot, queries: int, deadline: float, asks: Asks = SCORES
     ) -> DlmError | None:
-        """In any thread: the error for a call of so many queries per shard, if one already has too
-        much to do. Found before any work: a client that refuses many needs its time for those it
+        """In any thread: the error for a call of so many queries per shard, if one has too much to
+        do: found before any work, since a client that refuses many needs its time for those it
         answers."""
         lanes, now = self._links.runtime.lanes, self._clock()
         for shard in range(snapshot.topology.manifest.shards):
@@ -147,7 +145,6 @@ class Lanes:
         return message
 
     def _wanted(self, place: Place, snapshot: Snapshot | None, parts: list[Part]) -> list[Part]:
-        """The parts taken from a lane that are still to be sent there; all of one shard set."""
         wanted = []
         for part in parts:
             if part.ended or part.call.done():

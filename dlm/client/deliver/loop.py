@@ -97,11 +97,8 @@ class Mailbox:
 
 
 class LoopThread:
-    """A thread with an event loop.
-
-    Attributes  call_at  on the loop: calls a function at a time of time.monotonic, within a
-                         millisecond
-    """
+    """A thread with an event loop. On the loop, `call_at` calls a function at a time of
+    time.monotonic, within a millisecond."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -155,9 +152,8 @@ class LoopThread:
         self.arm()
 
     def stop(self, before: Callable[[], None]) -> None:
-        """Calls `before`, cancels all tasks, lets them end, and ends the thread. `before` is
-        called on the loop, so never within a reply; and here, too, if the loop does not get to
-        it."""
+        """Calls `before`, cancels all tasks, lets them end, and ends the thread. `before` is called
+        on the loop, so never within a reply; and here, too, if the loop does not get to it."""
 
         async def end() -> None:
             self.mailbox.run()
@@ -195,7 +191,6 @@ def _try(call: Callable[..., None], args: tuple[Any, ...]) -> None:
 
 
 def log_failure(error: Exception) -> None:
-    """Logs that a step failed."""
     with contextlib.suppress(Exception):  # raised by a log handler of the program
         log.error("client.loop.failed", extra={"error": type(error).__name__})
 
@@ -323,12 +318,9 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Own(Protocol):
-    """What a client's steps need of its state in this process.
-
-    busy      a step is running, which looks at what is ready at its end
-    flushing  that is looked at after the steps that wait now
-    alarms    when lanes and messages are checked; the next is last
-    """
+    """What a client's steps need of its state in this process: a `busy` step looks at what is ready
+    at its end; `flushing` does that after the steps that wait now; lanes and messages are checked
+    at `alarms`."""
 
     busy: bool
     flushing: bool
@@ -356,8 +348,6 @@ class Inbox:
     changed.
 
     Args
-        owner    has the state of the client in this process
-        home     the loop of the process
         give_up  called with the first argument of a step that cannot be posted, and why; any thread
         cut_off  the same for a step that raised
         send     sends one of the messages that are ready

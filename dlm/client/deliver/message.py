@@ -22,21 +22,19 @@ class Message:
     """Parts that travel together, from their lane to their end.
 
     Attributes
-        number   its number in its lane
-        replicas the addresses of its shard's servers
         place_of the places of its parts' queries in `groups`, if they share any
         tried    addresses that it was sent to since the last wait for servers
         soonest  the earliest deadline of its parts
         rounds   times that all servers were tried in vain, and waited for
         out      servers that have it now: one, or two if it was late
-        ended    answered, or given up
+        failure  the last of a server
         taken_over  another server was asked after half of its time, which happens once
     """
 
     __slots__ = (
-        *("asks", "checksum", "deadline", "encode_s", "ended", "groups", "lane", "number", "out"),
-        *("parts", "place", "place_of", "queued", "replicas", "request", "rounds", "runtime"),
-        *("shard", "snapshot", "soonest", "taken_over", "tried"),
+        *("asks", "checksum", "deadline", "encode_s", "ended", "failure", "groups", "lane"),
+        *("number", "out", "parts", "place", "place_of", "queued", "replicas", "request"),
+        *("rounds", "runtime", "shard", "snapshot", "soonest", "taken_over", "tried"),
     )
 
     def __init__(
@@ -62,6 +60,7 @@ class Message:
         self.tried: list[str] = []
         self.rounds = 0
         self.out: list[Attempt] = []
+        self.failure: DlmError | None = None
         self.ended = self.taken_over = False
 
     def use(self, snapshot: Snapshot) -> None:
@@ -75,13 +74,9 @@ class Message:
 
 
 class Attempt:
-    """A message at one server, or on its way to it; `hedge` if it is the second server.
-
-    since     when it was sent; until there is a connection, when it was started
-    late      whether that was decided once
-    late_at   when to decide whether another server is asked as well; inf for never
-    withdraw  reports that its answer is no longer wanted
-    """
+    """A message at one server, or on its way to it; `hedge` if it is the second server. `since` is
+    when it was sent or, until there is a connection, started; `late_at`, when to decide whether
+    another server is asked as well, inf for never."""
 
     __slots__ = (
         *("address", "hedge", "late", "late_at", "message", "queue_s", "replied", "sent", "since"),

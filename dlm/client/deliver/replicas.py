@@ -1,9 +1,7 @@
 """Which server of a shard is asked, when its answer is late, and how many messages are sent twice.
 
-Plain data, owned by the loop; time (in seconds) and randomness are passed in.
-
-Paper: Dean and Barroso, The Tail at Scale, CACM 2013: a second request after a high percentile
-adds a few percent of load, and removes the tail.
+Plain data, owned by the loop; time (in seconds) and randomness are passed in. Paper: Dean and
+Barroso, The Tail at Scale, CACM 2013: a second request after a high percentile removes the tail.
 """
 
 from __future__ import annotations
@@ -48,20 +46,17 @@ def choose(
     tried: frozenset[str] = frozenset(),
     stalling: frozenset[str] = frozenset(),
 ) -> str | None:
-    """The server to ask, None if there is none: of two drawn at random, the less busy one.
+    """The server to ask, None if there is none: of two drawn at random, the one with fewer queries
+    outstanding.
 
     Args
-        replicas     addresses of the servers that hold the shard
-        outstanding  queries in flight to each
         avoided      asked only if there is no other
         slow         asked only if all others are avoided
         missed       avoided servers that were not reached lately: asked only after other avoided
                      ones, which may be draining and still answer
         tried        by this message: asked only after all others
         stalling     asked only if all others are, or are slow
-    Paper
-        Mitzenmacher 2001, the power of two choices: the longest queue is doubly logarithmic, and
-        clients need not agree
+    Paper  Mitzenmacher 2001, the power of two choices: the longest queue is doubly logarithmic
     """
     wanted = list(replicas)
     for worse in (tried, missed, avoided, slow, stalling):  # the strongest reason first
@@ -73,12 +68,8 @@ def choose(
 
 
 class TokenBucket:
-    """Limits how many messages are sent again, or to two servers: a share of all, plus a burst.
-
-    Args
-        share  of a token that each message earns
-        most   tokens that can be saved; a client starts with all of them
-    """
+    """Limits how many messages are sent again, or to two servers: each earns a share of a token,
+    and at most so many are saved; a client starts with all of them."""
 
     __slots__ = ("_most", "_share", "saved")
 
@@ -98,13 +89,9 @@ class TokenBucket:
 
 
 class Heard(NamedTuple):
-    """What is known about a server that might take over a message.
-
-    within_s  it answered nearly all of its latest messages in this time, or its heartbeats if there
-              were none; inf if neither
-    silent_s  how long it has had messages without answering any; 0 if it has none
-    misses    whether it lately missed a message and has answered none since
-    """
+    """What is known about a server that might take over a message: in which time it answered nearly
+    all of its latest messages or, without any, heartbeats (inf if neither); how long it has
+    answered none that it has; and whether it lately missed one and has answered none since."""
 
     within_s: float
     silent_s: float = 0.0
@@ -116,23 +103,15 @@ class Heard(NamedTuple):
 
 
 def may_take_over(heard: Mapping[str, Heard], left_s: float) -> list[str]:
-    """Which servers may take over a message that one server has kept for half of its time.
-
-    Never one that is slow or silent itself: if all of a shard are, no message is sent twice.
-
-    Args
-        heard   by address: servers that are up and were not asked
-        left_s  until the answer is needed
-    """
+    """Which servers, up and not asked yet, may take over a message that one has kept for half of
+    its time. Never one that is slow or silent itself: if all of a shard are, no message is sent
+    twice."""
     return [address for address, one in heard.items() if one.would_answer(left_s)]
 
 
 class Usual:
-    """The latest answers of one server.
-
-    late_s  the percentile after which an answer is late; as the median, inf while too few came
-    at      when the last one came; -inf for never
-    """
+    """The latest answers of one server; `late_s`, the percentile after which an answer is late, and
+    the median are inf while too few came, and `at` -inf before the first."""
 
     __slots__ = (
         *("_late_at", "_lates", "_missed_at", "_new", "_times", "_waited_s"),
@@ -163,7 +142,6 @@ class Usual:
             self.late_s = rising[int(PERCENTILE * (len(rising) - 1))]
 
     def known(self, now: float) -> bool:
-        """Whether enough answers came lately."""
         return self.late_s < inf and now - self.at <= FORGET_S
 
     def late(self, waited_s: float, now: float) -> None:

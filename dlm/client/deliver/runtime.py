@@ -1,7 +1,5 @@
-"""What the loop owns: a client's state in each process (connections, lanes, servers, counters).
-
-It is made anew after a fork.
-"""
+"""What the loop owns: a client's state in each process (connections, lanes, servers, counters). It
+is made anew after a fork."""
 
 from __future__ import annotations
 
@@ -89,10 +87,9 @@ HEDGED, HEDGE_BURST = 0.05, 100.0
 class Runtime:
     """The state of one process: connections, a lane per shard, and a thread for refreshing.
 
-    Fields below "of the loop" are used only there; `lock` guards the rest, and neither calls nor
-    messages take it. It is reentrant, since a signal handler may run while its own thread has it.
-
-    before  the parent process's watch, whose mode stays, until there is one here
+    Fields below "of the loop" are used only there; `lock` guards the rest. It is reentrant, since a
+    signal handler may run while its own thread has it. The parent process's watch, `before`, keeps
+    its mode until there is one here.
     """
 
     def __init__(self) -> None:
@@ -167,7 +164,6 @@ class Runtime:
         return Heard(within_s, now - max(oldest, usual.at), usual.misses(now))
 
     def is_moving(self, replicas: Sequence[str], now: float) -> bool:
-        """Whether one of them is draining or warming up, or was lately."""
         moving = {a for a, at in self.moving.items() if now - at < MOVING_S}
         if self.watch is not None:
             moving |= self.watch.moving
@@ -247,17 +243,14 @@ class Runtime:
 
 
 def _let_go(runtime: Runtime) -> None:
-    """Ends a runtime that nobody can use any longer. The garbage collector may call this in any
-    thread, with any lock held, so it waits for nothing."""
+    """Ends a runtime that nobody can use. The garbage collector may call this in any thread, with
+    any lock held, so it waits for nothing."""
     if not runtime.is_idle:
         loop.leave(runtime.end)
 
 
 class Links:
-    """The runtime of the current process, and its connections, which `connect` makes.
-
-    Attributes  runtime  this process's; a forked child gets its own
-    """
+    """The runtime of this process (a forked child gets its own), and its connections."""
 
     def __init__(self, connect: Connect) -> None:
         self.closed = False

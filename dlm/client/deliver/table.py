@@ -1,10 +1,8 @@
 """Which shard set a client uses, where its shards are, and its low orders; refreshed when stale.
 
-One helper thread refreshes the table, so many calls that find it stale at once cause one refresh. A
-second fetches the low orders of the next model, while calls continue with the current one.
-
-An utterance is pinned to its model. So a table may have several: the one for new utterances, and
-those of open utterances, as long as servers hold them.
+One helper thread refreshes the table, so many calls that find it stale at once cause one refresh; a
+second fetches the low orders of the next model, while calls continue with the current one. Models
+to which open utterances are pinned stay in the table as long as servers hold them.
 """
 
 from __future__ import annotations
@@ -41,14 +39,9 @@ FOLLOW_S = 10.0  # and how often servers are asked, if no heartbeats notice that
 
 
 class Table:
-    """The snapshots in use.
-
-    Args
-        endpoints  the servers and the default model; asked again whenever the table is stale
-        model      which of their models to use, whatever the default
-        clock      seconds, monotonic
-    Attributes  known  the snapshot for new utterances; None before one is found
-    """
+    """The snapshots in use: `known` is that for new utterances, None before one is found. The
+    endpoints, with the default model, are asked again whenever it is stale; `model` overrides the
+    default."""
 
     def __init__(
         self,
@@ -75,10 +68,8 @@ class Table:
         self._clock = clock
 
     def snapshot(self) -> Snapshot:
-        """The shard set in use; found and fetched at the first call.
-
-        Raises  UnavailableError, ProtocolError, ConfigError
-        """
+        """The shard set in use; found and fetched at the first call. Raises UnavailableError,
+        ProtocolError, ConfigError."""
         known = self.known
         return self._refresh_shared() if known is None else known
 
@@ -102,11 +93,9 @@ class Table:
         self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
     ) -> Snapshot:
         """For a new utterance: as `snapshot`; if servers no longer hold that model (or refused
-        `unlike`), its replacement, once that is fetched. While a roll-out gives the next model to
-        a share of the utterances, that model if `key` is among them.
-
-        Raises  StaleShardSet  the replacement is not ready in time; otherwise as `snapshot`
-        """
+        `unlike`), its replacement, once that is fetched; in a roll-out, the next model if `key` is
+        among its share. Raises StaleShardSet if the replacement is not ready in time; otherwise as
+        `snapshot`."""
         self.follow()
         known, rollout = self.snapshot(), self._rollout
         if rollout is not None and unlike is None and rollout.takes(key):
@@ -142,11 +131,9 @@ class Table:
             return queued
 
     def follow(self) -> None:
-        """Refreshes in the background if the default model may have changed.
-
-        Called by new utterances, and by heartbeats, or by calls if there are none: a client that
-        keeps one utterance for days must also follow cluster.toml.
-        """
+        """Refreshes in the background if the default model may have changed; called by new
+        utterances, and by heartbeats or else calls, for clients that keep one utterance for
+        days."""
         known = self.known
         if known is None:
             return
@@ -208,13 +195,9 @@ class Table:
                     runtime.refreshing = None
 
     def refresh(self, stale: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
-        """On the helper thread: finds the servers and what they hold.
-
-        The first time it also fetches the low orders. Later, those of another model are fetched in
-        the background, and the model is used once they are there.
-
-        Args  timeout_s  for finding the servers; by default connect_s
-        """
+        """On the helper thread: finds the servers and what they hold, in connect_s by default. The
+        first time it also fetches the low orders; later, those of another model are fetched in the
+        background, and the model is used once they are there."""
         runtime, known = self._links.runtime, self.known
         stamp = self.endpoints.stamp()  # before the servers are read
         try:
@@ -339,7 +322,6 @@ class Table:
         return fetch(topology.manifest, sources, config.cache_dir, config.connect_s, sleep=rest)
 
     def _fetch_behind(self, topology: Topology) -> None:
-        """Fetches the low orders of another model while calls continue, then refreshes again."""
         runtime, model = self._links.runtime, topology.manifest.model
 
         def get() -> None:
@@ -360,7 +342,6 @@ class Table:
                 runtime.fetching = runtime.fetcher.submit(get)
 
     def _endpoints_known(self, stale: Snapshot | None) -> list[Endpoint]:
-        """The endpoints, each with the shard that it last reported if the file gives none."""
         known = {} if stale is None else stale.topology.addresses
         held = {address: shard for shard, addresses in known.items() for address in addresses}
         return [
@@ -369,7 +350,6 @@ class Table:
         ]
 
     def refresh_quietly(self, snapshot: Snapshot | None) -> None:
-        """As `refresh`, if `snapshot` is still in use; logs errors."""
         try:
             # A model that no server holds stays in use until the next one is fetched.
             if snapshot is self.known or snapshot is None or self.of(snapshot.model) is snapshot:
@@ -426,10 +406,8 @@ def take_census(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Census:
-    """Asks every server what it holds; each has `timeout_s` for all its descriptions.
-
-    Raises  ConfigError  the client's own credentials cannot be read
-    """
+    """Asks every server what it holds; each has `timeout_s` for all its descriptions. Raises
+    ConfigError if the client's own credentials cannot be read."""
     census = Census()
     with ThreadPoolExecutor(max_workers=min(len(endpoints), MAX_ASKED) or 1) as pool:
         replies = list(

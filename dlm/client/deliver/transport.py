@@ -65,13 +65,9 @@ class Connection(Protocol):
     def score(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw | None:
-        """Sends a ScoreRequest; `reply` is called once, on any thread.
-
-        Args  metadata  the trace context for the server; usually empty
-        Returns
-            a function that withdraws the request unless it was sent; `reply` is still called. None
-            if requests cannot be withdrawn
-        """
+        """Sends a ScoreRequest, with a trace context as metadata; `reply` is called once, on any
+        thread. Returns a function that withdraws the request unless it was sent, after which
+        `reply` is still called, or None if requests cannot be withdrawn."""
 
     def context_block(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
@@ -100,12 +96,8 @@ Connect = Callable[[str], Connection]  # makes one to an address
 
 
 class GrpcConnection:
-    """A `Connection` over its own gRPC channels, opened when they are needed.
-
-    Args
-        streams  at most; each has its own channel, since processes that share a port share the load
-                 by connections. The second is opened when the first is busy
-    """
+    """A `Connection` over its own gRPC channels, opened when they are needed: one per stream, since
+    processes that share a port share the load by connections, and the next when all are busy."""
 
     def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
         self.address = address
@@ -284,7 +276,6 @@ class GrpcConnection:
                 tell(sent.reply, None, failed(self.address, exc))
 
     def _send(self, sent: Sent | SentCall) -> None:
-        """Sends a message, or holds it if the loop is ending for a fork."""
         if isinstance(sent, Sent) and not (sent.metadata or sent.lost):
             stream = self._stream()
             if stream is not None:
@@ -303,7 +294,6 @@ class GrpcConnection:
         loop.post(self._send_held)
 
     def _alone(self, sent: Sent) -> SentCall:
-        """A message as a separate call, since a stream's metadata are sent when it opens."""
         method, request, reply = sent.alone
         metadata = (*self._metadata(), *sent.metadata)
         return SentCall(method, request, sent.deadline, metadata, reply)

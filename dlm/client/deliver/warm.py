@@ -1,9 +1,6 @@
-"""Compiles everything that a call needs, before any call has a deadline.
-
-On a machine where dlm has never run, numba compiles each kernel when it is first called: tens of
-seconds in total, while calls have two. So a client that connects first makes a small call through
-every function that a real one uses, and does the server's part itself.
-"""
+"""Compiles everything that a call needs, before any call has a deadline: on a new machine, numba's
+compilation takes tens of seconds, while calls have two. So a client that connects first makes a
+small call through every function that a real one uses, and does the server's part itself."""
 
 from __future__ import annotations
 
@@ -49,11 +46,8 @@ KERNELS = (
 
 
 def warm_up(grams: LowGrams) -> None:
-    """Takes a call from queries to answers, with the kinds of arrays that real calls have.
-
-    They pass through the codec: a kernel is compiled again for read-only arrays, as over received
-    bytes.
-    """
+    """Takes a call from queries to answers, through the codec: a kernel is compiled again for
+    read-only arrays, as over received bytes."""
     manifest = grams.manifest
     width = manifest.order - 1
     contexts = np.zeros((CONTEXTS, width), np.uint32)
@@ -63,16 +57,16 @@ def warm_up(grams: LowGrams) -> None:
     plan = router.plan(grams, manifest, contexts, lengths, counts, words, len(words))
     call = Call(manifest.model, plan._replace(pieces=[]), inf, manifest.shard_set)
     if width >= 2:  # two words determine a shard
-        groups = QueryGroups(lengths, contexts.reshape(-1), counts, words)
+        groups = QueryGroups(lengths, contexts.reshape(-1), counts, words, words * np.uint32(0))
         pieces = router.route(groups, np.zeros_like(manifest.slots), 1, len(words))
         call = Call.of_pieces(manifest.model, pieces, inf, manifest.shard_set)
         router.gather([groups, groups])
-        kernels.regroup_large(lengths, groups.context_words, counts, words)
+        kernels.regroup_large(lengths, groups.context_words, words, counts, words)
         data, checksum = codec.encode_score_request(manifest.shard_set_bytes, 0, groups)
         queries = len(groups.words)
         request = codec.decode_score_request(data, max_queries=queries)
-        zeros, ones = np.zeros(queries, np.float32), np.ones(queries, np.uint8)
-        reply = codec.encode_score_reply(request, Answers(zeros, ones, ones, ones))
+        zeros, none = np.zeros(queries, np.float32), np.zeros(queries, np.uint8)
+        reply = codec.encode_score_reply(request, Answers(zeros, none, none, none))
         received = codec.decode_score_reply(
             reply,
             shard_set=manifest.shard_set_bytes,
@@ -100,10 +94,11 @@ def _warm_up_blocks(manifest: Manifest, groups: QueryGroups) -> None:
         groups.context_words,
         np.ones(len(groups.word_counts), np.uint32),
         np.zeros(len(groups.word_counts), np.uint32),
+        groups.pairs,
     )
     data, checksum = BLOCKS.encode(manifest, 0, asked)
     request = codec.decode_block_request(data, max_queries=len(asked.words))
-    weights = len(asked.context_words) - 2 * len(asked.context_lengths)
+    weights = len(asked.context_words) - len(asked.context_lengths)
     nothing = StoredWords(
         asked.words, asked.words, np.zeros(weights, np.float32), asked.words[:0], Answers.empty(0)
     )

@@ -1,11 +1,8 @@
 """Carries out what `membership` and `modes` decide: heartbeats, probes, and the mode of a client.
 
-Everything runs on the loop, one step after another: ticks, which are its timers, and events in
-between (an answer to a heartbeat, the end of a probe, a message that did not reach its server).
-Values for other threads (`mode`, `avoided`, `gone`, `slow`) are replaced as a whole.
-
-Nothing here waits: what may resolve a name, read a file or ask a server goes to a thread that the
-host starts.
+Everything runs on the loop, one step after another, and nothing waits: what may resolve a name,
+read a file or ask a server goes to a thread that the host starts. Values for other threads (`mode`,
+`avoided`, `gone`, `slow`) are replaced as a whole.
 """
 
 from __future__ import annotations
@@ -52,11 +49,8 @@ _MOVING: dict[object, membership.Moving] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerHealth:
-    """What a client knows about a server.
-
-    ready    whether it can be asked, by its last heartbeat; false while it is down
-    delay_s  shortest of the last round trips; baseline_s: its baseline; None until one is answered
-    """
+    """What a client knows about a server. It is `ready` if it can be asked, by its last heartbeat;
+    the shortest of the last round trips and its baseline are None until one is answered."""
 
     address: str
     shard: int
@@ -74,11 +68,9 @@ class CascadeStatus:
               even while every server is down
     reason    why it was entered: "failures", "delay" or "recovered"; "" if the client, or the
               parent it was forked from, started in it
-    for_s     seconds since then
     local_fallback  whether there is one to switch to
     messages  logical messages in the window of the failure rate; failed: those that failed
     switches  times that each mode was entered, and why: (mode, reason) -> times
-    servers   by shard and address
     """
 
     mode: Mode
@@ -137,7 +129,6 @@ class CascadeMonitor:
         may_switch whether there is a local fallback to switch to
         before     of the parent process, after a fork: its mode stays
         mode       the initial mode without `before`
-    Attributes  pause_s  the time to the next tick, if no bad news comes
     """
 
     def __init__(
@@ -446,7 +437,6 @@ class CascadeMonitor:
         self._switch(host, event, now)
 
     def _here(self, step: Callable[..., None], *args: Any) -> None:
-        """Carries out a step on the loop, with the current time, from any thread."""
         host = self._host()
         if host is not None and not self._stopped:
             host.steps.carry_out(step, host, *args, self._clock())

@@ -24,14 +24,13 @@ any      another process answers            Restarted, and as an answered beat
 A server that reports that it is warming up or draining is UP but not `ready`: it is not asked, and
 that does not count as a failure. Each change of this *condition* is reported, with its reason.
 
-The connection of a server that is down is replaced: the fault may be there. One that a firewall has
-dropped, or whose framing was damaged, stays silent while the server answers on any other.
+The connection of a server that is down is replaced: one that a firewall has dropped, or whose
+framing was damaged, stays silent while the server answers on any other.
 
 *Delay* is the shortest of the last five round trips: a lost packet, a new connection or a busy core
-makes some a hundred times as long, a slow way makes all of them long. (A mean would stay long for
-half a minute after each.) It is compared with its own baseline, which follows it with a time
-constant of minutes. So a way that has become twice as long for good is slow for some minutes, and
-then normal: no state is a trap.
+makes some a hundred times as long, a slow way makes all of them long. It is compared with its own
+baseline, which follows it with a time constant of minutes, so a way that has become twice as long
+for good is slow for some minutes, and then normal: no state is a trap.
 
 Paper: DLM 3.4 ("the connection tester keeps sending heartbeats"; "the network delay doubles").
 """
@@ -76,12 +75,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat was answered.
-
-    sequence  of the Ping; answers to any but the current one are ignored
-    instance  drawn by the server process at its start
-    refuses   why it does not answer queries; None if it does
-    """
+    """A heartbeat was answered; answers to any but the current one are ignored. The server process
+    drew `instance` at its start; `refuses` is None if it answers queries."""
 
     sequence: int
     instance: int
@@ -138,18 +133,12 @@ class Member(NamedTuple):
     ready      whether it reported that it answers queries
     run        beats missed in a row, or answered in a row while DOWN
     silent     beats missed in a row, whatever the health
-    due        when the next beat is sent
-    sequence   of the last beat
     sent       when the beat in flight was sent; -inf for none
     instance   of the process that answered last; None before any did
-    beats      answered since the start
-    trips      the last round trips, the oldest first
-    delay_s    the shortest of them; meaningless before the first
+    delay_s    the shortest of the last round trips, `trips`; meaningless before the first
     baseline_s the long-term delay, for comparison
-    measured   when the last round trip ended
     fault      why it gives no answer; of the last message that failed at once since it gave one
-    Guarantees
-        at most one beat is in flight; an unanswered one ends in `timeout_s`, so the next is sent
+    Guarantees  at most one beat is in flight; an unanswered one ends in `timeout_s`
     """
 
     health: Liveness = Liveness.SUSPECT
@@ -274,9 +263,9 @@ NO_LIMIT = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A shard set and the addresses of its shards.
+    """A shard set and the addresses of its shards' replicas, without shards that have no known
+    server.
 
-    addresses    shard -> addresses of its replicas; a shard without a known server is missing
     faults       address -> what is wrong with a server that is not in it
     max_queries  queries that each of its servers accepts in one message
     """

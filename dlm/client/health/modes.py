@@ -53,11 +53,8 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class ReachabilityTick:
-    """Time has passed.
-
-    reachable  whether every shard has a server that can be asked
-    slow       whether a shard has only slow ones
-    """
+    """Time has passed. Every shard has a server that can be asked if `reachable`; a shard has only
+    slow ones if `slow`."""
 
     reachable: bool = True
     slow: bool = False
@@ -80,11 +77,8 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Action: new utterances use this model from now on.
-
-    reason  "failures", "delay" or "recovered": a closed set, for logs and metrics
-    messages, failed  in the window when FULL was left; the next one begins empty
-    """
+    """Action: new utterances use this model from now on. The reason is "failures", "delay" or
+    "recovered"; messages are those in the window when FULL was left; the next one begins empty."""
 
     to: Mode
     reason: str
@@ -102,10 +96,8 @@ class Cascade(NamedTuple):
     counts    (bucket, messages, failures), the oldest first; a bucket is a tenth of the window
     slow_from since when a way is slow; inf for none
     since     when the mode was entered; reason: why, as in `Switch`, "" for the initial mode
-    wait_s    from entering LOCAL_FALLBACK, or from a failed probe, to the next probe
-    due       when the next probe may be sent
+    wait_s    from entering LOCAL_FALLBACK, or from a failed probe, to the next probe, `due`
     passed    probes answered in a row
-    probe     number of the last probe
     until     when the probe in flight counts as failed; -inf for none
     Guarantees
         at most one probe is in flight, only in LOCAL_FALLBACK; messages are counted only in FULL

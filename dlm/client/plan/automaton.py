@@ -95,7 +95,6 @@ class PhraseAutomaton:
         held: NDArray[np.int64],
         completed: NDArray[np.int64],
     ) -> PhraseAutomaton:
-        """Links each node to its longest end, and gives it what its ends hold and complete."""
         count = len(symbols)
         children = np.searchsorted(parents[1:], np.arange(count + 1)).astype(np.int32) + 1
         children = children.astype(np.int32)
@@ -120,7 +119,6 @@ class PhraseAutomaton:
 
     @cached_property
     def _edges(self) -> dict[tuple[int, int], int]:
-        """The child of each node by its symbol, for single steps."""
         parents = np.repeat(np.arange(len(self.symbols)), np.diff(self.children))
         symbols = self.symbols[1:].tolist()
         pairs = zip(parents.tolist(), symbols, strict=True)

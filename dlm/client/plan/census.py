@@ -225,7 +225,6 @@ class Census:
         return wanted
 
     def _topology(self, chosen: _FoundShardSet) -> Topology:
-        """A shard set, with silent servers after those that answer."""
         manifest, faults = chosen.manifest, dict(self.faults)
         for shard_set, held in self.held.items():
             for address in held.holders - chosen.holders:
@@ -261,7 +260,6 @@ class Census:
 
 
 def _max_queries(reply: pb.DescribeReply, manifest: Manifest) -> int:
-    """Queries that fit one message by the limits of a server, whatever their contexts."""
     limit = reply.max_queries or NO_LIMIT
     if reply.max_message_bytes:
         # A query alone in its context: its length, its words, its count, its word; and the rest.

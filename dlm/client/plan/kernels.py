@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba.core.compiler_lock import global_compiler_lock
 
-from dlm.index.search.kernels import score_lengths
+from dlm.index.search.kernels import begins_of, complete
+from dlm.index.search.low_kernels import search_low
 from dlm.jit import kernel
 from dlm.ngram.kernels import slot_of
 
@@ -174,27 +175,45 @@ def repeats(context_lengths, context_words):  # type: ignore[no-untyped-def]
     return False
 
 
-@kernel("uint8[:], uint32[:], uint32[:], uint32[:]", nogil=False)
-def regroup(context_lengths, context_words, word_counts, words):  # type: ignore[no-untyped-def]
-    """Several groupings, concatenated, as one: `group_queries` of `QueryGroups`, whose contexts may
-    repeat."""
+@kernel("uint8[:], uint32[:], uint32[:], uint32[:], uint32[:]", nogil=False)
+def regroup(context_lengths, context_words, pairs, word_counts, words):  # type: ignore[no-untyped-def]
+    """Several groupings of `QueryGroups` for shards, concatenated, as one: contexts may repeat.
+
+    Returns  lengths, context words, word counts, words, pairs, and place as from `group_queries`
+    """
     rows = len(context_lengths)
-    width = np.int64(0)
+    width = np.int64(1)
     for r in range(rows):
-        width = max(width, np.int64(context_lengths[r]))
+        width = max(width, np.int64(context_lengths[r]) + 1)
+    # The pair goes before the words of the context, which it follows from.
     dense = np.zeros((rows, width), np.uint32)
+    longer = np.empty(rows, np.uint8)
     begin = np.int64(0)
     for r in range(rows):
         length = np.int64(context_lengths[r])
+        longer[r] = np.uint8(length + 1)
+        dense[r, width - length - 1] = pairs[r]
         for j in range(length):
             dense[r, width - length + j] = context_words[begin + j]
         begin += length
-    return group_queries(dense, context_lengths, word_counts, words)
+    lengths, flat, counts, asked, place = group_queries(dense, longer, word_counts, words)
+    groups = len(lengths)
+    out_pairs = np.empty(groups, np.uint32)
+    out_words = np.empty(len(flat) - groups, np.uint32)
+    begin = np.int64(0)
+    for g in range(groups):
+        length = np.int64(lengths[g]) - 1
+        lengths[g] = np.uint8(length)
+        out_pairs[g] = flat[begin + g]
+        for j in range(length):
+            out_words[begin + j] = flat[begin + g + 1 + j]
+        begin += length
+    return lengths, out_words, counts, asked, out_pairs, place
 
 
-@kernel("uint8[:], uint32[:], uint32[:], uint32[:]")
+@kernel("uint8[:], uint32[:], uint32[:], uint32[:], uint32[:]")
 def regroup_large(  # type: ignore[no-untyped-def]
-    context_lengths, context_words, word_counts, words
+    context_lengths, context_words, pairs, word_counts, words
 ):
     """`repeats` and `regroup` without the GIL, for work that takes longer than getting it back.
 
@@ -203,26 +222,27 @@ def regroup_large(  # type: ignore[no-untyped-def]
     shared = repeats(context_lengths, context_words)
     if not shared:
         context_lengths, context_words = context_lengths[:0], context_words[:0]
-        word_counts, words = word_counts[:0], words[:0]
-    lengths, flat, counts, asked, place = regroup(
-        context_lengths, context_words, word_counts, words
+        pairs, word_counts, words = pairs[:0], word_counts[:0], words[:0]
+    lengths, flat, counts, asked, numbers, place = regroup(
+        context_lengths, context_words, pairs, word_counts, words
     )
-    return shared, lengths, flat, counts, asked, place
+    return shared, lengths, flat, counts, asked, numbers, place
 
 
-@kernel("uint8[:], uint32[:], uint32[:], uint32[:], uint8[:], uint16[:], int64")
+@kernel("uint8[:], uint32[:], uint32[:], uint32[:], uint32[:], uint8[:], uint16[:], int64")
 def route_groups(  # type: ignore[no-untyped-def]
-    context_lengths, context_words, word_counts, words, needs_shard, slots, shards
+    context_lengths, context_words, pairs, word_counts, words, needs_shard, slots, shards
 ):
     """The groups that shards must answer, shard after shard, in their order within each.
 
     Shapes
-        the first four as in QueryGroups
+        the first five as in QueryGroups for a shard
         needs_shard  (C,)     uint8   1: a shard must answer; only for contexts of two words or more
         slots   (4096,)  uint16         the shard of each slot, below `shards`
     Returns
         edges   (shards + 1, 3)  int64  where each shard's contexts, context words and words begin
-        context_lengths, context_words, word_counts, words  of the remote groups, shard after shard
+        context_lengths, context_words, word_counts, words, pairs  of the remote groups, shard after
+                shard
         at      (U,)  int64  the original place of each of these words
     """
     contexts = len(context_lengths)
@@ -245,6 +265,7 @@ def route_groups(  # type: ignore[no-untyped-def]
     out_lengths = np.empty(edges[shards, 0], np.uint8)
     out_context = np.empty(edges[shards, 1], np.uint32)
     out_counts = np.empty(edges[shards, 0], np.uint32)
+    out_pairs = np.empty(edges[shards, 0], np.uint32)
     out_words = np.empty(edges[shards, 2], np.uint32)
     at = np.empty(edges[shards, 2], np.int64)
     context = np.int64(0)
@@ -256,6 +277,7 @@ def route_groups(  # type: ignore[no-untyped-def]
         if shard >= 0:
             out_lengths[cursor[shard, 0]] = context_lengths[c]
             out_counts[cursor[shard, 0]] = word_counts[c]
+            out_pairs[cursor[shard, 0]] = pairs[c]
             cursor[shard, 0] += 1
             to = cursor[shard, 1]
             for j in range(length):
@@ -268,27 +290,31 @@ def route_groups(  # type: ignore[no-untyped-def]
             cursor[shard, 2] = to + count
         context += length
         word += count
-    return edges, out_lengths, out_context, out_counts, out_words, at
+    return edges, out_lengths, out_context, out_counts, out_words, out_pairs, at
 
 
-@kernel("int64[:], int64, int64, uint32[:, :], uint8[:], uint32[:], uint32[:], uint16[:], int64")
+@kernel(
+    "int64[:], int64, int64, uint32[:, :], uint8[:], uint32[:], uint32[:], uint16[:], int64, bool"
+)
 def plan(  # type: ignore[no-untyped-def]
-    view, order, size, contexts, lengths, counts, words, slots, shards
+    view, order, size, contexts, lengths, counts, words, slots, shards, blocks
 ):
     """Checks a call, groups its queries, answers those that low orders can, and routes the rest.
 
     Args
         view   columns of the low orders
         size   ids are below it
+        blocks whether whole blocks are asked for: `words` are no ids, and go to shards as they are
     Shapes
         contexts, lengths, counts, words as in `group_queries`; slots, shards as in `route_groups`
     Returns
         valid   False if lengths, counts or ids are out of range; the rest is then meaningless
         shard_asked  number of words, repeats included, that a shard must answer
         place   (Q,) int64, which of the U distinct queries each is
-        log10_prob (U,) float32, and (3, U) uint8: matched_order, ngram_length, state_length; of
-                those that low orders answer
-        edges, context_lengths, context_words, word_counts, words, at  as from `route_groups`
+        low     (2, U) float32: what the low orders add to a shard's sum, one after the other
+        log10_prob (U,) float32, and (3, U) uint8: matched_order, ngram_length, state_length; as if
+                the low orders were all
+        edges, context_lengths, context_words, word_counts, words, pairs, at  as from `route_groups`
     Trusts  shapes agree, except for sum(counts)
     """
     valid = True
@@ -307,26 +333,31 @@ def plan(  # type: ignore[no-untyped-def]
     group_lengths, group_words, word_counts, asked, place = group_queries(
         contexts, lengths, counts, words
     )
-    log10_prob = np.empty(len(asked), np.float32)
+    low = np.empty((2, len(asked)), np.float32)
     rest = np.empty((3, len(asked)), np.uint8)
     needs_shard = np.empty(len(group_lengths), np.uint8)
-    score_lengths(
+    pairs, ranks = np.empty(len(group_lengths), np.uint32), np.empty(len(asked), np.uint32)
+    search_low(
         view,
         order,
-        group_lengths,
+        begins_of(group_lengths),
         group_words,
-        word_counts,
+        begins_of(word_counts),
         asked,
-        False,
-        log10_prob,
+        low[1],
+        low[0],
         rest[0],
         rest[1],
         rest[2],
         needs_shard,
+        pairs,
+        ranks,
     )
-    edges, out_lengths, out_context, out_counts, out_words, at = route_groups(
-        group_lengths, group_words, word_counts, asked, needs_shard, slots, shards
-    )
+    log10_prob = low[0] + low[1]
+    edges, out_lengths, out_context, out_counts, out_words, out_pairs, at = route_groups(
+        group_lengths, group_words, pairs, word_counts, asked if blocks else ranks, needs_shard,
+        slots, shards,
+    )  # fmt: skip
     shard_asked = len(at)
     if len(place) != len(asked) and len(at):
         from_shard = np.zeros(len(asked), np.uint8)
@@ -339,6 +370,7 @@ def plan(  # type: ignore[no-untyped-def]
         valid,
         shard_asked,
         place,
+        low,
         log10_prob,
         rest,
         edges,
@@ -346,6 +378,7 @@ def plan(  # type: ignore[no-untyped-def]
         out_context,
         out_counts,
         out_words,
+        out_pairs,
         at,
     )
 
@@ -354,26 +387,27 @@ def plan(  # type: ignore[no-untyped-def]
 
 
 @kernel(
-    "int64[:], int64[:], float32[:], uint8[:], uint8[:], uint8[:], out float32[:], out uint8[:, :]",
+    "int64[:], int64[:], float32[:], uint8[:], uint8[:], uint8[:], float32[:, :], "
+    "out float32[:], out uint8[:, :]",
     nogil=False,
 )
 def finish(  # type: ignore[no-untyped-def]
-    place, at, log10_prob, matched, ngram, state, known_prob, known
+    place, at, log10_prob, matched, ngram, state, low, known_prob, known
 ):
-    """Gives each query its answer, from the low orders or from a shard.
+    """Gives each query its answer, from the low orders alone or with that of a shard.
 
     Shapes
-        place (Q,), known_prob (U,), known (3, U)  from `plan`
+        place (Q,), low (2, U), known_prob (U,), known (3, U)  from `plan`
         at  (n,) int64: of the U distinct queries, those that the next four, each (n,), answer
     Returns  (Q,) float32 and (3, Q) uint8, like known_prob and known, which are filled
     Trusts   places are within the arrays: `plan` made them, and a message's answers were counted
     """
     for i in range(len(at)):
         k = at[i]
-        known_prob[k] = log10_prob[i]
-        known[0, k] = matched[i]
-        known[1, k] = ngram[i]
-        known[2, k] = state[i]
+        known_prob[k], known[0, k], known[1, k], known[2, k] = complete(
+            low[1, k], low[0, k], known[0, k], known[1, k], known[2, k],
+            log10_prob[i], matched[i], ngram[i], state[i],
+        )  # fmt: skip
     queries = len(place)
     out_prob = np.empty(queries, np.float32)
     out = np.empty((3, queries), np.uint8)

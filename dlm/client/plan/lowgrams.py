@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from dlm.errors import DlmError, QueryError, ShardFormatError, StaleShardSet
 from dlm.index import layout
 from dlm.index.layout import Manifest
-from dlm.index.search.shard import LowOrders, open_vocabulary, run_kernel
-from dlm.ngram.query import Answers, QueryGroups
+from dlm.index.search.shard import LowOrders, open_vocabulary
 from dlm.ngram.vocab import Vocabulary
 
 
@@ -45,11 +44,6 @@ class LowGrams:
             )
         low = LowOrders.open(directory, manifest)
         return cls(directory, manifest, low, open_vocabulary(directory, manifest))
-
-    def score(self, groups: QueryGroups) -> tuple[Answers, NDArray[np.bool_]]:
-        """Answers from the low orders, and for each context whether a shard is needed."""
-        answers, needs_shard = run_kernel(self.low.view, self.manifest.order, groups)
-        return answers, needs_shard.astype(np.bool_)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,28 +124,3 @@ def allows_fallback(error: DlmError) -> bool:
     in; and anything else that keeps a message of this process from being answered counts.
     """
     return not isinstance(error, QueryError)
-
-
-def bigram_score(grams: LowGrams, groups: QueryGroups) -> Answers:
-    """Answers by only the last word of each context, which has one word or more.
-
-    Guarantees
-        log10_prob is that of the model reduced to order 2, bit for bit; matched_order and
-        ngram_length are at most 2; state_length is the longest that a context and its word allow
-    """
-    lengths = groups.context_lengths
-    ends = np.cumsum(lengths, dtype=np.int64)
-    last = QueryGroups(
-        np.minimum(lengths, 1).astype(np.uint8),
-        groups.context_words[ends - 1],
-        groups.word_counts,
-        groups.words,
-    )
-    answers, _ = grams.score(last)
-    reach = np.minimum(lengths.astype(np.int64) + 1, grams.manifest.order - 1).astype(np.uint8)
-    return Answers(
-        answers.log10_prob,
-        answers.matched_order,
-        answers.ngram_length,
-        np.repeat(reach, groups.word_counts),
-    )

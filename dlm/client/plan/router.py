@@ -48,13 +48,14 @@ class Grouped(NamedTuple):
 class CallPlan(NamedTuple):
     """A call's distinct queries: the answers of low orders, and the queries to shards.
 
-    The first four are as `kernels.plan` returns them; `known` is its (3, U) uint8.
+    The first five are as `kernels.plan` returns them; `known` is its (3, U) uint8.
     at      (n,) int64: of the U distinct queries, those for shards, as all pieces in turn have them
     pieces  for the shards, in their order
     """
 
     shard_asked: int
     place: NDArray[np.int64]
+    low: NDArray[np.float32]
     log10_prob: NDArray[np.float32]
     known: NDArray[np.uint8]
     at: NDArray[np.int64]
@@ -69,29 +70,33 @@ def plan(
     counts: NDArray[np.uint32],
     words: NDArray[np.uint32],
     max_queries: int,
+    *,
+    blocks: bool = False,
 ) -> CallPlan:
     """Checks a call and plans it; shapes as in `kernels.group_queries`, with W = order - 1.
 
     Args
         grams     the low orders of the model; manifest, the shard set whose slots are used
         max_queries  most queries in a piece; larger groups are split
+        blocks       see `kernels.plan`
     Raises  QueryError  shapes that do not agree, lengths or ids out of range
     """
     order, size = manifest.order, manifest.vocabulary_size
     rows = len(lengths)
     fits = contexts.shape == (rows, max(order - 1, 0)) and counts.shape == (rows,)
     if fits and lengths.ndim == 1 and words.ndim == 1:
-        (valid, shard_asked, place, log10_prob, known, *routed) = kernels.plan(
+        (valid, shard_asked, place, low, log10_prob, known, *routed) = kernels.plan(
             grams.low.view,
             order,
             size,
             *map(np.ascontiguousarray, (contexts, lengths, counts, words)),
             manifest.slots,
             manifest.shards,
+            blocks,
         )
         if valid:
             pieces = pieces_of(routed, max_queries)
-            return CallPlan(shard_asked, place, log10_prob, known, routed[-1], pieces)
+            return CallPlan(shard_asked, place, low, log10_prob, known, routed[-1], pieces)
     check_queries(order, size, contexts, lengths, counts, words)
     raise QueryError(
         "lengths, counts or ids changed during the call; pass arrays that no other thread writes"
@@ -114,7 +119,7 @@ def route(
     """The messages for `groups`, each for the shard that owns it.
 
     Args
-        groups       of contexts of two words or more
+        groups       for shards
         slots        (4096,) uint16: shard of each slot, below `shards`
         max_queries  most queries in a message; larger groups are split
     """
@@ -122,6 +127,7 @@ def route(
     routed = kernels.route_groups(
         groups.context_lengths,
         groups.context_words,
+        groups.pairs,
         groups.word_counts,
         groups.words,
         needs_shard,
@@ -132,14 +138,15 @@ def route(
 
 
 def pieces_of(routed: Sequence[NDArray[Any]], max_queries: int) -> list[Piece]:
-    edges, lengths, context_words, counts, words, at = routed
+    edges, lengths, context_words, counts, words, pairs, at = routed
     pieces = []
     (c, w, q), *ends = edges.tolist()
     for shard, (c_end, w_end, q_end) in enumerate(ends):
         if c_end > c:
             part = QueryGroups(
-                lengths[c:c_end], context_words[w:w_end], counts[c:c_end], words[q:q_end]
-            )
+                lengths[c:c_end], context_words[w:w_end], counts[c:c_end], words[q:q_end],
+                pairs[c:c_end],
+            )  # fmt: skip
             places = at[q:q_end]
             if q_end - q <= max_queries:
                 pieces.append(Piece(shard, part, places))
@@ -158,7 +165,9 @@ def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
 
 
 def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, int, int]]:
-    """Cuts groups into messages of at most `max_queries`; yields each with its range of words."""
+    """Cuts groups for a shard into messages of at most `max_queries`; yields each with its range of
+    words."""
+    assert groups.pairs is not None
     total = len(groups.words)
     if total <= max_queries:
         yield groups, 0, total
@@ -177,6 +186,7 @@ def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, 
                 groups.context_words[context_begin[first] : context_begin[last]],
                 counts.astype(np.uint32),
                 groups.words[begin:end],
+                groups.pairs[first:last],
             ),
             begin,
             end,
@@ -184,14 +194,15 @@ def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, 
 
 
 def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64] | None]:
-    """Several groupings as one, with shared contexts and queries only once; and (Q,) the place of
-    each query of the parts, in order: None if they share nothing, which is nearly always so."""
+    """Several groupings for a shard as one, with shared contexts and queries only once; and (Q,)
+    the place of each query of the parts, in order: None if they share nothing, as nearly always."""
     if len(parts) == 1:
         return parts[0], None
     # As bytes: to join arrays, NumPy releases the GIL, which is slow to come back.
     joined = (
         np.frombuffer(b"".join([p.context_lengths.data for p in parts]), np.uint8),
         np.frombuffer(b"".join([p.context_words.data for p in parts]), np.uint32),
+        np.frombuffer(b"".join([p.pairs.data for p in parts if p.pairs is not None]), np.uint32),
         np.frombuffer(b"".join([p.word_counts.data for p in parts]), np.uint32),
         np.frombuffer(b"".join([p.words.data for p in parts]), np.uint32),
     )
@@ -199,7 +210,10 @@ def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64]
         shared, *groups, place = kernels.regroup_large(*joined)
     elif shared := kernels.repeats(*joined[:2]):
         *groups, place = kernels.regroup(*joined)
-    return (QueryGroups(*groups), place) if shared else (QueryGroups(*joined), None)
+    if shared:
+        return QueryGroups(*groups), place
+    lengths, context_words, pairs, counts, words = joined
+    return QueryGroups(lengths, context_words, counts, words, pairs), None
 
 
 # Of a probe: contexts per shard, words per context, as for one position of an utterance.
@@ -213,8 +227,8 @@ def probe_queries(manifest: Manifest) -> QueryGroups:
     Empty for a model of order 2 or less. A shard with so few slots that none was drawn is left out.
     """
     none = np.zeros(0, np.uint32)
-    if manifest.order <= 2:
-        return QueryGroups(none.astype(np.uint8), none, none, none)
+    if manifest.order <= 2 or not manifest.pairs:
+        return QueryGroups(none.astype(np.uint8), none, none, none, none)
     rng = np.random.default_rng()
     pairs = rng.integers(0, manifest.vocabulary_size, (_DRAWN, 2), dtype=np.uint32)
     shard = manifest.slots[slots_of(pairs[:, 0], pairs[:, 1])]
@@ -226,4 +240,5 @@ def probe_queries(manifest: Manifest) -> QueryGroups:
         contexts.reshape(-1),
         np.full(len(contexts), PROBE_WORDS, np.uint32),
         words,
+        rng.integers(0, manifest.pairs, len(contexts), dtype=np.uint32),
     )

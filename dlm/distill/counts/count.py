@@ -45,8 +45,7 @@ class WordMass:
     Shapes, h histories, e words
         histories  (h, m)  uint32   the last m words of each, `MISSING` where there are fewer
         rows       (e,)    int64    the history that each word follows
-        words      (e,)    uint32
-        mass       (e,)    float64  above 0
+        words      (e,)    uint32;  mass  (e,) float64, above 0
         entropy    (1,)    float64  nan: not known for these words
     begun  sentences that are new
     """
@@ -78,12 +77,11 @@ class WordMass:
 
 @dataclass(frozen=True, eq=False)
 class NgramCounts:
-    """Expected counts for the n-grams and the contexts of a topology.
+    """Expected counts for the n-grams and the contexts of a topology; those of parts add up.
 
     Shapes, n_k n-grams of order k
         ngrams[k - 1]  (n_k,)  float64  of the n-grams of order k; 0 for `<s>`, never predicted
         contexts[k]    (n_k,)  float64  of the contexts of length k, 0 to N - 1; n_0 is 1
-    Guarantees  counts of parts of the samples add up to the counts of all samples
     """
 
     ngrams: list[NDArray[np.float64]]
@@ -136,11 +134,9 @@ class LocalCounts:
 
 
 def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
-    """The counts by the context at which they are found.
-
-    Guarantees  none is negative: differences within rounding are 0
-                no context backs off more by rounding than the words that it does not list have
-    """
+    """The counts by the context at which they are found. None is negative: differences within
+    rounding are 0, and no context backs off more by rounding than the words that it does not list
+    have."""
     found: list[NDArray[np.float64]] = []
     backed: list[NDArray[np.float64]] = []
     direct: list[NDArray[np.float64]] = []
@@ -150,12 +146,12 @@ def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
         back = np.zeros(len(visited))
         if k > 1:
             back[:] = visited
-            kernels.subtract_at(counts.ngrams[k - 1], topology.orders[k - 1].prefix, back)
+            kernels.add_at(-counts.ngrams[k - 1], topology.orders[k - 1].prefix, back)
         own = visited.copy()
         if k < topology.order:
             longer = topology.orders[k]
-            kernels.subtract_at(counts.ngrams[k], longer.suffix, here)
-            kernels.subtract_at(counts.contexts[k], topology.orders[k - 1].suffix, own)
+            kernels.add_at(-counts.ngrams[k], longer.suffix, here)
+            kernels.add_at(-counts.contexts[k], topology.orders[k - 1].suffix, own)
         found.append(_beyond_rounding(here, counts.ngrams[k - 1]))
         backed.append(np.maximum(back, 0.0))
         direct.append(_beyond_rounding(own, visited))
@@ -170,7 +166,6 @@ def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
 
 
 def _beyond_rounding(left: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What is left of sums; 0 where it may be rounding alone."""
     return np.where(left > kernels.ROUNDING * whole, left, 0.0)
 
 
@@ -178,12 +173,8 @@ def ln_likelihood(
     counts: LocalCounts, log10_prob: Sequence[NDArray[np.float64]],
     log10_weight: Sequence[NDArray[np.float64]],
 ) -> float:  # fmt: skip
-    """Log-probability of the counted text, in nats, under a model on the same topology.
-
-    Args
-        log10_prob    of the n-grams, by order from 1
-        log10_weight  of the contexts, by length from 1 to N - 1
-    """
+    """Log-probability of the counted text, in nats, under a model on the same topology, by order
+    from 1 and by context length from 1."""
     total = 0.0
     for found, log10 in zip(counts.found, log10_prob, strict=True):
         there = found > 0
@@ -201,13 +192,8 @@ def grown(array: NDArray[Any], rows: int, fill: Any) -> NDArray[Any]:
 
 
 class VisitCounter:
-    """Adds up visits, one at a time (Suresh et al. 2021, section 4.1).
-
-    Args
-        topology  closed; uses the ids of the visits
-    Fields
-        entropy  (1,) float64: of all distributions together, in nats
-    """
+    """Adds up visits, one at a time (Suresh et al. 2021, section 4.1), on a closed topology with
+    their ids; `entropy` is that of all distributions together, in nats."""
 
     def __init__(self, topology: ModelColumns) -> None:
         self._topology = topology
@@ -264,7 +250,6 @@ def _add_mass(
     ngrams: Sequence[NDArray[np.float64]],
     contexts: Sequence[NDArray[np.float64]],
 ) -> None:
-    """Adds to the counts; the mass after a history counts as visits of it."""
     contexts[0][0] += given.mass.sum()
     ngrams[0] += np.bincount(given.words, given.mass, len(ngrams[0]))
     length = given.histories.shape[1]

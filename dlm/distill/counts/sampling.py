@@ -37,14 +37,8 @@ class GivenText:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which sentences are counted.
-
-    Fields
-        samples  sentences to draw, over all parts; 0 with `text`
-        seed     the same seed gives the same sentences
-        part     (i, n): part i of n, from 1, each counted by one worker
-        text     instead of samples
-    """
+    """Which sentences are counted: so many samples over all parts, the same for the same seed, or
+    those of a text. Part i of n, from 1, is counted by one worker."""
 
     samples: int = 0
     seed: int = 0

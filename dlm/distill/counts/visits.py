@@ -57,7 +57,6 @@ def _given(reader: SourceReader, sampling: Sampling, text: str) -> Iterator[Iter
 
 
 def _made(reader: SourceReader, samples: int, seed: Seed) -> Iterator[Visit | WordMass]:
-    """By the source itself."""
     number = int(seed.generate_state(1)[0])
     for visit in reader.source.visits(samples, number):  # type: ignore[attr-defined]
         if isinstance(visit, Visit):

@@ -49,17 +49,16 @@ def count_all(
     saved_every_s: float = SAVED_EVERY_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Counts to the end, saving its progress between blocks.
+    """Counts to the end, saving its progress between blocks: the same sums to the bit, whenever it
+    was killed.
 
     Args
         blocks         each adds to `counts` while it is read, and gives how many sentences it began
         settings       all that the counts depend on, as JSON; `SHARE` is the part's own
         file           to save to, and to resume from if it exists; None saves nothing
         total          sentences, for progress; 0 if not known
-    Raises
-        ConfigError    `file` has other settings; another process is counting into it
-        FormatError    it is damaged
-    Guarantees  the same sums to the bit, whenever it was killed
+    Raises  ConfigError  `file` has other settings; another process is counting into it
+            FormatError  it is damaged
     """
     reporter = reporter or ProgressReporter(lambda _: None)
     with contextlib.nullcontext() if file is None else _only_one(file):
@@ -104,11 +103,9 @@ def _resume(counts: Summed, settings: Mapping[str, Any], file: Path) -> dict[str
 def add_parts(
     files: Sequence[Path], settings: Mapping[str, Any], sums: Sequence[NDArray[np.float64]]
 ) -> None:
-    """Adds the counts of several workers to `sums`.
+    """Adds the counts of several workers, files of `count_all` or their `--work` folders, to
+    `sums`.
 
-    Args
-        files     of `count_all`, or their `--work` folders
-        settings  what all must have in common, without `SHARE`
     Raises
         ConfigError  counts of another source, topology or text; samples and a text; the same
                      sentences or the same counts twice; unfinished counting
@@ -216,8 +213,6 @@ def _only_one(file: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _read(file: Path) -> checkpoint.Checkpoint:
-    """Reads a file of counts; ConfigError if it does not exist, FormatError if it is damaged or
-    something else."""
     if not file.exists():
         raise ConfigError(f"{file} does not exist; --counts takes folders written by --work")
     found = checkpoint.read(file)

@@ -10,7 +10,7 @@ minorisation and maximisation (Hunter 2004), which has the same fixed points.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -40,7 +40,6 @@ class FitResult:
     """The fitted model, and how good the fit is.
 
     Fields
-        model          on the topology; every context sums to 1
         ln_likelihood  expected log-likelihood of the counts, in nats
         steps          the most steps that a context took
         residual       the largest moment-matching residual, as a share of a context's counts
@@ -70,7 +69,6 @@ class DistilledModel:
     """A model distilled onto a topology.
 
     Fields
-        fit               the model, and how good the fit is
         entropy           of the source, in nats per word; nan (not known) for a source that spells
                           its words, and then relative_entropy is nan too
         relative_entropy  of the source against the model, in nats per word: perplexity on the
@@ -84,6 +82,14 @@ class DistilledModel:
     relative_entropy: float
     foreign_words: int
     dropped: int
+
+
+def distilled(
+    found: FitResult, counts: NgramCounts, entropy: float, foreign: int = 0, dropped: int = 0
+) -> DistilledModel:
+    words = counts.words
+    lost = -found.ln_likelihood - entropy
+    return DistilledModel(found, entropy / words, lost / words, foreign, dropped)
 
 
 def fit(
@@ -149,7 +155,7 @@ def fit(
             weight,
         )
         weights.append(weight)
-    log10_prob, log10_weight = [_log10(p) for p in prob], [_log10(w) for w in weights]
+    log10_prob, log10_weight = as_log10(prob), as_log10(weights)
     orders = [
         replace(
             columns,
@@ -173,7 +179,6 @@ def fit(
 
 
 def evaluate_model(model: ModelColumns, counts: NgramCounts) -> FitResult:
-    """The likelihood of the counts under a closed model that was not fitted here."""
     prob = [columns.log10_prob.astype(F64) for columns in model.orders]
     weight = [columns.log10_backoff.astype(F64) for columns in model.orders[:-1]]
     local = local_counts(model, counts)
@@ -193,7 +198,6 @@ def _fit_length(
     NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.float64],
     NDArray[np.float64],
 ]:  # fmt: skip
-    """For contexts of length k: P of their n-grams, mass left over, steps, residuals, excess."""
     columns = topology.orders[k]
     begins = first_child(topology, k)
     contexts = len(begins) - 1
@@ -236,6 +240,6 @@ def _fit_length(
     return prob, back, steps, residual, excess
 
 
-def _log10(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def as_log10(values: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
     with np.errstate(divide="ignore"):
-        return np.maximum(np.log10(values), _LEAST_LOG10)
+        return [np.maximum(np.log10(each), _LEAST_LOG10) for each in values]

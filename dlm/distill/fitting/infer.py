@@ -36,16 +36,13 @@ def infer_topology(
     threads: int = 2,
     progress: Tell | None = None,
 ) -> ModelColumns:
-    """The n-grams of a model that is estimated from sampled sentences and pruned.
+    """The n-grams of a model that is estimated from sampled sentences and pruned; closed under
+    prefixes and suffixes. If the source says `<unk>`, it is an ordinary word.
 
     Args
         said          (n,)  uint32  words by id, with `</s>` after each sentence
-        vocabulary    of the ids; the topology has all its words
-        order         1 to 5
         ngrams        over all orders, including words; None keeps all that were sampled
-        scratch       folder for temporary text and model files
         memory_bytes  for estimation, on top of what the process already uses; 256 MiB or more
-    Returns  closed under prefixes and suffixes; if the source says `<unk>`, it is an ordinary word
     Raises   ConfigError   an order outside 1 to 5; fewer n-grams than words
     """
     tell = progress or (lambda _: None)

@@ -29,13 +29,6 @@ def add_at(values, place, total):  # type: ignore[no-untyped-def]
         total[place[i]] += values[i]
 
 
-@kernel("float64[:], uint32[:], out float64[:]")
-def subtract_at(values, place, total):  # type: ignore[no-untyped-def]
-    """total[place[i]] -= values[i]; as `add_at`."""
-    for i in range(len(values)):
-        total[place[i]] -= values[i]
-
-
 @kernel("float64[:], uint32[:], uint32[:], out float64[:]")
 def subtract_from_prefix(values, prefix, suffix, total):  # type: ignore[no-untyped-def]
     """total[suffix[i]] -= values[prefix[i]]: a context passes nothing on for the words it lists."""

@@ -17,14 +17,9 @@ from dlm.estimate.merge import check_weights, unite
 def mixed_counts(
     counts: Sequence[NgramCounts], weights: Sequence[float], sentences: Sequence[float] = ()
 ) -> NgramCounts:
-    """Expected counts of a sentence of a mixture; ConfigError for invalid weights.
-
-    Args
-        counts     of each source, on one topology
-        weights    of the sources: at least 0, of sum 1
-        sentences  how many each of `counts` covers (sampled sentences); 1 each by default, as from
-                   `backoff.exact_counts`
-    """
+    """Expected counts of a sentence of a mixture, from those of each source on one topology, which
+    cover `sentences` samples each, 1 by default; ConfigError for weights below 0, or of another sum
+    than 1."""
     shares = check_weights(weights, len(counts)).tolist()
     said = list(sentences) or [1.0] * len(counts)
     if len(said) != len(counts) or not all(number > 0 for number in said):
@@ -46,17 +41,13 @@ def merge_by_counts(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> FitResult:
-    """The nearest model to a mixture of backoff models, on their n-grams or fewer.
+    """The nearest model to a mixture of whole sentences, on the n-grams of all models, or on fewer:
+    none with these is nearer, by relative entropy. A word that a model lacks has probability 0
+    there.
 
-    Args
-        weights   of the models, for whole sentences: at least 0, summing to 1
-        topology  the n-grams of the result; by default all n-grams of all models
     Raises
         ConfigError  invalid weights; as `topology.restricted`
         DlmError     the sentences of a model do not end
-    Guarantees
-        no model with these n-grams is nearer to the mixture, by relative entropy; a word that a
-        model lacks has probability 0 there
     """
     check_weights(weights, len(models))
     tell = progress or (lambda _: None)

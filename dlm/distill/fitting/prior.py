@@ -54,12 +54,11 @@ def as_backed_off(
     would have probability 0. By default each context gets as many visits as it saw distinct words,
     and at least 1.
 
-    Args        base    (v,) float64, sums to 1: spreads the visits to the empty context
-                visits  to each context; None for its number of distinct words
-    Guarantees  every probability is above 0 where base is
-    Raises      ConfigError  visits below 0
-    Paper       Witten and Bell 1991, method C, with fractional counts: a word with a count below 1
-                adds that count to the number of distinct words
+    Args    base    (v,) float64, sums to 1: spreads the visits to the empty context; every
+                    probability is above 0 where base is
+    Raises  ConfigError  visits below 0
+    Paper   Witten and Bell 1991, method C, with fractional counts: a word with a count below 1
+            adds that count to the number of distinct words
     """
     if visits is not None:
         check_visits(visits)

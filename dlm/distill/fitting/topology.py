@@ -1,7 +1,5 @@
-"""The topology of a distilled model: the n-grams of a `ModelColumns`, whose values are ignored.
-
-It is closed: it contains the prefix and the suffix of each n-gram, and each word of the source.
-"""
+"""The topology of a distilled model: the n-grams of a `ModelColumns`, whose values are ignored. It
+is closed: it contains the prefix and the suffix of each n-gram, and each word of the source."""
 
 from __future__ import annotations
 

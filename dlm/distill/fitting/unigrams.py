@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.distill.fitting import kernels
+from dlm.distill.fitting.fit import as_log10
 from dlm.distill.sources.capitalize import Spellings
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
@@ -21,16 +22,12 @@ from dlm.record.provenance import Provenance, file_digest
 from dlm.record.sidecar import sidecar
 
 F32, U32 = np.float32, np.uint32
-_LEAST_LOG10 = -99.0
 
 
 @dataclass(frozen=True, eq=False)
 class Unigrams:
-    """Words, without marks, and how often each is used.
-
-    `shares` (words,) are above 0, in proportion to use, and need not sum to 1; `record` protects
-    those whose text was counted.
-    """
+    """Words, without marks, and how often each is used. `shares` (words,) are above 0, in
+    proportion to use, and need not sum to 1; `record` protects those whose text was counted."""
 
     words: list[bytes]
     shares: NDArray[np.float64]
@@ -90,7 +87,6 @@ def with_unigrams(
     Args
         model   closed under suffixes, as models fitted here are
         weight  of the counts, above 0 and at most 1; the model's own unigrams get the rest
-        cased   a model of cased text over whose spellings the counts are split first
     Raises      ConfigError  no counted word is in the model
     Paper       FNG 3.3 replaces the unigrams (weight 1); FNG 3 mentions interpolation
     """
@@ -133,8 +129,7 @@ def with_unigrams(
 
 def _first_order(model: ModelColumns, prob: NDArray[np.float64]) -> OrderColumns:
     columns, size = model.orders[0], len(prob)
-    with np.errstate(divide="ignore"):
-        log10_prob = np.maximum(np.log10(prob), _LEAST_LOG10).astype(F32)
+    log10_prob = as_log10([prob])[0].astype(F32)
     if not model.vocabulary.unk_in_model:
         log10_prob[0] = columns.log10_prob[0]
     backoff = np.zeros(size, F32)

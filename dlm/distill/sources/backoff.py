@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dlm.distill.counts.count import NgramCounts, ln_likelihood, local_counts
 from dlm.distill.fitting import kernels
-from dlm.distill.fitting.fit import DistilledModel, fit
+from dlm.distill.fitting.fit import DistilledModel, as_log10, distilled, fit
 from dlm.distill.fitting.topology import closed, first_child, restricted, united
 from dlm.errors import DlmError, SourceError
 from dlm.estimate.columns import MISSING, ModelColumns
@@ -32,11 +32,9 @@ def distill_backoff(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> DistilledModel:
-    """The model on a topology's n-grams that is nearest to the source, by relative entropy.
+    """The model on a topology's n-grams that is nearest to the source, by relative entropy. N-grams
+    of words that the source does not know are dropped; its words and missing suffixes are added.
 
-    Args
-        topology  may have other words: n-grams with words that the source does not know are
-                  dropped; all words of the source and missing suffixes are added
     Raises
         ConfigError  the topology has no n-gram in the source's words
         DlmError     the source's sentences do not end
@@ -48,19 +46,8 @@ def distill_backoff(
     tell(f"expected counts of {counted(sum(whole.counts), 'n-gram')}")
     known = BackoffSource.of(source, whole)
     counts = exact_counts(known)
-    own = ln_likelihood(
-        local_counts(whole, counts), as_log10(known.prob), as_log10(known.weight[: whole.order - 1])
-    )
     found = fit(target, counts.of(whole, target), threads=threads, progress=progress)
-    words = counts.words
-    return DistilledModel(
-        found, -own / words, (own - found.ln_likelihood) / words, part.foreign_words, part.dropped
-    )
-
-
-def as_log10(values: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    with np.errstate(divide="ignore"):
-        return [np.maximum(np.log10(each), -99.0) for each in values]
+    return distilled(found, counts, known.entropy(counts), part.foreign_words, part.dropped)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +87,15 @@ class BackoffSource:
         _normalise(made)
         return made
 
+    def entropy(self, counts: NgramCounts) -> float:
+        """Of these counts on its topology, summed over all visits, in nats."""
+        log10_weight = as_log10(self.weight[: self.topology.order - 1])
+        return -ln_likelihood(
+            local_counts(self.topology, counts), as_log10(self.prob), log10_weight
+        )
+
 
 def _check_sums(source: BackoffSource) -> None:
-    """Raises SourceError unless words after a context have probability 1 in the mean of all
-    contexts."""
     contexts = [np.ones(1), *(np.ones(len(columns)) for columns in source.topology.orders[:-1])]
     with np.errstate(all="ignore"):
         total = sum(float(found.sum()) for found in _step(source, contexts))
@@ -133,12 +125,9 @@ def _normalise(source: BackoffSource) -> None:
 def exact_counts(source: BackoffSource) -> NgramCounts:
     """The expected counts of one sentence from a backoff model, on its topology, without sampling.
 
-    The expected visits of its states solve a sparse linear system, visits = start + step(visits)
-    (Suresh et al. 2021 compute them as a shortest distance). BiCGSTAB (van der Vorst 1992) solves
-    it in some tens of steps; plain iteration takes as many as the longest sentences have words.
-
-    Raises  DlmError  it does not converge: the model's sentences do not end
-    Cost    linear in the n-grams for each step
+    The expected visits of its states solve a sparse linear system (Suresh et al. 2021 compute them
+    as a shortest distance), by BiCGSTAB (van der Vorst 1992) in some tens of steps, each linear in
+    the n-grams. Raises DlmError if it does not converge: the model's sentences do not end.
     """
     topology = source.topology
     if topology.order == 1:
@@ -153,7 +142,6 @@ def exact_counts(source: BackoffSource) -> NgramCounts:
         return [visits[a:b] for a, b in pairwise(places)]
 
     def missing(visits: NDArray[np.float64]) -> NDArray[np.float64]:
-        """visits - step(visits)"""
         found = _step(source, parts(visits))
         for counts, rows in zip(found, ends, strict=True):
             counts[rows] = 0.0
@@ -174,11 +162,8 @@ def exact_counts(source: BackoffSource) -> NgramCounts:
 
 
 def counts_of_visits(source: BackoffSource, visits: Sequence[NDArray[np.float64]]) -> NgramCounts:
-    """The n-gram counts that follow from visits of a source's states.
-
-    Shapes, n_k n-grams of order k
-        visits[k]  (n_k,)  float64  of contexts of length k, 0 to N - 1, where each is the longest
-    """
+    """The n-gram counts that follow from visits[k], (n_k,) float64, of contexts of length k, 0 to N
+    - 1, where each is the longest."""
     return _summed(source.topology, _step(source, visits), visits)
 
 
@@ -225,7 +210,6 @@ def _bicgstab(
 def _step(
     source: BackoffSource, visits: Sequence[NDArray[np.float64]]
 ) -> list[NDArray[np.float64]]:
-    """How often each n-gram is found at its own context, given the visits of the states."""
     topology = source.topology
     reached = [counts.copy() for counts in visits]
     passed: list[NDArray[np.float64]] = [np.zeros(0)] * len(visits)
@@ -247,7 +231,6 @@ def _summed(
     found: Sequence[NDArray[np.float64]],
     visits: Sequence[NDArray[np.float64]],
 ) -> NgramCounts:
-    """Counts, plus those of all longer n-grams and contexts that end in them."""
     ngrams = [np.maximum(counts, 0.0) for counts in found]
     contexts = [counts.copy() for counts in visits]
     for k in range(topology.order, 1, -1):

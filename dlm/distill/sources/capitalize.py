@@ -31,11 +31,8 @@ class Spellings:
     """The cased spellings of a source's words, and how likely a model says each one is.
 
     A spelling is a word of the model whose lower case is the source's word. A word without
-    spellings stays as it is.
+    spellings stays as it is. ConfigError if a word of the source is not in lower case.
 
-    Args
-        uncased     words of the source; ConfigError if one is not in lower case
-        model       of cased text
     Fields
         vocabulary  all spellings
         history     how many words the model looks back
@@ -75,14 +72,13 @@ class Spellings:
         given: NDArray[np.float32],
         entropy: NDArray[np.float32],
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The distribution over spellings after each history, and its entropy.
+        """The distribution over spellings after each history, and its entropy. A word's spellings
+        together get what the word got; a single spelling gets it to the bit.
 
         Shapes, b histories, u words of the source, v spellings
             histories  (b, m)  uint32   cased; `MISSING` where shorter
             given      (b, u)  float32; entropy (b,) float32: of the source
             returns    (b, v)  float32; (b,) float32
-        Guarantees
-            a word's spellings together get what the word got; a single spelling gets it to the bit
         """
         out = np.zeros((len(given), len(self.vocabulary)), np.float32)
         more = entropy.astype(np.float32)
@@ -98,11 +94,8 @@ class Spellings:
     def split_words(
         self, histories: NDArray[np.uint32], rows: NDArray[np.int64], words: NDArray[np.uint32]
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float64]]:
-        """The spellings of some words: index of the word, the spelling, and its share.
-
-        Shapes, e words
-            rows  (e,)  int64  the history of each word; words (e,) uint32
-        """
+        """The spellings of some words after the histories of `rows`: index of the word, the
+        spelling, and its share."""
         count = np.diff(self._begin)[words]
         places = np.repeat(np.arange(len(words)), count)
         offset = np.arange(len(places)) - np.repeat(np.cumsum(count) - count, count)
@@ -182,7 +175,6 @@ class CasedSource:
 
 
 def spelling_generator(seed: int) -> np.random.Generator:
-    """The generator for spellings, separate from the one for sentences."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, 1))))
 
 
@@ -194,7 +186,6 @@ def lower(word: bytes) -> bytes:
 
 
 def _in_words_of(vocabulary: Vocabulary, model: ModelColumns) -> ModelColumns:
-    """The model's n-grams whose words are all in the vocabulary, by its ids, with their values."""
     known = np.fromiter((word in vocabulary.ids for word in model.vocabulary.words), np.bool_)
     ids = vocabulary.ids_of(model.vocabulary.words)
     sections = []

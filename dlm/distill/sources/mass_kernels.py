@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dlm.distill.sources.walk_kernels import NO_ARC, arc_of
 from dlm.jit import kernel
 
 # What a piece does to a word: it continues the word, begins one that may be in the lexicon, begins
@@ -35,15 +36,10 @@ def add_mass(  # type: ignore[no-untyped-def]
         if row >= len(context_counts):
             continue
         context_counts[row] += mass[e]
-        low, high = np.int64(first_child[row]), np.int64(first_child[row + 1])
-        while low < high:
-            middle = (low + high) // 2
-            if last_words[middle] < words[e]:
-                low = middle + 1
-            else:
-                high = middle
-        if low < np.int64(first_child[row + 1]) and last_words[low] == words[e]:
-            ngram_counts[low] += mass[e]
+        begin, end = np.int64(first_child[row]), np.int64(first_child[row + 1])
+        at = arc_of(words[e], begin, end, last_words)
+        if at != NO_ARC:
+            ngram_counts[at] += mass[e]
 
 
 @kernel("int64[:], int64[:], uint8[:], int64[:], int64[:], int64[:], int64[:]")
@@ -63,15 +59,8 @@ def walk(nodes, pieces, kind, enters, begin, arc_piece, arc_node):  # type: igno
         elif node <= 0:
             out[i] = OUTSIDE
         else:
-            low, high = begin[node], begin[node + 1]
-            while low < high:
-                middle = (low + high) // 2
-                if arc_piece[middle] < piece:
-                    low = middle + 1
-                else:
-                    high = middle
-            found = low < begin[node + 1] and arc_piece[low] == piece
-            out[i] = arc_node[low] if found else OUTSIDE
+            arc = arc_of(piece, begin[node], begin[node + 1], arc_piece)
+            out[i] = arc_node[arc] if arc != NO_ARC else OUTSIDE
     return out
 
 

@@ -50,7 +50,6 @@ class NetworkSource:
     def log_probs(
         self, prefixes: NDArray[np.int32], lengths: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """As `Source.log_probs`; (b, v) float32."""
         logits = rnn.apply(self._params, self._network, jnp.maximum(jnp.asarray(prefixes), 0))
         last = logits[jnp.arange(len(prefixes)), jnp.asarray(lengths) - 1]
         return np.asarray(jax.nn.log_softmax(_without_begin(last), axis=-1))

@@ -31,12 +31,11 @@ class PieceSource:
     """A network of wordpieces as a source of words; ConfigError if the pieces spell none of them.
 
     Args
-        words       of the topology; those that the pieces cannot spell are left out
         history     most words in a context of the topology
         cased       a model of cased text: words get its spellings (`capitalize`), and the pieces
                     spell their lower case
     Fields
-        vocabulary  marks, and the words that pieces can spell
+        vocabulary  marks, and the words of the topology that pieces can spell
         base        (v,) float64: the prior of words, for those that no sample spells
     """
 
@@ -73,11 +72,9 @@ def in_words(
     cased: ModelColumns | None,
     progress: Callable[[str], None],
 ) -> NetworkSource | CasedSource | PieceSource:
-    """The network as a source of words: the topology's words, if the network says wordpieces.
-
-    `cased` is a model of cased text whose spellings the words get. Raises as `PieceSource` and
-    `capitalize.Spellings`; ConfigError for wordpieces without a topology.
-    """
+    """The network as a source of words: the topology's words, if the network says wordpieces, with
+    the spellings of a cased model. ConfigError for wordpieces without a topology, and as
+    `PieceSource`."""
     if network.inventory is None:
         return network if cased is None else CasedSource(network, cased)
     if topology is None:
@@ -99,10 +96,9 @@ class PieceReader:
     lexicon. `</s>`, and words outside the lexicon, come after the word has ended: they get their
     probability, after the history that the word would end.
 
-    Args
-        history    words of history to keep
-        spellings  of the words, if they are cased: a word's mass is split over them, and histories
-                   have spellings drawn from `seed`
+    With cased `spellings`, a word's mass is split over them, and histories have spellings drawn
+    from `seed`.
+
     Guarantees
         a word's expected mass is the network's probability of it, summed over all its
         segmentations; a history's visits are the mass of all words after it
@@ -160,7 +156,6 @@ class PieceReader:
 
 
 def pushed(histories: NDArray[np.uint32], words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Each history with one more word; the oldest is dropped."""
     return np.concatenate([histories[:, 1:], words[:, None]], axis=1)
 
 

@@ -95,9 +95,8 @@ class Histories(Protocol):
 
 
 class SourceReader:
-    """A source with the ids of a dlm model, whose answers are checked.
-
-    `ids` and `own_ids` map between the source's ids and ours.
+    """A source with the ids of a dlm model, whose answers are checked; `ids` and `own_ids` map
+    between the two.
 
     Raises
         ConfigError  invalid, repeated or unordered words; no id that begins or ends a sentence
@@ -138,10 +137,6 @@ class SourceReader:
         self.ids = np.zeros(len(words), np.uint32)
         self.ids[self.own_ids[self._predicted]] = np.flatnonzero(self._predicted)
         self.first = self._first()
-
-    @property
-    def record(self) -> Any:
-        return getattr(self.source, "record", None)
 
     def identity(self) -> dict[str, object]:
         words = hashlib.sha256(b"\n".join(self.vocabulary.words)).hexdigest()
@@ -374,7 +369,6 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def _places(exc: BaseException) -> list[traceback.FrameSummary]:
-    """Where it was raised, innermost last: only frames outside installed packages, if any."""
     ours = str(Path(__file__).parents[1])
     libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     frames = [f for f in traceback.extract_tb(exc.__traceback__) if f.filename[:1] != "<"]

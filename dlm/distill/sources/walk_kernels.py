@@ -35,7 +35,7 @@ def random_share(random):  # type: ignore[no-untyped-def]
 
 @inlined
 def arc_of(wanted, begin, end, word):  # type: ignore[no-untyped-def]
-    """The arc of a word among begin..end, or NO_ARC."""
+    """The place of a word among begin..end, where words increase, or NO_ARC."""
     high = end
     while begin < high:
         middle = (begin + high) >> 1
@@ -73,7 +73,6 @@ def draw_sentences(  # type: ignore[no-untyped-def]
 
     Shapes
         start      the state that begins a sentence
-        sentences  how many
         most       most words in a sentence; longer ones are cut
         random     (1,)  uint64   of `random_share`; updated
         visits     (s,)  float64  added to

@@ -56,8 +56,6 @@ def _close(down_to, depth, words, counts, used, actual, outside, thresholds, sta
     "out int64[:, :], bool"
 )
 def close(depth, words, counts, used, actual, outside, thresholds, statistics, at_end):  # type: ignore[no-untyped-def]
-    """Finishes the open nodes after the last key (`at_end`: of the whole text); shapes as in
-    `grow`."""
     _close(0, depth, words, counts, used, actual, outside, thresholds, statistics, at_end)
 
 
@@ -134,7 +132,6 @@ def grow(  # type: ignore[no-untyped-def]
 
 @kernel("out uint32[:, :], out uint32[:, :], out uint32[:, :], out int64[:], out int64[:], int64")
 def keep_open(words, counts, children, used, base, depth):  # type: ignore[no-untyped-def]
-    """Leaves the open nodes alone in the arrays, at their beginning; shapes as in `grow`."""
     for n in range(len(used)):
         keep = np.int64(n < depth)
         gone = used[n] - keep

@@ -58,7 +58,6 @@ class TrieBuilder:
     """Takes keys in order and makes the trie of them.
 
     Args
-        most        how many keys there may be
         words       how many words there are; every one above 2 must end some key
         thresholds  n-grams that occur at most this often are left out, by order
         known       by word, whether n-grams with it may stay; None: all

@@ -73,7 +73,6 @@ def scatter(ids, column, begin, place, out):  # type: ignore[no-untyped-def]
     "out float32[:]"
 )
 def permute(place, ids, log10_prob, log10_backoff, new_ids, new_prob, new_backoff):  # type: ignore[no-untyped-def]
-    """The rows `place`, in that order, in the last three arrays."""
     order = ids.shape[1]
     for i in range(len(place)):
         row = place[i]
@@ -207,7 +206,6 @@ def find_children(rows, words, first_child, ids, found):  # type: ignore[no-unty
 
 @kernel("bool[:], out uint32[:]")
 def places_of(keep, before):  # type: ignore[no-untyped-def]
-    """How many rows are kept before each row, and in all: `before` (n + 1,) is filled."""
     count = np.uint32(0)
     for row in range(len(keep)):
         before[row] = count

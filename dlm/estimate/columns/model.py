@@ -15,7 +15,7 @@ from dlm.estimate.columns import kernels, orders
 from dlm.estimate.columns.orders import MISSING, Builder, InvalidNgram, OrderColumns, new_order
 from dlm.kenlm.open import open_ngrams
 from dlm.kenlm.reader import NgramReader
-from dlm.ngram.arpa import NgramBatch, SectionColumns, write_arpa
+from dlm.ngram.arpa import NgramBatch, SectionColumns, by_order, write_arpa
 from dlm.ngram.vocab import Vocabulary
 from dlm.progress import Tell
 from dlm.spill.arrays import IN_MEMORY, Storage
@@ -63,17 +63,14 @@ class ModelColumns:
         """The model in an ARPA file, compressed or not, or in a KenLM binary file.
 
         Args
-            memory_bytes  limit; `needs` of the header's counts must fit in it
-            needs         bytes that all the work takes; those of reading if not given
+            memory_bytes  limit; `needs` of the header's counts, or else of reading, must fit
             storage       with a folder, n-grams are sorted on disk and their arrays are maps of
                           files there; the system then decides what is in memory
-            search_bytes, progress  of reading a KenLM file: see `open_ngrams`
         Raises
             ConfigError   the limit is too low; nothing was read but the header
             ArpaError, KenlmFormatError  malformed; an n-gram that is repeated, or whose prefix is
                           missing
         Cost
-            time: n-grams of one order are sorted while those of the next are read
             memory: 4k + 20 bytes per n-gram of order k; during reading, 4k + 16 more for each of
             the largest order, 300 per word and 64 MiB: `memory_bytes` has the sum
         """
@@ -100,10 +97,8 @@ class ModelColumns:
         cls, vocabulary: Vocabulary, sections: Sequence[Raw], *, comments: Iterable[str] = ()
     ) -> ModelColumns:
         """A model of n-grams in any order, as (ids, log10_prob, log10_backoff) of order 1, 2, ...
-
-        Raises  ArpaError   an n-gram is repeated, or its prefix is missing
-                ValueError  an id that is not in the vocabulary
-        """
+        Raises ArpaError for a repeated n-gram or missing prefix, ValueError for an id outside the
+        vocabulary."""
         for ids, _, _ in sections:
             if len(ids) and int(ids.max()) >= len(vocabulary):
                 raise ValueError(
@@ -120,8 +115,7 @@ class ModelColumns:
         return cls(vocabulary, columns, list(comments))
 
     def rows_of(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """The row of each n-gram of `ids` (n, k), `MISSING` where the model lacks it: (n,)
-        uint32."""
+        """The row of each n-gram of `ids` (n, k), `MISSING` where the model lacks it: (n,)."""
         rows = np.where(ids[:, 0] < len(self.orders[0]), ids[:, 0], MISSING).astype(U32)
         for k in range(2, ids.shape[1] + 1):
             found = np.empty(len(ids), U32)
@@ -141,14 +135,13 @@ class ModelColumns:
         probs: Sequence[NDArray[Any]] | None = None,
         weights: Sequence[NDArray[np.float32]] | None = None,
     ) -> NDArray[np.float64]:
-        """log10 P of the last word of each row after the words before it, by backing off.
+        """log10 P of the last word of each row after the words before it, by backing off: (n,)
+        float64.
 
-        Args
-            ids         (n, k)  uint32   oldest first; of more than N words the last N count
-            probs       by order, in place of each log10_prob; may end below the longest asked for
-            weights     by order, in place of each log10_backoff
-        Returns         (n,)    float64
-        Guarantees      ngram.backoff.score, with sums in float64
+        Args        ids      (n, k)  uint32   oldest first; of more than N words the last N count
+                    probs    by order, in place of each log10_prob; may end below the longest asked
+                    weights  by order, in place of each log10_backoff
+        Guarantees  ngram.backoff.score, with sums in float64
         """
         probs = [c.log10_prob for c in self.orders] if probs is None else probs
         weights = [c.log10_backoff for c in self.orders] if weights is None else weights
@@ -188,11 +181,9 @@ class ModelColumns:
             left = left[~found]
 
     def select(self, keep: Sequence[NDArray[np.bool_] | None]) -> ModelColumns:
-        """The model of the n-grams that are kept, with the values they have here.
-
-        Args    keep        by order: (n,) bool, or None for all; of order 1 all are always kept
-        Raises  ValueError  an n-gram is kept whose prefix is not, or not every word is
-        """
+        """The model of the n-grams that are kept, with the values they have here: by order, (n,)
+        bool, or None for all; all of order 1. ValueError if one is kept whose prefix is not, or not
+        every word is."""
         if keep[0] is not None and not keep[0].all():
             raise ValueError("a word is left out; expected every word kept")
         chosen = [replace(self.orders[0])]
@@ -235,18 +226,9 @@ class ModelColumns:
 
 
 def _read(reader: NgramReader) -> list[OrderColumns]:
-    """All orders, in memory: one is sorted while the next is read."""
-    parts: list[NgramBatch] = []
-    at = 1
     with Builder() as builder:
-        for batch in reader.batches():
-            while batch.order > at:
-                builder.add(at, parts, len(reader.vocabulary))
-                parts, at = [], at + 1
-            parts.append(batch)
-        while at <= reader.order:
-            builder.add(at, parts, len(reader.vocabulary))
-            parts, at = [], at + 1
+        for k, some in enumerate(by_order(reader.batches(), reader.order), 1):
+            builder.add(k, list(some), len(reader.vocabulary))
         return builder.finish()
 
 

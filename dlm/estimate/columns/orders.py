@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +13,10 @@ from dlm.errors import ConfigError
 from dlm.estimate.columns import kernels
 from dlm.files import scratch_folder
 from dlm.kenlm.reader import NgramReader
-from dlm.ngram.arpa import NgramBatch
+from dlm.ngram.arpa import NgramBatch, by_order, joined
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB
 from dlm.spill.arrays import Storage
 from dlm.spill.sorter import Sorter
-
-_Number = TypeVar("_Number", bound=np.generic)
 
 U32, I64, F32 = np.uint32, np.int64, np.float32
 
@@ -83,8 +80,6 @@ class InvalidNgram(Exception):
 
 
 class Builder:
-    """Sorts and links orders one after another, in its own thread."""
-
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "columns")
         self._orders: list[OrderColumns] = []
@@ -109,9 +104,7 @@ class Builder:
     def _add(self, order: int, parts: list[NgramBatch], words: int) -> None:
         if order > len(self._orders) + 1:
             return  # one before it was wrong
-        ids = _joined([p.ids for p in parts], np.zeros((0, order), U32))
-        prob = _joined([p.log10_prob for p in parts], np.zeros(0, F32))
-        backoff = _joined([p.log10_backoff for p in parts], np.zeros(0, F32))
+        ids, prob, backoff = joined(parts, order)
         parts.clear()
         if len(ids) > MOST_NGRAMS:
             raise ConfigError(
@@ -164,63 +157,40 @@ def read_spilled(reader: NgramReader, storage: Storage, sort_bytes: int) -> list
     `Builder.finish`; its row is -1, since sorting has lost it."""
     orders: list[OrderColumns] = []
     with scratch_folder(storage.folder, "dlm-sort") as folder:
-        sorter: Sorter | None = None
-        first: list[NgramBatch] = []
-        try:
-            for batch in reader.batches():
-                while batch.order > len(orders) + 1:
-                    orders.append(_finished(orders, first, sorter, reader, storage))
-                    first, sorter = [], None
-                if batch.order == 1:
-                    first.append(batch)
-                    continue
-                if sorter is None:
-                    k = batch.order
-                    sorter = Sorter(folder, k + 2, k, sort_bytes, name=f"order_{k}")
-                values = (batch.log10_prob.view(U32), batch.log10_backoff.view(U32))
-                sorter.add(np.column_stack([batch.ids, *values]))
-            while len(orders) < reader.order:
-                orders.append(_finished(orders, first, sorter, reader, storage))
-                first, sorter = [], None
-        finally:
-            if sorter is not None:
-                sorter.close()
+        for k, some in enumerate(by_order(reader.batches(), reader.order), 1):
+            if k == 1:
+                orders.append(_unigrams(*joined(list(some), 1), len(reader.vocabulary)))
+                continue
+            with Sorter(folder, k + 2, k, sort_bytes, name=f"order_{k}") as sorter:
+                orders.append(_sorted_on_disk(orders, some, sorter, storage))
     return orders
 
 
-def _finished(
+def _sorted_on_disk(
     orders: Sequence[OrderColumns],
-    first: list[NgramBatch],
-    sorter: Sorter | None,
-    reader: NgramReader,
+    batches: Iterable[NgramBatch],
+    sorter: Sorter,
     storage: Storage,
 ) -> OrderColumns:
     k = len(orders) + 1
-    if k == 1:
-        return _unigrams(
-            _joined([p.ids for p in first], np.zeros((0, 1), U32)),
-            _joined([p.log10_prob for p in first], np.zeros(0, F32)),
-            _joined([p.log10_backoff for p in first], np.zeros(0, F32)),
-            len(reader.vocabulary),
+    for batch in batches:
+        values = batch.log10_prob.view(U32), batch.log10_backoff.view(U32)
+        sorter.add(np.column_stack([batch.ids, *values]))
+    runs = sorter.finish()
+    if runs.rows > MOST_NGRAMS:
+        raise ConfigError(
+            f"{runs.rows} {k}-grams; expected at most {MOST_NGRAMS}. Give a smaller model"
         )
-    if sorter is None:
-        columns = new_order(0, k, storage)
-    else:
-        runs = sorter.finish()
-        if runs.rows > MOST_NGRAMS:
-            raise ConfigError(
-                f"{runs.rows} {k}-grams; expected at most {MOST_NGRAMS}. Give a smaller model"
-            )
-        columns = new_order(runs.rows, k, storage)
-        at = 0
-        with runs:
-            for block in runs.blocks(_SPILLED_ROWS):
-                here = slice(at, at + len(block))
-                columns.ids[here] = block[:, :k]
-                columns.log10_prob[here] = block[:, k].copy().view(F32)
-                columns.log10_backoff[here] = block[:, k + 1].copy().view(F32)
-                at += len(block)
-        runs.remove()
+    columns = new_order(runs.rows, k, storage)
+    at = 0
+    with runs:
+        for block in runs.blocks(_SPILLED_ROWS):
+            here = slice(at, at + len(block))
+            columns.ids[here] = block[:, :k]
+            columns.log10_prob[here] = block[:, k].copy().view(F32)
+            columns.log10_backoff[here] = block[:, k + 1].copy().view(F32)
+            at += len(block)
+    runs.remove()
     row, twice = kernels.first_unsorted(columns.ids)
     if twice:
         raise InvalidNgram(columns.ids[row], -1, "is listed twice")
@@ -240,10 +210,6 @@ def new_order(rows: int, order: int, storage: Storage) -> OrderColumns:
         storage.empty(rows, U32),
         first_child,
     )
-
-
-def _joined(parts: list[NDArray[_Number]], empty: NDArray[_Number]) -> NDArray[_Number]:
-    return parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])
 
 
 def _unigrams(

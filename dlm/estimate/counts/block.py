@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from threading import local
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.estimate.counts import kernels
+from dlm.resources import in_order
 
 # N-grams sorted at once by a thread, where memory allows.
 BUCKET = 1 << 18
@@ -41,12 +41,10 @@ def counted_keys(
 ) -> Iterator[_Ids]:
     """The different n-grams of a block in the order of their reversed words, and their counts.
 
-    Args
-        tokens  (T,)  uint32  each sentence from `<s>` to `</s>`
-        bucket  n-grams that are sorted at once
-    Returns
-        arrays of shape (n, order + 1) uint32, one after the other: the words of an n-gram, the
-        most recent first and `<s>` beyond the beginning of its sentence, and how often it occurs
+    Args     tokens  (T,)  uint32  each sentence from `<s>` to `</s>`
+             bucket  n-grams that are sorted at once
+    Returns  arrays of shape (n, order + 1) uint32, one after the other: the words of an n-gram,
+             the most recent first and `<s>` beyond the beginning of its sentence, and its count
     Guarantees  a pure function of the block: parts of a text can be counted anywhere and merged
     """
     workplaces = local()
@@ -72,13 +70,8 @@ def counted_keys(
         )  # fmt: skip
         return rows[:found]
 
-    waiting: deque[Future[_Ids]] = deque()
-    for ends, alike in _buckets(tokens, None, 0, words, order, bucket):
-        waiting.append(pool.submit(count, ends, alike))
-        if len(waiting) > 2 * threads - 1:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+    buckets = _buckets(tokens, None, 0, words, order, bucket)
+    return in_order((pool.submit(count, *one) for one in buckets), 2 * threads - 1)
 
 
 def _buckets(

@@ -15,11 +15,9 @@ from dlm.ngram.kernels import (
     NEWLINE,
     PAD_BYTES,
     find_word,
-    hash_word,
-    prefetch,
+    note_word,
     put_word,
     raw,
-    scan_word,
 )
 
 BOS, EOS = 1, 2
@@ -119,14 +117,9 @@ def encode(text, at, end, delimiters, keep_empty, slots, word_begin, word_bytes,
                 if delimiters[byte] != 0:
                     at += 1
                     continue
-                begin = at
-                at, first = scan_word(text, begin, delimiters)
-                h = hash_word(text, begin, at - begin, first)
-                prefetch(slots, h & mask)
-                begins[asked] = begin
-                lengths[asked] = at - begin
-                firsts[asked] = first
-                hashes[asked] = h
+                at = note_word(
+                    text, at, delimiters, slots, mask, asked, begins, lengths, firsts, hashes
+                )
                 asked += 1
             if n + asked + 1 > capacity:
                 full = True

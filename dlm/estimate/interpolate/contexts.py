@@ -1,11 +1,9 @@
-"""The probabilities of an order, from those of the order below.
-
-Sums of contexts, n-grams of the order below, are added up in an array by rank, for a range of
-contexts at a time where memory does not hold all.
-"""
+"""The probabilities of an order, from those of the order below. Sums of contexts are added up in an
+array by rank, for a range of contexts at a time where memory does not hold all."""
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 from dlm.estimate.adjust.kernels import COUNT_BITS, KEPT, PRUNED
 from dlm.estimate.adjust.trie import MAX_RANK, Trie
 from dlm.estimate.interpolate import kernels
+from dlm.resources import in_order
 from dlm.spill.column import Column, Memory
 
 # N-grams processed at once.
@@ -65,13 +64,8 @@ def unigrams(
 
 
 class Interpolation:
-    """Goes from order to order: `step` computes the probabilities of the next one.
-
-    Attributes
-        order     of the last probabilities
-        probs     of that order, float32; only those of n-grams that are kept are set
-        backoffs  weights of the order below, float32, once there is one
-    """
+    """Goes from order to order: `step` computes the probabilities of the next one. `probs` of the
+    last order, only of n-grams that are kept, and `backoffs` of the one below are float32."""
 
     def __init__(
         self,
@@ -143,7 +137,6 @@ class Interpolation:
             links.store(begin, some)
 
     def _ranges(self, n: int) -> Iterator[ContextRange]:
-        """All contexts of order n, in ranges that memory holds."""
         trie = self._trie
         if n == 2:
             # The sums of all words are always held.
@@ -155,14 +148,12 @@ class Interpolation:
         low = 0
         while low < total:
             first = int(children.read(low, low + 1)[0])
+
+            def room(end: int, low: int = low, first: int = first) -> int:
+                return int(children.read(end, end + 1)[0]) - first + (end - low) // 5
+
             # The most contexts that still fit; at least one with its children.
-            fits, beyond = low + 1, total + 1
-            while beyond - fits > 1:
-                middle = (fits + beyond) // 2
-                if int(children.read(middle, middle + 1)[0]) - first + (middle - low) // 5 <= most:
-                    fits = middle
-                else:
-                    beyond = middle
+            fits = low + max(bisect(range(low + 1, total + 1), most, key=room), 1)
             yield ContextRange(low, fits, first, int(children.read(fits, fits + 1)[0]))
             low = fits
 
@@ -219,7 +210,6 @@ class Interpolation:
         return sums
 
     def _halves(self, begins: NDArray[np.integer], contexts: ContextRange) -> list[tuple[int, int]]:
-        """A range of contexts for each thread, with about as many children."""
         if contexts.high - contexts.low == 1 and len(begins) == contexts.last - contexts.first + 1:
             low, high = contexts.first, contexts.last  # of words
         else:
@@ -259,10 +249,6 @@ class Interpolation:
             )
             probs.store(chunk.first, out)
 
-        waiting = []
-        for chunk in self._chunks(n):
-            waiting.append(self._pool.submit(work, chunk))
-            if len(waiting) > 2 * self._threads:
-                waiting.pop(0).result()
-        for one in waiting:
-            one.result()
+        chunks = (self._pool.submit(work, chunk) for chunk in self._chunks(n))
+        for _ in in_order(chunks, 2 * self._threads):
+            pass

@@ -19,8 +19,6 @@ ROWS = 1 << 16
 def ngram_blocks(
     trie: Trie, order: int, rows: int = ROWS
 ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-    """The n-grams of an order, in order: (rank of the first, ids (n, order) oldest word first), n
-    <= rows."""
     words = trie.words[order - 1]
     if order == 1:
         for begin in range(0, len(words), rows):
@@ -62,7 +60,6 @@ def log10_rows(
     backoffs: NDArray[np.float32] | None,
     marks: NDArray[np.uint32] | None = None,
 ) -> RowColumns:
-    """Rows with the logarithms of their values, which are (n,) float32."""
     log10_prob = np.empty(len(ids), np.float32)
     as_log10(probs, log10_prob)
     log10_backoff = None

@@ -56,12 +56,9 @@ class Heldout:
 
 
 def read_heldout(union: Union, blocks: Iterable[bytes]) -> Heldout:
-    """Scores text by every model of a union.
-
-    Args    blocks  lines of text, one sentence each, with line feeds between them
-    Raises  EstimationError  the text has no word
-    Cost    memory: 17 bytes per token and model, and 8 more per token and order
-    """
+    """Scores text by every model of a union; blocks are lines, one sentence each, with line feeds
+    between them. Takes 17 bytes per token and model, and 8 more per token and order.
+    EstimationError if the text has no word."""
     table = WordTable.from_vocabulary(union.vocabulary)
     parts = []
     sentences = words = 0

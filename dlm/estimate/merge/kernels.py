@@ -34,7 +34,6 @@ _NO_WORD = np.int64(1 << 40)
 
 @kernel
 def _open_lists(models, context, row, first, first_base, word_base, at, stop):  # type: ignore[no-untyped-def]
-    """Where the children of a context begin and end in the words of each model."""
     for i in range(models):
         at[i] = 0
         stop[i] = 0

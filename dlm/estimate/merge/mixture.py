@@ -81,12 +81,8 @@ def merge_models(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> MergedModel:
-    """The mixture of models, as one model.
+    """The mixture of models, as one model; ConfigError unless the weights are at least 0, of sum 1.
 
-    Args
-        weights   of the models of `union`: at least 0, of sum 1
-        progress  called with a line for each order
-    Raises  ConfigError  invalid weights
     Guarantees
         the n-grams are those that some model lists, whatever its weight
         every context sums to 1 within 1e-6, <s> left out, whether the models' do or not
@@ -100,12 +96,9 @@ def merge_models(
         a suffix that no model lists      backs off by itself and is not written
         a probability of 0                -99 in the file
         ================================  ==========================================================
-    Cost
-        time: linear in the n-grams, each context's once, and a search for each suffix
-        memory: `needed_bytes`
-    Paper
-        Stolcke 2002 (SRILM, `-mix-lm`), but with the models' own weights where those agree, so that
-        little is lost in a difference of numbers near 1
+    Cost   linear in the n-grams, and a search for each suffix; memory: `needed_bytes`
+    Paper  Stolcke 2002 (SRILM, `-mix-lm`), but with the models' own weights where those agree, so
+           that little is lost in a difference of numbers near 1
     """
     shares = check_weights(weights, len(union.models))
     if threads < 1:
@@ -188,7 +181,6 @@ class _Mixing:
         return prob, mixed, backoff
 
     def _values(self, order: int, name: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The values of an order, model after model, and where each begins."""
         parts = [
             getattr(model.orders[order - 1], name) if order <= model.order else np.zeros(0, F32)
             for model in self._union.models
@@ -202,7 +194,6 @@ def _section(
     mixed: NDArray[np.float64],
     backoff: NDArray[np.float64] | None,
 ) -> SectionColumns:
-    """What is written of an order; blanks are left out."""
     kept = slice(None) if nodes.real.all() else nodes.real.astype(np.bool_)
     if nodes.ids.shape[1] == 1:
         kept = slice(None)  # row w is word w

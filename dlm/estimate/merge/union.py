@@ -97,7 +97,6 @@ def unite(models: Sequence[ModelColumns]) -> Union:
 def _renumbered(
     model: ModelColumns, place: NDArray[np.uint32], vocabulary: Vocabulary
 ) -> ModelColumns:
-    """The model with word i as word place[i]."""
     if len(place) == len(vocabulary) and bool((place == np.arange(len(place))).all()):
         return model
     sections = [(place[c.ids], c.log10_prob, c.log10_backoff) for c in model.orders]
@@ -127,7 +126,6 @@ def _blanks(models: Sequence[ModelColumns], vocabulary: Vocabulary) -> ModelColu
 
 
 def _distinct(rows: NDArray[np.uint32], words: int) -> NDArray[np.uint32]:
-    """The rows in prefix order, each once."""
     place = np.arange(len(rows), dtype=U32)
     other = np.empty(len(rows), U32)
     begin = np.empty(words + 1, I64)
@@ -244,7 +242,6 @@ def _any(own: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _first(model: ModelColumns, order: int) -> NDArray[np.uint32]:
-    """first_child of an order; of an order that the model lacks, nothing that is asked for."""
     return model.orders[order - 1].first_child if order <= model.order else np.zeros(1, U32)
 
 
@@ -255,6 +252,5 @@ def _words(model: ModelColumns, order: int) -> NDArray[np.uint32]:
 def _joined(
     parts: Sequence[NDArray[np.uint32]],
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Arrays one after the other, and where each begins."""
     ends = np.cumsum([0, *map(len, parts)], dtype=I64)
     return np.concatenate(parts), ends[:-1]

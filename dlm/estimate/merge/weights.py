@@ -66,8 +66,7 @@ def tune(
     Guarantees
         `gap` bounds the distance to the maximum. The mean of p_i / p over the tokens is the slope
         towards model i alone; the logarithm is concave, so nothing rises above the largest of
-        these less 1, and EM, which multiplies each weight by its own, never falls
-    Paper   Jelinek and Mercer 1980
+        these less 1, and EM (Jelinek and Mercer 1980) never falls
     """
     prob = np.ascontiguousarray(heldout.prob[:, heldout.in_any])
     models, tokens = prob.shape

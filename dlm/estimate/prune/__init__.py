@@ -56,10 +56,8 @@ def prune_file(
     """Writes a model without the n-grams that it can do best without.
 
     Args
-        model, history, keep_suffixes  as `run.prune`, from ARPA or KenLM files
         text          blocks of lines, as `measure.measure` takes them; None measures nothing
-        memory_bytes  limit; None means the free memory. Arrays beyond it are in files
-        tmp           folder for those; that of the output if None
+        memory_bytes  limit; None means the free memory. Arrays beyond it are in files, in `tmp`
     Raises      ConfigError  too little memory, or disk space; a pipe
     Guarantees  the output carries the comments of `model`, its privacy record among them
     """
@@ -116,7 +114,6 @@ def prune_file(
 
 
 def _counts(path: Path) -> tuple[int, ...]:
-    """N-grams of a file by order, from its header; it is opened again for the rest."""
     if path.exists() and not path.is_dir() and not is_reopenable(path):
         raise ConfigError(
             f"{path} is not a regular file; dlm reads a model twice, so write it to a file first"

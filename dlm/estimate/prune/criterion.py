@@ -116,11 +116,11 @@ def raised_scores(
     *,
     keep_suffixes: bool = False,
 ) -> list[NDArray[np.float32]]:
-    """Scores under which an n-gram is kept only with those it needs; `scores` are of orders 2 to N.
+    """Scores, of orders 2 to N, under which an n-gram is kept only with those it needs.
 
     An n-gram gets the highest score among itself and those it is a prefix of (with `keep_suffixes`,
     or a suffix of), since it stays as long as one of them does. A threshold on these scores keeps
-    what pruning order by order from the longest down keeps. The last of `scores` is returned as is.
+    what pruning order by order from the longest down keeps.
     """
     raised = [model.storage.copy(score) for score in scores[:-1]] + list(scores[-1:])
     for k in range(model.order, 2, -1):
@@ -144,7 +144,6 @@ def orphans(
 
 
 def rows_without_suffix(columns: OrderColumns) -> NDArray[np.int64]:
-    """Rows whose suffix is `MISSING`, rising."""
     parts = [
         begin + np.flatnonzero(columns.suffix[begin : begin + _ROWS_AT_ONCE] == MISSING)
         for begin in range(0, len(columns), _ROWS_AT_ONCE)

@@ -293,7 +293,6 @@ def new_probs(  # type: ignore[no-untyped-def]
 
 @kernel("float64[:], uint32[:], out float64[:]")
 def gather(values, rows, out):  # type: ignore[no-untyped-def]
-    """The value of each row; 0 for NO_ROW."""
     for i in range(len(rows)):
         out[i] = values[rows[i]] if rows[i] != NO_ROW else 0.0
 

@@ -26,10 +26,8 @@ class PerplexityChange:
 
 
 def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) -> PerplexityChange:
-    """Scores text by both models, which have the same words, as `dlm perplexity` does.
-
-    `blocks` have one sentence per line, with line feeds between them; EstimationError without any.
-    """
+    """Scores text by both models, which have the same words, as `dlm perplexity` does. `blocks`
+    have one sentence per line, with line feeds between them; EstimationError without any."""
     table = WordTable.from_vocabulary(before.vocabulary)
     tokens = oovs = 0
     totals = np.zeros((2, 2))  # by model: of all tokens, and of known ones

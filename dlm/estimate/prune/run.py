@@ -1,9 +1,5 @@
-"""Pruning a model: from scores to what is kept, and to the smaller model.
-
-Kept are n-grams above a threshold, or a given number. Scores are raised
-(`criterion.raised_scores`), so what is kept is closed under prefixes. Equal scores are ordered by
-order, the shorter first, and then by place, so that a number is met exactly.
-"""
+"""Pruning a model: from scores to what is kept, and to the smaller model. Equal scores are ordered
+by order, the shorter first, and then by place, so that a number is met exactly."""
 
 from __future__ import annotations
 
@@ -38,14 +34,10 @@ _PROGRAM_BYTES = 192 << 20
 
 @dataclass(frozen=True)
 class PruneResult:
-    """The result of pruning.
-
-    Fields
-        model          the smaller model; highest orders without n-grams are dropped
-        ln_divergence  sum of the scores of the pruned n-grams, in nats per word; each is exact for
-                       its n-gram only, all together may lose several times as much (`measure`)
-        without_mass   contexts with no probability left for words they do not list; nearly always 0
-    """
+    """The smaller model, without highest orders that lost all n-grams. `ln_divergence` is the sum
+    of the scores of the pruned n-grams, in nats per word: each is exact for its n-gram only, all
+    together may lose several times as much (`measure`). Contexts with no probability left for words
+    that they do not list, `without_mass`, are nearly always 0."""
 
     model: ModelColumns
     counts_before: tuple[int, ...]
@@ -54,7 +46,6 @@ class PruneResult:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """N-grams kept, by order of the model before."""
         gone = len(self.counts_before) - self.model.order
         return self.model.counts + (0,) * gone
 
@@ -68,17 +59,13 @@ def needed_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
 
 
 def least_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
-    """The most memory that pruning takes with its arrays in files (`Storage`).
-
-    The system keeps pages of those files in memory while there is room. Pruning is fast as long as
-    about 12 bytes per n-gram of the largest order fit.
-    """
+    """The most memory that pruning takes with its arrays in files (`Storage`). It is fast as long
+    as about 12 bytes per n-gram of the largest order fit."""
     words = counts[0] + (history[0] if history else 0)
     return (WORD_BYTES + 64) * words + PARSER_BYTES + SORT_BYTES + _PROGRAM_BYTES
 
 
 def file_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
-    """The most bytes on disk that pruning takes with its arrays in files."""
     largest = max(((4 * k + 8) * n for k, n in enumerate(counts, 1)), default=0)
     return needed_bytes(counts, history) + largest
 
@@ -100,8 +87,7 @@ def prune(
                        automata do; else only prefixes, which the format needs
     Raises      ConfigError  fewer n-grams or bytes requested than the words take
     Guarantees  words, and prefixes of kept n-grams, are kept; probabilities stay to the bit, as do
-                weights where nothing changed; every context sums to 1; threads do not change the
-                n-grams
+                weights where nothing changed; every context sums to 1; threads change nothing
     Paper       Stolcke 1998
     """
     tell = progress or (lambda _: None)

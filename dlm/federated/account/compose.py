@@ -22,7 +22,7 @@ class StageRecord:
         stage               "unigrams", "pieces", "network", or what a run calls it
         mechanism           name, as `make_mechanism` takes it; "none" for a raw stage
         noise_multiplier    of the independent draws over the clip norm; None without noise
-        rounds              rounds released
+        noise_multiplier    of the independent draws over the clip norm; None without noise
         gap                 smallest difference between rounds of a user's participations, observed
                             or enforced (`gap_from_min_separation` converts the papers' MinS)
         max_participations  most participations of a user, observed or enforced; never rounds / gap
@@ -88,7 +88,6 @@ class StageRecord:
 
     @property
     def raw(self) -> bool:
-        """Whether the stage released sums without noise."""
         return self.mechanism == "none" or not self.noise_multiplier
 
     @property
@@ -140,11 +139,8 @@ class StageRecord:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyNumbers:
-    """The guarantee of several stages together.
-
-    `rho` is without amplification by sampling. `epsilon` is the smallest of `epsilons`, by
-    accountant: "zcdp" (for any noise), and "rdp" with sampling.
-    """
+    """The guarantee of several stages together; `rho` is without amplification by sampling.
+    `epsilon` is the smallest by accountant: "zcdp" (for any noise), and "rdp" with sampling."""
 
     rho: float
     epsilon: float

@@ -95,7 +95,6 @@ def make_plan(
 
     Args
         simulated_goal, simulated_noise  a simulation that learned well enough (GDP: 500 and 0.54)
-        largest_goal                     most users per round that the system can handle
         round_minutes                    how long a round takes, for the timer; > 0
     Paper   GDP 2.5 (2)-(4); where the largest goal is not enough, it gets more noise
     """
@@ -169,8 +168,8 @@ def _least_goal(
 
     Noise grows with the goal and lowers rho, but rho rises where a larger goal makes the gap
     smaller: it falls over the goals of one gap, where the least goal follows from the noise needed,
-    and jumps between gaps. A range has no goal if its widest gap with its largest goal's noise,
-    which no goal in it beats, misses the target.
+    and jumps between gaps. A range has no goal if its widest gap with its largest goal's noise
+    misses the target.
     """
 
     def gap_of(goal: int) -> int:

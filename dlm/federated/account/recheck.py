@@ -1,6 +1,5 @@
-"""Checks that the epsilon stated in a record follows from the noise stated there, which no digest
-or signature shows; and how an outsider repeats the accounting of a report: commands, and events of
-dp-accounting."""
+"""Checks that the epsilon stated in a record follows from the noise stated there; and how an
+outsider repeats the accounting of a report: commands, and events of dp-accounting."""
 
 from __future__ import annotations
 
@@ -87,7 +86,6 @@ def recheck(record: Provenance) -> Recheck:
 
 
 def _trusted_of_all(stages: Sequence[StageRecord]) -> str:
-    """What is trusted; by stage where stages differ."""
     trusted = [", ".join(trusted_of(stage)) for stage in stages]
     if len(set(trusted)) == 1:
         return f"trusted: {trusted[0]}"
@@ -155,7 +153,6 @@ def costs_of(stage: StageRecord) -> list[str]:
 
 
 def _costs(stage: StageRecord) -> dict[str, str]:
-    """By what they are of; "" for those that the stage does not state."""
     inflation, clip, grid = stage.norm_inflation, stage.clip_noise, stage.rounding
     return {
         "secure aggregation": f"a factor of {inflation:.9g} for secure aggregation"
@@ -167,11 +164,8 @@ def _costs(stage: StageRecord) -> dict[str, str]:
 
 
 class Check(NamedTuple):
-    """How the numbers of a stage, or of all stages together, can be reproduced.
-
-    `event` is an expression of dp-accounting with the same `rho`, which is without amplification.
-    `text` says what it is computed from, and what is trusted.
-    """
+    """How the numbers of a stage, or of all together, can be reproduced: `event` is an expression
+    of dp-accounting with the same `rho`, without amplification; `text` says what is trusted."""
 
     stage: str
     command: str

@@ -56,7 +56,6 @@ def compose_records(
     Args
         inputs     record of each input, such as "the vocabulary words.txt"; None without one
         stages     that use users' data, besides those of the inputs, as JSON
-        ledgers    digests of theirs
         void       more reasons why there is no guarantee
         simulated  whether a key of `stages` came from a configured seed
         content    SHA-256 of what is made, by name
@@ -103,13 +102,8 @@ def merged_record(
     comments: Mapping[str, Sequence[str]], others: Sequence[str], public: str, step: str = "merge"
 ) -> list[str]:
     """The privacy line of a model that is made from several; none where none of them has one.
-
-    Args
-        comments  of each model, by what it is
-        others    what went in besides, without a record
-        public    who says that what has no record is of no user's text; "" if nobody does
-    Raises  FormatError, PrivacyError  a record that cannot be read, or was changed
-    """
+    `others` went in without a record, of no user's text as `public` says. FormatError or
+    PrivacyError for a record that cannot be read, or was changed."""
     found: dict[str, Provenance | None] = {}
     for what, lines in comments.items():
         texts = [line for line in lines if is_record_line(line)]

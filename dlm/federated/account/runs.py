@@ -44,10 +44,9 @@ def read_run(path: Path) -> ReportedRun:
 
 def compose_runs(runs: Sequence[ReportedRun], *, delta: float | None = None) -> Composition:
     """The guarantee of all runs together for every user, whichever runs they are in. A stage that
-    several inherit, such as the counts behind a vocabulary, counts once.
+    several inherit, such as the counts behind a vocabulary, counts once; delta is that of the
+    reports by default.
 
-    Args
-        delta  of the guarantee; default: that of the reports, if they agree
     Raises
         ConfigError   no run, one twice, no common delta
         PrivacyError  runs with other units or adjacency

@@ -33,7 +33,6 @@ def rho_of(sensitivity: float, noise_multiplier: float) -> float:
 
 
 def noise_for(sensitivity: float, rho: float) -> float:
-    """The noise multiplier that gives `rho`: the inverse of `rho_of`."""
     if not rho > 0:
         raise ConfigError(f"rho is {rho}; it must be above 0")
     return sensitivity / math.sqrt(2 * rho)
@@ -114,13 +113,11 @@ def rho_for_epsilon(
 
 
 def split_noise(noise_multiplier: float, clip_noise: float) -> float:
-    """Noise multiplier of the updates when counts for the clip norm share the budget.
+    """Noise multiplier of the updates, when counts for the clip norm share the budget: z is that of
+    both together, sigma_b the standard deviation on the number of updates within the norm.
 
-    Args
-        noise_multiplier  z, that of the two releases together
-        clip_noise        sigma_b, standard deviation on the number of updates within the norm
-    Raises                PrivacyError  2 sigma_b <= z: the counts by themselves use up the budget
-    Paper                 GDP Theorem 1: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)
+    Raises  PrivacyError  2 sigma_b <= z: the counts by themselves use up the budget
+    Paper   GDP Theorem 1: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)
     """
     if not (noise_multiplier > 0 and clip_noise > 0):
         raise ConfigError(
@@ -138,7 +135,6 @@ def split_noise(noise_multiplier: float, clip_noise: float) -> float:
 
 
 def joined_noise(update_noise: float, clip_noise: float) -> float:
-    """The noise multiplier of updates and clip counts together: the inverse of `split_noise`."""
     return float((update_noise**-2 + (2 * clip_noise) ** -2) ** -0.5)
 
 

@@ -83,7 +83,6 @@ class Collection(FederatedRun[RoundMetrics]):
                                  accounting is based (or on q with Poisson sampling)
         round_s      seconds from the start of a round to the next, for timers
         tokenizer    name of `split`, so that checkpoints can tell them apart
-        folder       None saves nothing
         list_record  record of the list of words, or who says that it is public; without one there
                      is no guarantee
     Raises
@@ -162,7 +161,6 @@ class Collection(FederatedRun[RoundMetrics]):
         self._begin(folder)
 
     def counts(self) -> WordCounts:
-        """The words seen so far and their counts, most frequent first."""
         least = seen_threshold(self.config, max(self.state.round, 1), len(self.wordlist))
         return ranked(self.wordlist, self.state.totals, least)
 
@@ -217,7 +215,6 @@ class Collection(FederatedRun[RoundMetrics]):
         return self.state.history[-1]
 
     def _summed(self, index: int, users: Sequence[int]) -> Floats:
-        """The sum of a round, of users whose text is here."""
         clip, bits = self.config.clip, step_bits(self.config)
         return round_sum(map(self._counts.of, users), clip, len(self.wordlist), bits=bits)
 

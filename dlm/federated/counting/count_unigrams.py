@@ -86,15 +86,10 @@ def count_unigrams(
     progress: Callable[[str], None] = lambda line: None,
     on_round: Callable[[RoundMetrics], None] = lambda done: None,
 ) -> CountedUnigrams:
-    """Counts users' words in rounds, and writes what `collect` says, beside `output`.
+    """Counts users' words in rounds, and writes what `collect` says, beside `output`. Stopped at
+    any moment, the same call resumes after the last round that counts. `open_users` gets a folder
+    to sort users' text into, which only its owner can read, and which is removed at the end.
 
-    Stopped at any moment, the same call resumes after the last round that counts.
-
-    Args
-        open_users  gives the users, given a folder to sort their text into; only its owner can
-                    read it, and it is removed at the end
-        data_name   of the users' file, for the report
-        on_round    called after each round, once it counts
     Raises
         ConfigError   a new run would replace a release; too few users
         PrivacyError  as `list_record`

@@ -62,13 +62,8 @@ class RoundMetrics:
 
 @dataclass(frozen=True)
 class UnigramState:
-    """The state kept between rounds.
-
-    Fields
-        moments    sums over the released rounds
-        seen       (words,)  bool  words that were ever seen
-        snapshots  round -> moments after it, for the comparisons to come: three at most
-    """
+    """The state kept between rounds: moments of the released rounds; words that were ever seen,
+    (words,) bool; and moments after at most three rounds, for the comparisons to come."""
 
     round: int
     moments: Moments
@@ -136,7 +131,6 @@ def _scale(clip: float, bits: int) -> float:
 
 
 def steps_per_count(config: UnigramConfig) -> float:
-    """Of a round's sum, as `_scale`."""
     return _scale(config.clip, step_bits(config))
 
 
@@ -295,9 +289,7 @@ def oov_counts(
 @dataclass(frozen=True)
 class OovRate:
     """Out-of-vocabulary words of users who said any words, in per cent, of all their words.
-
-    `of_users` is the mean over users, with its standard `error`.
-    """
+    `of_users` is the mean over users, with its standard `error`."""
 
     users: int
     of_words: float

@@ -42,10 +42,7 @@ class Clock:
 
 class Clocks:
     """The clocks of all runs, and the times of the last participations, in a file that is written
-    before an input leaves the device. One process at a time has it: the caller holds a lock.
-
-    Args  now  the time of day, in seconds
-    """
+    before an input leaves the device. One process at a time has it: the caller holds a lock."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now

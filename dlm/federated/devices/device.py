@@ -51,11 +51,8 @@ ADVERTISED, SHARED, MASKED, CONSENTED, ENDED = range(1, 6)
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What a device knows of the round. Its secrets leave it only as sealed shares.
-
-    step       the last one taken
-    roster     U1;  shares  of the others, sealed for this device, U2;  survivors  U3
-    """
+    """What a device knows of the round, after `step`: the roster U1, the shares that others sealed
+    for it, U2, and the survivors U3. Its secrets leave it only as sealed shares."""
 
     terms: RoundTerms
     me: int
@@ -81,7 +78,6 @@ class DeviceState:
 def advertise(
     terms: RoundTerms, me: int, signer: Signer | None, draw: Draw
 ) -> tuple[DeviceState, Advertisement]:
-    """Round 0: keys for this round."""
     state = DeviceState(
         terms, me, signer, KeyPair.drawn(draw), KeyPair.drawn(draw), draw(SECRET_BYTES)
     )
@@ -92,11 +88,9 @@ def advertise(
 
 
 def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, Shares]:
-    """Round 1: shares of both secrets, one for each device of the roster.
-
-    Raises  PrivacyError  too few devices or too many; two have one key; a signature is wrong; this
-            device's keys are not those it sent
-    """
+    """Round 1: shares of both secrets, one for each device of the roster. PrivacyError if devices
+    are too few or too many, two have one key, a signature is wrong, or this device's keys are not
+    those it sent."""
     state = state.after(SHARED)
     terms, me, found = state.terms, state.me, roster.advertisements
     if not terms.threshold <= len(found) <= MOST_DEVICES:
@@ -140,12 +134,8 @@ def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, 
 def mask(
     state: DeviceState, delivery: SharesDelivery, inputs: Sequence[Vector]
 ) -> tuple[DeviceState, MaskedInput]:
-    """Round 2: the input, hidden.
-
-    Args    inputs  one vector for each segment, in 0..modulus-1
-    Raises  PrivacyError  too few devices, or some that are not on the roster; an input of another
-            size or range
-    """
+    """Round 2: the input, hidden; a vector for each segment, in 0..modulus-1. PrivacyError if
+    devices are too few, or not on the roster, or the input has another size or range."""
     state = state.after(MASKED)
     terms, me = state.terms, state.me
     others = sorted(delivery.sealed)
@@ -167,10 +157,8 @@ def mask(
 
 
 def consent(state: DeviceState, survivors: Survivors) -> tuple[DeviceState, Consent]:
-    """Round 3: signs who is said to have sent an input.
-
-    Raises  PrivacyError  too few, one that shared no secrets, or without this device
-    """
+    """Round 3: signs who is said to have sent an input. PrivacyError if they are too few, one
+    shared no secrets, or this device is missing."""
     state = state.after(CONSENTED)
     devices = survivors.devices
     named, known = set(devices), {state.me, *state.shares}
@@ -189,11 +177,8 @@ def consent(state: DeviceState, survivors: Survivors) -> tuple[DeviceState, Cons
 
 
 def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, OpenedShares]:
-    """Round 4: of each device one share, of the secret that hides nothing any more.
-
-    Raises  PrivacyError  too few devices signed the same survivors: the server told others of other
-            ones
-    """
+    """Round 4: of each device one share, of the secret that hides nothing any more. PrivacyError if
+    too few devices signed the same survivors: the server told others of other ones."""
     state = state.after(ENDED)
     terms, me = state.terms, state.me
     if terms.verifying is not None:

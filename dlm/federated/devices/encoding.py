@@ -154,7 +154,6 @@ class Encoding:
         return self._rounded(rotated, key) + self.max_coordinate
 
     def _rounded(self, vector: Vector, key: Key) -> Encoded:
-        """Conditional stochastic rounding: repeated until the norm is within the bound."""
         low = np.floor(vector)
         share = vector - low
         base = low.astype(np.int64)
@@ -220,13 +219,9 @@ class _Running:
 class SecureAggregator:
     """Adds encoded updates modulo M, so the server sees only the sum. Host code, in numpy.
 
-    The result does not depend on the order of devices or on how they are split over calls of `add`,
-    given the same place of a device in the round.
-
-    Args
-        clip_norm    C, to which updates are clipped; the first one if it changes over rounds
-        scale        s, of an update of that norm: a larger one costs bits, and inflates it less
-        report_goal  m: more reports are refused
+    The result does not depend on the order of devices or on how they are split over calls of `add`.
+    The clip norm is the first one if it changes over rounds; a larger `scale` costs bits, and
+    inflates updates less; more reports than `report_goal` are refused.
     """
 
     def __init__(self, clip_norm: float, scale: float, report_goal: int, *, alpha: float = ALPHA):
@@ -286,7 +281,6 @@ class SecureAggregator:
         )
 
     def _rounding(self, key: Key, place: int) -> Key:
-        """What rounds the update of a place in the round."""
         return key.fold("device", place)
 
     def summed(self, total: _Running, vector: Encoded, reports: int, key: Key) -> _Running:
@@ -316,7 +310,6 @@ class SecureAggregator:
         return jax.tree.unflatten(total.treedef, parts)
 
     def sum(self, updates: PyTree | Sequence[PyTree], key: Key) -> PyTree:
-        """The sum of updates stacked on axis 0, or of a list of updates."""
         import jax
 
         if isinstance(updates, list | tuple) and not hasattr(updates, "_fields"):

@@ -82,7 +82,6 @@ class DeviceRounds:
     """Adds up what devices compute in a round, by secure aggregation.
 
     Args
-        network     reaches the devices
         keys        pseudonym -> registered key for signatures; None: no keys were registered
         gap, most   participations that devices enforce, too
         step_s      seconds that devices have for each step
@@ -134,10 +133,7 @@ class DeviceRounds:
         *asked: Any,
     ) -> tuple[Sequence[Vector], Sequence[int]]:
         """The sum of each segment over the first inputs up to `goal`, and whose they are; of
-        nobody, without any, if the round is abandoned.
-
-        Args  settings, vocabulary, asked  of the `Task`
-        """
+        nobody, without any, if the round is abandoned."""
         said_of_all = json.dumps({**settings, "gap": self._gap, "most": self._most})
         numbers = {name: number for number, name in enumerate(cohort.names, 1)}
         names = {number: name for name, number in numbers.items()}
@@ -175,7 +171,6 @@ class DeviceRounds:
         names: Mapping[int, str],
         faults: dict[str, str],
     ) -> SummingState:
-        """The state after the answers to one step."""
         step, kind = summing.ASKED[state.step]
         numbers = {names[number]: number for number in said}
         terms, keys = state.terms, state.terms.verifying
@@ -220,13 +215,8 @@ class DeviceRounds:
 
 
 class DevicesEngine(DeviceRounds):
-    """Computes a round's sums on devices.
-
-    Args
-        vocabulary  words or wordpieces, as devices are sent them
-        text        how devices read their text: tokenizer, max_tokens
-        given       as of `DeviceRounds`
-    """
+    """Computes a round's sums on devices, which are sent the vocabulary and how to read their
+    text."""
 
     def __init__(
         self,

@@ -29,11 +29,8 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Devices as a `Population`: the server knows nothing of them but this.
-
-    Fields  names  pseudonyms, sorted
-            keys   pseudonym -> registered key for signatures; None if none are registered
-    """
+    """Devices as a `Population`: the server knows only their pseudonyms, sorted, and the registered
+    key for signatures of each, if they have any."""
 
     names: tuple[str, ...]
     keys: dict[str, bytes] | None
@@ -41,10 +38,7 @@ class Fleet:
     @classmethod
     def read(cls, path: Path) -> Fleet:
         """A file with a line for each device: its name and, after a tab, its registered key in
-        hexadecimal digits; all devices have keys, or none.
-
-        Raises  ConfigError  the file cannot be read, or a line is something else
-        """
+        hexadecimal digits, of all devices or none. ConfigError for another file."""
         try:
             lines = path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as exc:

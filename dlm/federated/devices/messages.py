@@ -32,10 +32,7 @@ def to_bytes(message: Any) -> bytes:
 
 
 def from_bytes(kind: type[T], data: bytes) -> T:
-    """The message of this class.
-
-    Raises  ProtocolError  the bytes are not one
-    """
+    """The message of this class; ProtocolError if the bytes are not one."""
     size = int.from_bytes(data[:_LENGTH], "little")
     if len(data) < _LENGTH or not size <= min(len(data) - _LENGTH, LONGEST_HEADER):
         raise ProtocolError(

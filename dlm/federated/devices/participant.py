@@ -205,15 +205,11 @@ class Participant:
     """One device.
 
     Args
-        text    for a task, what reads the ids of each utterance
-        clocks  of this device
         allowed  by its owner, whatever a server promises
         registered  keys of the devices that may take part; None: none are, and a server that lies
                 about who sent what can open a single input
         signer  its registered key; None without
-        draw    random bytes
-        order   of the text in a round
-        rounding  the key that rounds the update of a task
+        order, rounding  the keys that order the text, and round the update of a task
     """
 
     def __init__(
@@ -280,7 +276,6 @@ class Participant:
         return said
 
     def _clock(self, run: str, index: int, gap: int, most: int) -> Clock:
-        """Of a run, once this device has taken part in a round; PrivacyError if it may not."""
         return self._clocks.after(run, index, gap, most, self._allowed)
 
     def _check(self, task: Task) -> None:
@@ -354,7 +349,6 @@ class Participant:
             return now.compute([])
 
     def _training(self, task: Task, given: dict[str, Any]) -> Work:
-        """An update of the network of a task."""
         model, local = rnn.RnnConfig(**given["model"]), LocalConfig(**given["local"])
         if max(local.epochs, local.unroll, local.batch_size) > MOST_STEPS:
             raise PrivacyError(
@@ -402,10 +396,7 @@ class Participant:
 
 
 def params_of(model: rnn.RnnConfig, leaves: Sequence[bytes]) -> rnn.Params:
-    """The network of these leaves.
-
-    Raises  ProtocolError  they are of another network, or not finite
-    """
+    """The network of these leaves; ProtocolError if they are of another network, or not finite."""
     template = jax.eval_shape(lambda: rnn.init(jax.random.key(0), model))
     wanted, kind = jax.tree.flatten(template)
     if [len(one) for one in leaves] != [4 * int(np.prod(one.shape)) for one in wanted]:

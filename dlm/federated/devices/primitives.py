@@ -55,10 +55,8 @@ class KeyPair:
 
     def agree(self, public: bytes, purpose: str, about: bytes = b"") -> bytes:
         """The 32 bytes that both holders share for one purpose, if both know what it is about.
-
-        Raises  PrivacyError  `public` is no key: of another length, or a point of low order, with
-                which anybody could know what is agreed
-        """
+        PrivacyError if `public` has another length, or is a point of low order: anybody could know
+        what is agreed."""
         try:
             mine = X25519PrivateKey.from_private_bytes(self.secret)
             shared = mine.exchange(X25519PublicKey.from_public_bytes(public))

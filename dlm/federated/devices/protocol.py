@@ -75,11 +75,9 @@ class RoundTerms:
 
 
 def least_threshold(devices: int, *, active: bool) -> int:
-    """The least threshold that protects, for that many devices.
-
-    Paper  section 6: above a half if the server follows the protocol, above two thirds if it may
-           lie and a third of the devices may help it
-    """
+    """The least threshold that protects, for that many devices: above a half if the server follows
+    the protocol, above two thirds if it may lie and a third of them may help it (paper, section
+    6)."""
     return max(LEAST_DEVICES, (2 * devices // 3 if active else devices // 2) + 1)
 
 
@@ -88,10 +86,8 @@ def least_threshold(devices: int, *, active: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Advertisement:
-    """Public keys of one round: to seal shares with, and to agree on masks with.
-
-    signature  by the device's registered key; empty without one
-    """
+    """Public keys of one round: to seal shares with, and to agree on masks with; signed by the
+    device's registered key, if it has one."""
 
     sealing: bytes
     masking: bytes
@@ -108,10 +104,8 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """For each other device, sealed: its shares of the two secrets.
-
-    commitments  for each device, this one too: to its shares, one after the other
-    """
+    """For each other device, sealed: its shares of the two secrets. For each device, this one too,
+    a commitment to its shares, one after the other."""
 
     sealed: Mapping[int, bytes]
     commitments: Mapping[int, bytes]

@@ -16,11 +16,8 @@ SHARE_BYTES = 33
 
 
 def split(secret: bytes, places: Sequence[int], threshold: int, draw: Draw) -> dict[int, bytes]:
-    """A share of 33 bytes for each place.
-
-    Args  places     distinct, from 1
-          threshold  shares that find the secret again: 1 to the number of places
-    """
+    """A share of 33 bytes for each place, distinct and from 1; `threshold` of them find the
+    secret."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
     if not 1 <= threshold <= len(places) or len(set(places)) < len(places) or min(places) < 1:
@@ -31,10 +28,8 @@ def split(secret: bytes, places: Sequence[int], threshold: int, draw: Draw) -> d
 
 
 def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret, from at least `threshold` shares by their places.
-
-    Raises  PrivacyError  too few, or they are of no secret
-    """
+    """The secret, from at least `threshold` shares by their places; PrivacyError if they are too
+    few, or of no secret."""
     if len(shares) < threshold:
         raise PrivacyError(
             f"found {len(shares)} right shares of a secret; expected at least {threshold}"

@@ -160,10 +160,7 @@ def ask_one(
     most_bytes: int,
     waits: Callable[[socket.socket], None] = lambda line: None,
 ) -> bytes:
-    """The answer of the device at this path; OSError or EOFError if there is none in time.
-
-    Args  waits  is told the line once the request is on its way
-    """
+    """The answer of the device at this path; OSError or EOFError if there is none in time."""
     with socket.socket(socket.AF_UNIX) as line:
         _wait_until(line, end_s)
         line.connect(str(path))

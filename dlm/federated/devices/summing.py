@@ -1,7 +1,5 @@
-"""The server in one round of secure aggregation: who has answered, and what each is told. Pure.
-
-It sees masked inputs, and at the end their sum. The caller decides how long each step waits.
-"""
+"""The server in one round of secure aggregation: who has answered, and what each is told. Pure. It
+sees masked inputs, and at the end their sum. The caller decides how long each step waits."""
 
 from __future__ import annotations
 
@@ -70,10 +68,8 @@ class RoundAbandoned(PrivacyError):
 
 @dataclass(frozen=True, slots=True)
 class SummingState:
-    """goal   number of inputs at which the step ends
-    heard  what devices sent in this step
-    roster, shares, survivors  U1, U2 and U3 with what they sent; total  of masked inputs
-    """
+    """The state of a step, which ends at `goal` inputs: what devices sent in it; the roster, shares
+    and survivors U1, U2 and U3; and the total of masked inputs."""
 
     terms: RoundTerms
     goal: int = MOST_DEVICES
@@ -101,11 +97,8 @@ def is_enough(state: SummingState) -> bool:
 
 
 def hear(state: SummingState, device: int, message: Message) -> SummingState:
-    """The state with one message more.
-
-    Raises  PrivacyError  the message is late, a second one, of a device that is not expected, or
-            has contents that the protocol does not allow; the state stays as it was
-    """
+    """The state with one message more. PrivacyError if that is late, a second one, of a device that
+    is not expected, or not allowed by the protocol; then the state stays as it was."""
     if state.step is Step.ENDED or not isinstance(message, ASKED[state.step][1]):
         raise PrivacyError(
             f"device {device} sent {type(message).__name__} while the round asks for "
@@ -126,10 +119,8 @@ def hear(state: SummingState, device: int, message: Message) -> SummingState:
 
 
 def go_on(state: SummingState) -> tuple[SummingState, dict[int, Reply]]:
-    """The next step, and what each device is told.
-
-    Raises  RoundAbandoned  fewer devices answered than the threshold
-    """
+    """The next step, and what each device is told; RoundAbandoned if fewer answered than the
+    threshold."""
     heard, terms = state.heard, state.terms
     if len(heard) < terms.threshold:
         raise RoundAbandoned(
@@ -161,10 +152,8 @@ def go_on(state: SummingState) -> tuple[SummingState, dict[int, Reply]]:
 
 
 def summed(state: SummingState) -> tuple[tuple[Vector, ...], tuple[int, ...]]:
-    """The sum of the survivors' inputs, modulo each segment's modulus, and who they are.
-
-    Raises  RoundAbandoned  too many devices sent wrong shares
-    """
+    """The sum of the survivors' inputs, modulo each segment's modulus, and who they are;
+    RoundAbandoned if too many devices sent wrong shares."""
     assert state.step is Step.ENDED, state.step
     terms, places = state.terms, places_of(state.roster)
     opened = {device: _of(OpenedShares, one) for device, one in state.heard.items()}
@@ -206,7 +195,6 @@ def _of(kind: type[T], message: Message) -> T:
 
 
 def _fault(state: SummingState, device: int, message: Message) -> str:
-    """What is wrong with a message; "" if nothing."""
     terms = state.terms
     if isinstance(message, Advertisement):
         for key in _keys(message):

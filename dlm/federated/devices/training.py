@@ -49,13 +49,8 @@ TELL_S = 10.0  # of waiting, after which it is told who is waited for
 
 class CheckedIn(AvailabilitySampler):
     """Devices that check in now, in real time: as many as are asked, once they are here; in the
-    end, at least `goal`.
-
-    Args
-        ready       (round) -> of each device whether it may take part by its own clock; None: not
-                    here
-        on_waiting  is told the same, once per round that is waited for
-    """
+    end, at least `goal`. `ready` says of each device whether it may take part in a round by its own
+    clock; None if it is not here."""
 
     def __init__(
         self,
@@ -203,11 +198,8 @@ class OnDevices(FederatedRun[Done]):
 
 
 class DeviceTraining(OnDevices[RoundReport], Training):
-    """As `Training`, of the devices of a fleet that a network reaches.
-
-    Args    on_outcome  is told how the devices did in each round
-    Raises  ConfigError  also for settings that need text or users on this machine
-    """
+    """As `Training`, of the devices of a fleet that a network reaches. ConfigError also for
+    settings that need text or users on this machine."""
 
     def __init__(
         self,
@@ -256,7 +248,6 @@ class DeviceTraining(OnDevices[RoundReport], Training):
 
 
 def _check(settings: TrainingSettings) -> None:
-    """Raises ConfigError for what real devices cannot do."""
     sampling = settings.sampling
     wrong = {
         f"aggregation.secure is {settings.aggregation.secure}; expected true: devices hand in "
@@ -275,10 +266,7 @@ def _check(settings: TrainingSettings) -> None:
 
 
 class DeviceCollection(OnDevices[RoundMetrics], Collection):
-    """As `Collection`, of the devices of a fleet that a network reaches.
-
-    Raises  ConfigError  also without a finite lambda
-    """
+    """As `Collection`, of the devices of a fleet; ConfigError also without a finite lambda."""
 
     def __init__(
         self,

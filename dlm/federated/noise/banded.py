@@ -71,7 +71,6 @@ class BandMF(Base):
         return np.asarray(np.sum(np.cumsum(inverse, axis=0) ** 2, axis=1))
 
     def _columns(self) -> Floats:
-        """(bands, rounds) columns[d, j] = C[j + d, j]."""
         out = np.zeros((self.rows.shape[1], self.rounds))
         for d in range(len(out)):
             out[d, : self.rounds - d] = self.rows[d:, d]
@@ -148,7 +147,6 @@ def _solve(
 
 
 def _inside(rounds: int, bands: int) -> NDArray[np.bool_]:
-    """(bands, rounds) mask of a column's entries: columns end with the matrix."""
     return np.arange(rounds) < rounds - np.arange(bands)[:, None]
 
 

@@ -53,7 +53,6 @@ class BltParameters:
             )
 
     def coefs(self, rounds: int) -> Floats:
-        """(rounds,) first column of C."""
         decay, scale = np.array(self.decay), np.array(self.scale)
         powers = decay ** np.arange(rounds - 1)[:, None]
         return np.concatenate([[1.0], powers @ scale])
@@ -179,7 +178,6 @@ def _optimise(rounds: int, gap: int, times: int, buffers: int, error: str) -> di
 
 
 def _starts(rounds: int, gap: int, buffers: int) -> list[Floats]:
-    """Starting points: decays spaced evenly on a log scale, from a slowest one."""
     out = []
     for slowest in (1e-6, 1 / rounds, 1 / gap):
         leaks = np.geomspace(min(slowest, 0.2), 0.6, 2 * buffers)

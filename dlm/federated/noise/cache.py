@@ -31,13 +31,9 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
 def cached(
     settings: Mapping[str, Any], version: int, make: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The result of `make` for these settings, from disk if it is there.
-
-    Args
-        version  of the optimiser: results of other versions are made again
-        make     returns numbers, lists, strings and float64 arrays; `loss` among them
-    Guarantees   a folder that is not writable only costs time
-    """
+    """The result of `make` for these settings, from disk if this version of the optimiser is there.
+    It has numbers, lists, strings and float64 arrays, `loss` among them. A folder that is not
+    writable only costs time."""
     asked = json.loads(json.dumps({**settings, "version": version}))
     text = json.dumps(asked, sort_keys=True)
     path = folder() / f"{settings['mechanism']}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"

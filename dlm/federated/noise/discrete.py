@@ -205,7 +205,6 @@ class TreeNoise(DiscreteNoise):
         return [1.0] * (1 + _trailing_ones(self._count(now)))
 
     def _count(self, now: int) -> int:
-        """Rounds before `now` in its tree."""
         return now - int(self._starts[np.searchsorted(self._starts, now, side="right") - 1])
 
 
@@ -214,7 +213,6 @@ def _trailing_ones(count: int) -> int:
 
 
 def _estimate(node: Whole, level: int) -> Whole:
-    """N / (2^(level + 1) - 1), to the nearest whole number."""
     if level == 0:
         return node
     over = (2 << level) - 1

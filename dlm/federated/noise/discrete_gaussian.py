@@ -43,12 +43,9 @@ def whole_deviation(deviation: float) -> int:
 
 
 def draw_discrete(key: Key, parts: Sequence[tuple[int, int]]) -> Whole:
-    """Independent discrete Gaussian numbers of a key's stream; `parts` say how many, and of which
-    standard deviation.
-
-    Guarantees  the exact law, conditional on no draw beyond `LIMIT` standard deviations, which
-                raises PrivacyError; the same key and parts give the same numbers
-    """
+    """Independent discrete Gaussian numbers of a key's stream, so many of each standard deviation.
+    The law is exact, conditional on no draw beyond `LIMIT` standard deviations, which raises
+    PrivacyError; the same key and parts give the same numbers."""
     stream, more = WordStream(key.fold("trials")), WordStream(key.fold("more"))
     out = np.empty(sum(count for count, _ in parts), np.int64)
     at = 0
@@ -149,8 +146,6 @@ def exact_trial(words: Words, deviation: int, more: Callable[[int], Words]) -> i
 
 
 class _Uniform:
-    """A uniform number in [0, 1) whose bits are drawn as needed."""
-
     def __init__(self, value: int, bits: int, more: Callable[[int], Words]) -> None:
         self._value, self._bits, self._more = value, bits, more
 
@@ -206,7 +201,6 @@ def strip_edge(strips: int, index: int) -> Bounds:
 
 
 def _last(strips: int, bits: int) -> int:
-    """A strip after which all weights sum to less than 2^-bits."""
     # exp(-i^2 / 2 strips^2) < 2^-(bits + 16) for i > 1.2 strips sqrt(bits + 16), and falls fast.
     return 2 * strips * (int((bits + 16) ** 0.5) + 1)
 

@@ -35,12 +35,9 @@ def make_mechanism(
 ) -> Mechanism:
     """The mechanism `name`, for `rounds` rounds and, if it is optimised, for that participation.
 
-    Args
-        gap, max_participations  that it is optimised for; other mechanisms ignore them
-        restarts  of tree-restart: the rounds at whose start a new tree begins
-        bands     of bandmf, bandtoep and bandfhu; by default the gap
-        error     of blt: "max" or "mean", the loss that is optimised; the others: mean
-        progress  called with a line now and then during a long optimisation
+    Args    restarts  of tree-restart: the rounds at whose start a new tree begins
+            bands     of bandmf, bandtoep and bandfhu; by default the gap
+            error     of blt: "max" or "mean", the loss that is optimised; the others: mean
     Raises  ConfigError  an unknown name, or a setting of another mechanism
     """
     if (name == "tree-restart") != bool(restarts):

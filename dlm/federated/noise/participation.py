@@ -185,7 +185,6 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participati
 
     @functools.cache
     def tree(size: int, closed: int, count: int) -> tuple[tuple[int, int], ...]:
-        """Best (value, rounds closed after it) when `closed` rounds at its start are forbidden."""
         if count == 0:
             return ((0, max(0, closed - size)),)
         if closed + (count - 1) * gap >= size:
@@ -217,15 +216,11 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participati
 
 
 def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
-    """The same if only the gap bounds the participations: faster for many of them.
-
-    A part with more participations, a larger value and fewer rounds closed after it is always
-    better, whatever surrounds it, so few candidates per part have to be kept.
-    """
+    """The same if only the gap bounds the participations: a part with more participations, a larger
+    value and fewer rounds closed after it is always better, so few candidates per part are kept."""
 
     @functools.cache
     def tree(size: int, closed: int) -> tuple[tuple[int, int, int], ...]:
-        """Best (participations, value, rounds closed after it)."""
         none = (0, 0, max(closed - size, 0))
         if closed >= size:
             return (none,)
@@ -269,7 +264,6 @@ def _dense_forest(sizes: tuple[int, ...], gap: int, times: int) -> int:
 
 
 def _joined(first: Floats, second: Floats, times: int) -> Floats:
-    """Two successive parts: participations add up, and the closed rounds between them agree."""
     most = min(first.shape[2] + second.shape[2] - 2, times)
     out = np.full((first.shape[0], second.shape[1], most + 1), -np.inf)
     for between in range(second.shape[0]):

@@ -112,11 +112,7 @@ class TreeAggFull(Base):
 
 
 def _full_variances(size: int) -> Floats:
-    """(size,) variance of each running sum in one complete tree, from all of its nodes.
-
-    A running sum is a path from the root: at each node it adds the whole left half and goes right,
-    or goes left.
-    """
+    """(size,) variance of each running sum in one complete tree, from all of its nodes."""
     levels = size.bit_length()
     # var[h]: variance of a subtree's whole sum, estimated from its own nodes only.
     alone = node_variances(levels)

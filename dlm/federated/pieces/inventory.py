@@ -141,14 +141,11 @@ def build_inventory(
 
     Nobody's text is looked at again, so the inventory has the guarantee of the counts, or none.
 
-    Args  threads   of the estimation; the result may depend on their number in its last bits
-    Guarantees
-        every character of every word is a piece, so that no word is partly unknown; words come back
-        from their pieces as they were, since nothing is normalised
-    Raises
-        ConfigError       a word that could not come back: with white space or a mark of wordpieces
-        EstimationError   the words do not give so many pieces, or have more characters than that
-    Paper  FNG 6: inventories of 4K, 16K, 30K with 100 % character coverage; Kudo 2018
+    Guarantees  every character of every word is a piece, so that no word is partly unknown; words
+                come back from their pieces as they were, since nothing is normalised
+    Raises      ConfigError      a word that could not come back: with white space or a mark
+                EstimationError  the words do not give so many pieces, or have too many characters
+    Paper       FNG 6: inventories of 4K, 16K, 30K with 100 % character coverage; Kudo 2018
     """
     import sentencepiece
 
@@ -243,7 +240,6 @@ _FILE_NAMES = descriptor_pb2.FileDescriptorProto(
 
 
 def _without_paths(model: bytes) -> bytes:
-    """A model without the names of its temporary files, the same every time."""
     known = message_factory.GetMessages([_FILE_NAMES])["ModelProto"].FromString(model)
     for name in ("input", "seed_sentencepieces_file"):
         known.trainer_spec.ClearField(name)

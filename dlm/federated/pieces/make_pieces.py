@@ -31,15 +31,9 @@ def make_pieces(
     public: str | None = None,
     public_key: Path | None = None,
 ) -> MadePieces:
-    """Builds an inventory of the words of `counts`, and writes it with its record.
-
-    Args
-        output      FILE.model
-        public      who says that the counts are of public text
-        public_key  the key that must have signed the counts
+    """Builds an inventory of the words of `counts`, and writes it to FILE.model, with its record.
     Raises as `read_counts`, `require_signed` and `build_inventory`; ConfigError, too, for users'
-    counts that are declared public, and for both `public` and `public_key`.
-    """
+    counts that are declared public, and for both `public` and `public_key`."""
     # Checked before the long estimation, and before any output is replaced.
     _check_name(output)
     if public is not None and (beside := traces_of_users(counts)):

@@ -20,15 +20,12 @@ INDEPENDENT = ("gaussian",)
 def noise_over_signal(
     rounds: Iterable[Mapping[str, Any]], *, mechanism: str, users_over_denominator: float = 1.0
 ) -> float:
-    """How many times the noise of a run is the most that its users can have contributed, at least.
+    """How many times the noise of a run is the most that its users can have contributed, at least,
+    by `clip_norm` and `released_norm` of its rounds.
 
     Below 1, the users' updates may outweigh the noise. Above 1 they cannot, even if every user
-    pulls the same way in every round. 0 without rounds.
-
-    Args
-        rounds      lines of the run's journal: `clip_norm` and `released_norm` of each
-        mechanism   of the noise; one of `noise.NAMES`
-        users_over_denominator  users of a round over what their sum is divided by
+    pulls the same way in every round. 0 without rounds. `users_over_denominator` are users of a
+    round over what their sum is divided by.
     """
     found: list[tuple[float, float]] = [
         (line["clip_norm"], line["released_norm"])
@@ -69,7 +66,6 @@ def noise_warning(journal: Path, settings: TrainingSettings) -> str | None:
 
 
 def rounds_of(journal: Path) -> list[dict[str, Any]]:
-    """The lines of a run's journal; none where there is no file."""
     found = []
     if journal.exists():
         for text in journal.read_text(encoding="utf-8").splitlines():

@@ -247,17 +247,15 @@ def build(
         stages       every stage that used users' data: `account.StageRecord`s, or as JSON
         ledgers      stage -> who took part in it; a noised stage without one has no guarantee,
                      since nothing shows that its assumptions hold
-        simulated    whether keys came from a configured seed: then nothing is guaranteed, and the
-                     numbers are reported as those of a simulation
+        simulated    whether keys came from a configured seed: then nothing is guaranteed
         secure_aggregation   also implied by a stage whose norms are inflated by rounding
         inputs       inputs other than users' text, such as "the vocabulary words.txt", and their
-                     records: their stages used users' data too and are composed with these; an
-                     input without a record or guarantee leaves the whole without one
+                     records: their stages are composed with these; an input without a record or
+                     guarantee leaves the whole without one
         void         more reasons why there is no guarantee
         content      SHA-256 of the outputs by name, which the record is about
         held_out     number of users in no round, evaluated without noise and not covered
         under_way    whether the stages have more rounds than the ledgers so far
-        at           time of the report
         data         `name` of the users' data set, and its keyed `digest`: a plain one would be a
                      release without noise
     Raises  PrivacyError  as `check_stage`

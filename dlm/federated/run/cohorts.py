@@ -45,13 +45,9 @@ class Population(Protocol):
 
 
 class Cohorts:
-    """A sampler of as many users, its clock, and the ledger of whom it drew.
-
-    Args
-        gap, max_participations  what the ledger enforces; None where it only observes
-        round_s  seconds from the beginning of a round to that of the next, for timers
-        salt     of the ledger's hashes; drawn by the operating system if None
-    """
+    """A sampler of as many users, its clock, and the ledger of whom it drew, which enforces gap and
+    participations unless they are None. Timers count from `round_s`, between beginnings of
+    rounds."""
 
     def __init__(
         self,

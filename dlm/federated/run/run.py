@@ -28,13 +28,8 @@ class FederatedRun(Closeable, Generic[Done]):
     A run stopped anywhere and resumed with the same seed ends in the same bits, including the
     journal; a round is reported only after it is saved.
 
-    Fields
-        rounds      planned number of rounds
-        rounds_done  rounds that count
-        binding     what makes two runs the same
-        released    whether rounds are releases, done only once; simulations can repeat them
-        save_every  rounds between checkpoints
-        resumed     whether it continues from the folder's state
+    `binding` is what makes two runs the same. Only simulations can repeat rounds that are
+    `released`.
     """
 
     rounds: int

@@ -31,15 +31,9 @@ def check_history(
     released: bool,
     ended: bool = False,
 ) -> None:
-    """Checks that resuming does not repeat a round; PrivacyError if the checkpoint lacks some.
-
-    Args
-        done      rounds in the checkpoint; None without one
-        private   rounds of the private parts
-        journal   rounds (from 0) in the journal
-        released  whether rounds are releases, done only once; others can be repeated
-        ended     whether there is the ledger of a run that has ended
-    """
+    """Checks that resuming does not repeat a round; PrivacyError if the checkpoint, of `done`
+    rounds, lacks some of the private parts or the journal (whose rounds count from 0). Only rounds
+    that are not `released` can be repeated; a run that has ended has its ledger."""
     if not released:
         return
     last = max(journal, default=-1)

@@ -57,14 +57,9 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True)
 class RunBinding:
-    """What must be the same when a run resumes: content of files, not their paths.
-
-    Fields
-        public      settings, and digests of files; stored in the checkpoint
-        private     digests of users' text: without noise, so they stay private
-        vocabulary  the words or wordpieces, stored in the checkpoint; None if the run does not know
-                    them
-    """
+    """What must be the same when a run resumes: content of files, not their paths. Settings and
+    digests of files are stored in the checkpoint; digests of users' text are without noise, so they
+    stay private. The vocabulary is None if the run does not know it."""
 
     public: Mapping[str, Any]
     private: Mapping[str, Any]
@@ -81,14 +76,9 @@ class RunBinding:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run after `done` rounds that count.
-
-    Fields
-        public   arrays of what was released
-        private  arrays that hide users, or reveal who took part; None of a run that has ended
-        now_s    the sampler's clock
-        facts    more about the public part, as JSON
-    """
+    """A run after `done` rounds that count: arrays of what was released, and more about them as
+    JSON; and private ones that hide users, or reveal who took part, None of a run that has
+    ended."""
 
     done: int
     public: Arrays
@@ -99,8 +89,6 @@ class RunState:
 
 
 class ErasedRun(NamedTuple):
-    """What `RunFolder.end` did: the rounds that count, and the names of what it erased."""
-
     rounds: int
     erased: list[str]
 
@@ -233,16 +221,10 @@ class RunFolder(Closeable):
         released: bool,
         record: Provenance | None = None,
     ) -> None:
-        """Makes rounds count: writes the private part, then the checkpoint; erases the old part.
-
-        Of a run that ends (`state.private` is None), only the ledger is written.
-
-        Args
-            record    of the checkpoint's contents, stored in it
-            lines     of the journal for the new rounds; also in the checkpoint, for a stop before
-                      they are written
-            released  as in `check_history`
-        """
+        """Makes rounds count: writes the private part, then the checkpoint, which has `record` and
+        the new journal `lines`, for a stop before they are written; erases the old part. Of a run
+        that ends (`state.private` is None), only the ledger is written. `released` is as in
+        `check_history`."""
         self._accepted = True
         mark = {"released": True} if released else {}
         texts = [json.dumps({**finite(line), **mark}) for line in lines]

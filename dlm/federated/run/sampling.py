@@ -122,18 +122,14 @@ class Diurnal:
 
 
 class AvailabilitySampler:
-    """`report_goal` of those users who are available and may take part again.
-
-    A user may again when their timer has run out, when `gap` rounds have passed since their last
-    one and while they have taken part fewer than `max_participations` times; over resumed runs too.
+    """`report_goal` of those users who are available and may take part again: when their timer has
+    run out, `gap` rounds have passed since their last one, and they have taken part fewer than
+    `max_participations` times; over resumed runs too (Xu et al. 2023 (GDP), section 2.2).
 
     Args
-        report_goal         users of a round, m
-        gap                 least difference of the rounds of two participations of a user
-        max_participations  most participations of a user; None bounds them by nothing but the gap
+        max_participations  None bounds them by nothing but the gap
         timer_s             seconds from a participation until a user may take part again
         diurnal             who is available when; None: everyone, always
-    Paper                   Xu et al. 2023 (GDP), section 2.2
     """
 
     def __init__(
@@ -268,13 +264,9 @@ def check_population(
     gap: int = 1,
     max_participations: int | None = None,
 ) -> bool:
-    """Whether rounds of this many users are sure to be filled, however chance draws them.
-
-    If rounds are refused, no choice of cohorts fills them; otherwise users in turn do. But cohorts
-    are drawn at random, and the last rounds may lack users who have reached their limit: False.
-
-    Raises  ConfigError  too few users for the gap, or for so many participations
-    """
+    """Whether rounds of this many users are sure to be filled, however chance draws them; False if
+    only users in turn fill them. ConfigError for too few users for the gap, or for so many
+    participations."""
     span = min(gap, rounds)
     if users < report_goal * span:
         raise ConfigError(
@@ -311,7 +303,6 @@ def _check_goal(users: int, report_goal: int) -> None:
 
 
 def _choose(ready: npt.NDArray[np.integer[Any]], count: int, key: Key) -> Users:
-    """A uniformly chosen subset of `count`, sorted: the places of the smallest random numbers."""
     draw = key.uniforms(len(ready))
     if count == len(ready):
         return np.sort(ready).astype(np.int64)

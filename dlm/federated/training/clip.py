@@ -29,11 +29,8 @@ LEAST_NORM = 1e-12
 
 
 class Clipped(NamedTuple):
-    """What clipping leaves, and the L2 norm before it.
-
-    If not `finite`, the update held inf or nan (or its norm is beyond float32): it was replaced by
-    zeros, and `norm` is inf.
-    """
+    """What clipping leaves, and the L2 norm before it. If not `finite`, the update held inf or nan
+    (or its norm is beyond float32): it was replaced by zeros, and `norm` is inf."""
 
     update: Any
     norm: Array
@@ -55,7 +52,6 @@ def global_norm(tree: Any) -> Array:
 
 
 def _scale(norm: Array, bound: Array | float) -> Array:
-    """min(1, bound / norm), a little less where it is below 1."""
     within = jnp.asarray(bound, jnp.float32) * (1.0 - MARGIN)
     return jnp.where(norm <= within, 1.0, within / jnp.maximum(norm, jnp.float32(1e-30)))
 
@@ -143,7 +139,6 @@ class FixedDenominator:
         _check_denominator(self.denominator)
 
     def average(self, total: Tree, weight: Array | float) -> Tree:
-        """The estimate from the sum of weighted updates; their `weight` is not looked at."""
         result: Tree = jax.tree.map(lambda leaf: leaf / self.denominator, total)
         return result
 

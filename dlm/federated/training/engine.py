@@ -22,12 +22,10 @@ from dlm.federated.training.local import LocalConfig, UserUpdate, UserWork, user
 
 class RoundSums(NamedTuple):
     """Sums over a cohort. All of them are of users' data and have no noise yet.
-
     Fields
         update    tree of float64  sum of w_k times the clipped update, of integers (`fixed_point`)
         below     float32  sum of (1 or 0, whether the norm was within the tracked one) - 1/2
         weight    float    sum of w_k, exact
-        users     float32  how many took part
         clipped   float32  how many updates were longer than the clip norm
         refused   float32  how many held inf or nan
         ln_prob   float32  sum of ln P(target), over all devices and steps
@@ -80,7 +78,6 @@ class Engine(Protocol):
 
 
 def _stacked(cohort: Sequence[UserWork], rows: int, batches: int) -> tuple[Any, Any, Any, Any]:
-    """Users side by side, filled up to `rows` users of `batches` batches."""
     first = cohort[0].batches
     work = np.full((rows, batches, *first.shape[1:]), PAD, np.int32)
     used, weight = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
@@ -202,7 +199,6 @@ class LocalEngine:
                 raise ConfigError(f"a user's weight is {user.weight}; it must be 0 to 1")
 
     def _batches(self, cohort: Sequence[UserWork]) -> int:
-        """Room for batches: a power of two, so that few shapes are ever compiled."""
         return 1 << (max(len(user.batches) for user in cohort) - 1).bit_length()
 
     def _blocks(self, cohort: Sequence[UserWork]) -> Iterator[tuple[Any, Any, Any, Any]]:

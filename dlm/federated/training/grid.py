@@ -30,14 +30,9 @@ _COUNT_UNIT = 2.0**GRID_BITS
 
 @dataclass(frozen=True)
 class GridRelease:
-    """How the sums of a run are noised.
-
-    Fields
-        noise         the mechanism on the grid
-        multiplier    noise multiplier of the updates
-        count_stddev  users; of the count that adapts the clip norm; None if it is fixed
-        on_grid       whether sums come as whole steps; others are rounded to them
-    """
+    """How the sums of a run are noised. `count_stddev`, in users, is of the count that adapts the
+    clip norm, None if it is fixed; sums that do not come as whole steps, `on_grid`, are rounded to
+    them."""
 
     noise: DiscreteNoise
     estimator: Estimator

@@ -101,15 +101,10 @@ def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Gen
 
 
 class UserUpdate(NamedTuple):
-    """What a device hands in, and what it saw; only the first may leave it unprotected by noise.
-
-    Fields
-        update   the clipped difference of the parameters
-        norm     float32  L2 norm before clipping (of the last step, where each batch is clipped)
-        finite   bool     False: the device's numbers overflowed and zeros were handed in
-        ln_prob  float32  sum of ln P(target) along the way
-        targets  float32  how many
-    """
+    """What a device hands in, and what it saw; only the clipped `update` may leave it unprotected
+    by noise. The norm is before clipping (of the last step, where each batch is clipped); if the
+    device's numbers overflowed, `finite` is False and zeros were handed in; `ln_prob` sums ln
+    P(target) along the way."""
 
     update: rnn.Params
     norm: Array

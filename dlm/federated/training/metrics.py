@@ -19,15 +19,9 @@ from dlm.federated.training.clip import Array
 
 @dataclass(frozen=True)
 class Metrics:
-    """Counts over some text, which can be added, and the figures derived from them.
-
-    Fields
-        sentences      utterances
-        words          targets that are words or pieces, not the end of an utterance
-        known          of those, the ones in the vocabulary
-        correct        of the known ones, those that the model ranks first
-        ln_words, ln_known, ln_ends  sums of ln P over words, known words, and ends
-    """
+    """Counts over some text, which can be added, and the figures derived from them: words are
+    targets but for the ends of utterances; of the known ones, the model ranks the `correct` ones
+    first; and sums of ln P over words, known words, and ends."""
 
     sentences: int
     words: int

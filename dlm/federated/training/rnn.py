@@ -143,7 +143,6 @@ def initial_state(config: RnnConfig, batch: int) -> State:
 
 
 def _normalised(values: Array, scale: Array, bias: Array) -> Array:
-    """Layer normalisation over the last axis (Ba 2016)."""
     mean = values.mean(-1, keepdims=True)
     variance = jnp.square(values - mean).mean(-1, keepdims=True)
     return (values - mean) * lax.rsqrt(variance + NORM_EPSILON) * scale + bias
@@ -232,7 +231,6 @@ def _outputs(
 
 
 def _logits(params: Params, config: RnnConfig, outputs: Array, rows: Array) -> Array:
-    """(n, N_e) and (vocab_size, N_e) to (n, vocab_size)."""
     logits = outputs @ rows.T
     return logits + params["output_bias"] if config.output_bias else logits
 

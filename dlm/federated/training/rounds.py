@@ -131,7 +131,6 @@ class TrainingState(NamedTuple):
     """All that the next round depends on.
 
     Fields
-        round      rounds done
         params     the model; with noise, if there is any
         optimizer  of the server, made from released updates alone
         bound      float32  C: the clip norm of the next round
@@ -159,14 +158,9 @@ class Raw(NamedTuple):
 
 
 class Diagnostics(NamedTuple):
-    """What a round tells; all but `raw`, of simulations, is made from what is released anyway.
-
-    Fields
-        round          from 0
-        clip_norm      C of this round
-        tracked_norm   estimate of the quantile after it
-        released_norm  L2 norm of the released average
-    """
+    """What a round tells; all but `raw`, of simulations, is made from what is released anyway:
+    rounds from 0, C, the quantile's estimate after the round, and the L2 norm of the released
+    average."""
 
     round: int
     clip_norm: float
@@ -191,16 +185,13 @@ def make_algorithm(
     simulation: bool,
     aggregation_key: Callable[[int], Any] | None = None,
 ) -> FederatedAlgorithm:
-    """Federated learning with this release, optimiser, engine and noise.
+    """Federated learning with this release, optimiser, engine and noise: FedAvg (McMahan 2017; DPF
+    Algorithm 1; GDP Algorithm 1, PrivateSum as in GDP 3). `simulation` lets `Diagnostics` hold what
+    was seen without noise.
 
-    Args
-        mechanism        None if, and only if, the noise multiplier is 0
-        simulation       whether `Diagnostics` may hold what was seen without noise
-        aggregation_key  key of a round's aggregation, from the round; for secure aggregation
     Raises
         PrivacyError  noise without a mechanism or the other way round; a clip norm that changes
                       under noise that is correlated over rounds and cannot restart
-    Paper   FedAvg: McMahan 2017; DPF Algorithm 1; GDP Algorithm 1 (PrivateSum as in GDP 3)
     """
     noised = release.noise_multiplier > 0
     if noised != (mechanism is not None):
@@ -291,7 +282,6 @@ def grid_release(release: ReleaseConfig, engine: Engine, noise: DiscreteNoise) -
 
 
 def _check_changes(release: ReleaseConfig, mechanism: DiscreteNoise) -> None:
-    """Refuses a clip norm that changes in the middle of noise that is correlated over rounds."""
     if mechanism.name == "gaussian":
         return
     changes = {at for at, _ in release.schedule}

@@ -1,7 +1,5 @@
-"""Trains a network in rounds: what is released, from whom, and how good it is.
-
-Above 600 lines: one object owns a run's state, and what resumes must set all of it in one place.
-"""
+"""Trains a network in rounds: what is released, from whom, and how good it is. Above 600 lines: one
+object owns a run's state, and what resumes must set all of it in one place."""
 
 from __future__ import annotations
 
@@ -110,9 +108,7 @@ class Training(FederatedRun[RoundReport]):
         vocabulary_record  `Provenance.public` says that `encode` has no user's text, and who says
                     so. Otherwise the record of the wordpieces whose method `encode` is; any other
                     encoder has none, and a run with a guarantee is refused
-        engine      where updates are computed; default: here
-        aggregator  how they are added; default: as in `settings.aggregation`
-        progress    gets one line at a time about what happens
+        engine, aggregator  where updates are computed, here by default, and how they are added
     Raises
         ConfigError   other settings, users or vocabulary than the folder's run; too few users for
                       the rounds of a new run
@@ -159,7 +155,6 @@ class Training(FederatedRun[RoundReport]):
     def _take_encoder(
         self, encode: Encode | None, vocab_size: int | None, record: Provenance | None
     ) -> int:
-        """How words become ids, and whose text that was made from; returns the number of ids."""
         if encode is None:
             vocabulary: RunVocabulary | None = self._read_vocabulary()
             assert vocabulary is not None
@@ -193,7 +188,6 @@ class Training(FederatedRun[RoundReport]):
             self._take_text()
 
     def _make_algorithm(self, engine: Engine | None, aggregator: Aggregator | None) -> None:
-        """What is released in a round, the noise on it, and what computes and adds up updates."""
         settings, users = self.settings, len(self.train_users)
         self._release = settings.privacy.release(settings.sampling.users_a_round(users))
         self.mechanism = mechanism_of(settings, self._release, self._progress)
@@ -232,7 +226,6 @@ class Training(FederatedRun[RoundReport]):
         self.released = not run.simulation
 
     def _bind(self, users: Population, vocab_size: int) -> None:
-        """What makes two runs the same."""
         # For a plain list the words are compared; who says that it is public can change.
         record = self._vocabulary_record
         bound = None if record is None or record.is_public else record.digest
@@ -352,7 +345,6 @@ class Training(FederatedRun[RoundReport]):
         return self._sensitivities[gap, most]
 
     def _rounding(self, gap: int, most: int) -> float:
-        """Factor by which the grid raises the sensitivity; 1 without noise."""
         if self.noise is None:
             return 1.0
         if (gap, most) not in self._roundings:
@@ -510,7 +502,6 @@ class Training(FederatedRun[RoundReport]):
             ) from exc
 
     def _asked(self, index: int, users: Sequence[int]) -> Any:
-        """The cohort of a round, as the engine takes it."""
         return [self._work(index, user) for user in users]
 
     def _work(self, index: int, user: int) -> UserWork:

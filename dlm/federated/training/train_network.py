@@ -35,11 +35,9 @@ def train_network(
     progress: Callable[[str], None] = lambda line: None,
     on_round: Callable[[RoundReport], None] = lambda done: None,
 ) -> TrainedNetwork:
-    """Trains a network on users' text in the folder `output`, as `run_rounds`.
-
-    Args  open_users  the users, from the folder that their text may be sorted into; it is for its
-                      owner alone, and is removed once no rounds are left
-    """
+    """Trains a network on users' text in the folder `output`, as `run_rounds`. `open_users` gets
+    the folder that their text may be sorted into; it is for its owner alone, and is removed once no
+    rounds are left."""
 
     def opened(folder: RunFolder) -> Training:
         progress("reading and sorting users' text")
@@ -71,16 +69,9 @@ def run_rounds(
     on_round: Callable[[RoundReport], None] = lambda done: None,
 ) -> TrainedNetwork:
     """Trains a network in the folder `output`, or goes on with the run there, and reports it.
-
-    Stopped at any moment, the same call resumes after the last round that counts.
-
-    Args
-        data_name   of the users' file, for the report
-        on_round    is called after each round, which counts by then
-    Raises
-        TrainingDiverged  after the report of the rounds that were done; of a run that ended so
-                          before, without opening it; else as `Training`
-    """
+    Stopped at any moment, the same call resumes after the last round that counts. Raises
+    TrainingDiverged after the report of the rounds that were done or, of a run that ended so
+    before, without opening it; else as `Training`."""
     if settings.run.simulation:
         progress("a seed is set: this is a simulation, and its model is not private")
     elif settings.privacy.mechanism == "none":

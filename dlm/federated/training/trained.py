@@ -48,11 +48,9 @@ def why_diverged(folder: RunFolder) -> str:
 def load_model(
     run: str | os.PathLike[str], *, public_key: str | os.PathLike[str] | None = None
 ) -> TrainedModel:
-    """The network of a run's folder or checkpoint, with its vocabulary and its record.
+    """The network of a run's folder or checkpoint, with its vocabulary and its record, which stays
+    unverified without a public key.
 
-    Args
-        public_key  file of the Ed25519 key that must have signed the checkpoint; without one the
-                    record stays unverified
     Raises
         FormatError   the checkpoint is damaged or has another version
         PrivacyError  its record is of another checkpoint, was changed, or the key has not signed it

@@ -18,7 +18,7 @@ from dlm.errors import ShardFormatError
 from dlm.index import layout
 from dlm.index.layout import Manifest
 from dlm.index.ngrams import NgramTables, OrderTable, Raw, begins_of
-from dlm.index.packed.low import BLANK, STATE_LENGTH, STORED, LowPlain, ids_of, key_bits_of
+from dlm.index.packed.low import BLANK, STATE_LENGTH, LowPlain, key_bits_of, mirrored
 from dlm.index.search.shard import Shard, ShardSet
 from dlm.ngram.arpa import write_arpa
 from dlm.ngram.vocab import UNK_ID, Vocabulary
@@ -36,14 +36,10 @@ class Tables:
     """The contents of a shard set, by n-gram.
 
     extended  by order, (n,)  the flag of each row of `model.tables[order - 1]`
-    stored    (2-grams,)
-    nodes     by context length from 2, (m,)  ranks of the contexts that are nodes, ascending
     """
 
     model: NgramTables
     extended: list[NDArray[np.bool_]]
-    stored: NDArray[np.bool_]
-    nodes: list[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +96,7 @@ def export_arpa(
 
 
 def decode_tables(opened: ShardSet, fault: FaultCallback | None = None) -> Tables:
-    """Every n-gram and blank, the flags of each, and the contexts that are nodes.
+    """Every n-gram and blank, and the flag of each.
 
     Args  fault  called where the files contradict each other; what cannot be placed is left out.
                  Without it, the first fault raises ShardFormatError
@@ -113,18 +109,15 @@ def decode_tables(opened: ShardSet, fault: FaultCallback | None = None) -> Table
         model.tables.append(_pairs(opened, low))
         extended.append((low.pair_flags & STATE_LENGTH) == 2)
     trees = [_Tree(shard) for shard in opened.shards]
-    nodes = []
     for k in range(3, opened.manifest.order + 1):
         found = [tree.level(k - 3, model, tell) for tree in trees]
-        nodes.append(np.sort(np.concatenate([f.node_rank[f.node_rank >= 0] for f in found])))
-        if k > 3:  # weights of contexts of two words are stored with their pairs
-            for level in found:
-                placed = level.node_rank >= 0
-                model.tables[k - 2].log10_backoff[level.node_rank[placed]] = level.backoff[placed]
+        for level in found:
+            placed = level.node_rank >= 0
+            model.tables[k - 2].log10_backoff[level.node_rank[placed]] = level.backoff[placed]
         table, flags = _joined(found, model, tell)
         model.tables.append(table)
         extended.append(flags)
-    return Tables(model, extended, (low.pair_flags & STORED) != 0, nodes)
+    return Tables(model, extended)
 
 
 def _raise(rule: str, file: str, message: str) -> None:
@@ -148,9 +141,9 @@ def _pairs(opened: ShardSet, low: LowPlain) -> OrderTable:
     size = len(low.log10_prob)
     first = np.repeat(np.arange(size, dtype=U32), np.diff(low.begin))
     return OrderTable(
-        np.column_stack([first, ids_of(low.key, key_bits_of(size))]),
+        np.column_stack([first, mirrored(low.key, key_bits_of(size))]),
         low.pair_log10_prob,
-        low.pair_log10_backoff,
+        np.zeros(len(low.key), F32),
         (low.pair_flags & BLANK) != 0,
         first.astype(I64),
     )
@@ -184,31 +177,44 @@ class _Tree:
     def level(self, depth: int, model: NgramTables, tell: FaultCallback) -> _Level:
         """Level `depth`, whose contexts have depth + 2 words; to be called for 0, 1, 2, ..."""
         a = self.levels[depth]
+        key_bits = key_bits_of(len(model.vocabulary))
+        ids, sizes = mirrored(a.key, key_bits), np.diff(a.begin)
         if depth == 0:
             node_rank = a.key.astype(I64)
             two = model.tables[1]
             self.rows = two.rows[node_rank]
             # The list of the shorter context: the pairs that begin with the last word.
             self.words = two.rows[:, 1]
-            size = len(model.vocabulary)
-            parent_begin = begins_of(two.prefix, size)[self.rows[:, 1]]
+            begin = begins_of(two.prefix, len(model.vocabulary))
+            listed = np.diff(begin)[self.rows[:, 1]]
+            parent_begin = begin[self.rows[:, 1]]
+            beyond = np.flatnonzero(a.rank >= np.repeat(listed, sizes))
+            if len(beyond):
+                node = int(np.searchsorted(a.begin, beyond[0], side="right")) - 1
+                tell(
+                    "rank",
+                    self.file,
+                    f"a word after {spell(model.vocabulary, self.rows[node])} is beyond the "
+                    f"{listed[node]} that follow the last of them ({len(beyond)} such)",
+                )
+                # What is said of the others means nothing.
+                a.rank[beyond] = 0
+                parent_begin = np.where(listed, parent_begin, 0)
         else:
             above = self.levels[depth - 1]
             parent = np.repeat(np.arange(len(self.rows)), np.diff(above.child))
-            ids = ids_of(a.key, key_bits_of(len(model.vocabulary)))
             self.rows = np.column_stack([ids, self.rows[parent]])
             parent_begin = self.begin[parent]
             node_rank = model.ranks(self.rows)
-            lost = np.flatnonzero(node_rank < 0)
-            if len(lost):
-                tell(
-                    "node",
-                    self.file,
-                    f"the context {spell(model.vocabulary, self.rows[lost[0]])} is a node but "
-                    f"neither a {depth + 2}-gram nor a blank ({len(lost)} such)",
-                )
-        sizes = np.diff(a.begin)
         word = self.words[np.repeat(parent_begin, sizes) + a.rank]
+        lost = np.flatnonzero(node_rank < 0)
+        if len(lost):
+            tell(
+                "node",
+                self.file,
+                f"the context {spell(model.vocabulary, self.rows[lost[0]])} is a node but "
+                f"neither a {depth + 2}-gram nor a blank ({len(lost)} such)",
+            )
         self.words, self.begin = word, a.begin[:-1]
         prefix = np.repeat(node_rank, sizes)
         return _Level(
@@ -219,13 +225,11 @@ class _Tree:
 def _joined(
     levels: list[_Level], model: NgramTables, tell: FaultCallback
 ) -> tuple[OrderTable, NDArray[np.bool_]]:
-    """One level of all shards as a table; n-grams of lost contexts and repeated ones left out."""
     contexts = model.tables[-1].rows
-    prefix = np.concatenate([level.prefix for level in levels])
-    word = np.concatenate([level.word for level in levels])
-    prob = np.concatenate([level.log10_prob for level in levels])
-    extended = np.concatenate([level.extended for level in levels])
-    blank = np.concatenate([level.blank for level in levels])
+    prefix, word, prob, extended, blank = (
+        np.concatenate([getattr(level, name) for level in levels])
+        for name in ("prefix", "word", "log10_prob", "extended", "blank")
+    )
     keys = model.sort_keys(np.maximum(prefix, 0), word)
     place = np.argsort(keys, kind="stable")
     place = place[prefix[place] >= 0]

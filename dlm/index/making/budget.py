@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 PARSER_BYTES = 64 * MIB  # text and arrays of ArpaReader
 WORD_BYTES = 300  # a word in the vocabulary of the reader, and the arrays of the 1-grams
-LEAST_BYTES = 160 * MIB  # beside the vocabulary
+ROOT_BYTES = 50  # a root of a shard: its number, the size and the place of its record
+LEAST_BYTES = 160 * MIB  # beside these
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,14 @@ class Budget:
         return cls(False, 8 * MIB, 8 * MIB, threads=threads)
 
     @classmethod
-    def of(cls, memory_bytes: int, counts: Sequence[int], threads: int) -> Budget:
+    def of(cls, memory_bytes: int, counts: Sequence[int], threads: int, shards: int = 1) -> Budget:
         """The budget of a model with these counts under a limit; `ConfigError` if it is too low."""
-        fixed = WORD_BYTES * counts[0]
-        least = least_bytes(counts)
+        least = least_bytes(counts, shards)
+        fixed = least - LEAST_BYTES
         if memory_bytes < least:
             raise ConfigError(
-                f"--memory is {memory_bytes:,} bytes; {counts[0]:,} words need at least {least:,}"
+                f"--memory is {memory_bytes:,} bytes; {counts[0]:,} words, and the word pairs of "
+                f"one of {shards} shards, need at least {least:,}"
             )
         if PARSER_BYTES + fixed + in_memory_bytes(counts) <= memory_bytes:
             return cls.in_memory(threads)
@@ -87,13 +89,15 @@ def credible_counts(reader: NgramReader) -> list[int]:
     return counts
 
 
-def least_bytes(counts: Sequence[int]) -> int:
-    return LEAST_BYTES + WORD_BYTES * counts[0]
+def least_bytes(counts: Sequence[int], shards: int = 1) -> int:
+    """Beside the vocabulary, the roots of a shard are in memory: each may be a 2-gram."""
+    return LEAST_BYTES + WORD_BYTES * counts[0] + ROOT_BYTES * (sum(counts[1:2]) // shards)
 
 
 def in_memory_bytes(counts: Sequence[int]) -> int:
     """About how many bytes the n-grams of a model take if nothing is spilled."""
-    return sum(count * (4 * (k + 2) + 8 + 44) for k, count in enumerate(counts, 1) if k > 1)
+    rows = sum(count * (4 * (k + 2) + 8 + 44) for k, count in enumerate(counts, 1) if k > 1)
+    return rows + ROOT_BYTES * sum(counts[1:2])
 
 
 def spill_bytes(counts: Sequence[int]) -> int:
@@ -103,8 +107,8 @@ def spill_bytes(counts: Sequence[int]) -> int:
     most 60 bytes: with its node, before and after assignment to shards. Blanks are not counted.
     """
     once = [count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1]
-    return max(int(1.2 * (sum(once) + max(once, default=0))), 60 * sum(counts[2:]))
+    return max(int(1.2 * (sum(once) + max(once, default=0))), 60 * sum(counts[1:]))
 
 
 def output_bytes(counts: Sequence[int]) -> int:
-    return 12 * sum(counts) + 16 * counts[0]
+    return 16 * sum(counts) + 16 * counts[0]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,30 +16,30 @@ from numpy.typing import NDArray
 
 from dlm.files import scratch_folder, sync_folder
 from dlm.index import layout
-from dlm.index.coding import Coding, DistinctValues, ValueCode
+from dlm.index.coding import ANY, Coding, ValueHistogram
 from dlm.index.layout import FileEntry
 from dlm.index.making import stages
 from dlm.index.making.budget import Budget, credible_counts
 from dlm.index.making.files import Columns, write_parts
-from dlm.index.making.pack import (
-    BitStream,
-    LevelPacker,
-    LevelParts,
-    LevelShape,
-    tree_columns,
-)
+from dlm.index.making.pack import BitStream, TreeColumns, TreePacker
 from dlm.index.making.stages import Context
 from dlm.index.making.work import Journal, RowReader, Work
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.columns import (
     BACKOFF_BITS,
     bits_of,
-    magnitudes_of,
-    pack_fields,
     probs_of,
     room,
 )
-from dlm.index.packed.low import BLANK, LOW_SHAPE, PAIR_FLAG_BITS, STORED, ids_of
+from dlm.index.packed.low import (
+    LOW_SHAPE,
+    NOT_EXTENDED,
+    PAIR_STATE_BITS,
+    mirrored,
+    pack_words,
+)
+from dlm.index.packed.record_kernels import WIDTH_BITS
+from dlm.index.packed.tree import LevelCode
 from dlm.ngram.partition import balanced_slot_table
 from dlm.ngram.vocab import UNK_ID
 from dlm.progress import ProgressReporter
@@ -96,6 +95,9 @@ def build(
         if slots is None:
             load = work.array("load-2") if slot_load is None else slot_load
             slots = balanced_slot_table(load, shards)
+        if "codes" not in journal.done:
+            stages.code_levels(c)
+            journal.save("codes", work)
         stages.route(c, slots, shards, journal)
         _write_files(folder, shards, c, journal)
     finally:
@@ -157,6 +159,7 @@ def rebuild(
             stages.read(source, source.counts, c)
             stages.join(c, journal)
             finish_words(c)
+            stages.code_levels(c)
             stages.route(c, slots, shards, journal)
             for file in _files(c, shards, journal):
                 yield layout.file_name(file.kind, file.index), file.make()
@@ -186,7 +189,6 @@ class _File:
 
 
 def _files(c: Context, shards: int, journal: Journal) -> Iterator[_File]:
-    """The files that are not done, in the manifest's order; each is made before the next."""
     counts, blanks = c.counts, c.work.info["blanks"]
 
     def missing(kind: str, index: int | None = None) -> bool:
@@ -291,97 +293,110 @@ def vocabulary_columns(c: Context) -> dict[str, Any]:
 
 def low_columns(c: Context) -> dict[str, Any]:
     """The columns of the low orders, the pairs a piece at a time."""
-    work, rows = c.work, c.budget.block_rows
-    values = work.array("word-values")
-    extended = work.array("word-extended")
-    prob_most, backoff_most = c.coding.prob_table, c.coding.backoff_table
-    magnitude1 = magnitudes_of(values[:, 0])
-    bits1 = np.ascontiguousarray(values[:, 1]).view(U32)
-    word_prob = _code_of(magnitude1, prob_most)
-    word_backoff = _code_of(bits1, backoff_most, BACKOFF_BITS)
-    pairs = work.columns["pairs"] if c.order > 1 else Column(U32, 4)
-    begin = np.zeros(c.words + 1, I64)
-    if c.order > 1:
-        np.cumsum(work.array("pair-sizes"), out=begin[1:])
+    work = c.work
+    values, extended = work.array("word-values"), work.array("word-extended")
+    sizes = work.array("pair-sizes") if c.order > 1 else np.zeros(c.words, I64)
+    # Words that may have a weight or a list, and one that stands for the others.
+    count = int(np.flatnonzero((sizes > 0) | (values[:, 1] != 0)).max(initial=-1)) + 1
+    weights = np.zeros(count + 1, F32)
+    weights[:count] = values[:count, 1]
+    begin = np.zeros(count + 1, I64)
+    np.cumsum(sizes[:count], out=begin[1:])
+    found = ValueHistogram(ANY, np.uint32)
+    found.add(weights.view(U32))
+    backoff = found.code(BACKOFF_BITS)
 
-    probs, backoffs = DistinctValues(prob_most), DistinctValues(backoff_most, BACKOFF_BITS)
-    for chunk in pairs.chunks(rows):
-        probs.add(chunk[chunk[:, 3] & U32(4) == 0, 1] & U32(0x7FFFFFFF))
-        backoffs.add(np.ascontiguousarray(chunk[:, 2]))
-    prob, backoff = probs.code(), backoffs.code()
-    value_bits = PAIR_FLAG_BITS + prob.bits + backoff.bits
-    place = np.empty(c.words + 1, I64)
-    packed.key_list_bits(begin, c.key_bits, value_bits, place)
+    probs = ValueHistogram(c.coding.prob_table, np.uint32)
+    widths = np.ones(count, I64)
+    for first, last, chunk in _pairs_of_words(c, begin):
+        probs.add(chunk[chunk[:, 2] & U32(4) == 0, 1] & U32(0x7FFFFFFF))
+        widths[first:last] = _key_widths(chunk[:, 0], begin[first : last + 1], c.key_bits)
+    prob = probs.code()
+    flag_bits = PAIR_STATE_BITS + (c.order > 1 and c.work.info["blanks"][1] > 0)
+    value_bits = flag_bits + prob.bits
+    place = np.empty(count + 1, I64)
+    packed.key_list_bits(begin, widths, value_bits, place)
     lists = BitStream(Column(np.uint64, path=work.file("low-list.part")))
-    first = 0
-    while first < c.words:
-        after = int(np.searchsorted(begin, begin[first] + rows, side="right")) - 1
-        last = min(max(after, first + 1), c.words)
-        chunk = pairs.read(int(begin[first]), int(begin[last]))
-        key = np.ascontiguousarray(chunk[:, 0])
-        near = prob.codes(chunk[:, 1] & U32(0x7FFFFFFF))
-        near[chunk[:, 3] & U32(4) != 0] = 0
-        near = (near << U64(PAIR_FLAG_BITS)) | _pair_flags(c, key, chunk[:, 3], extended)
+    for first, last, chunk in _pairs_of_words(c, begin):
+        of_pairs = prob.codes(chunk[:, 1] & U32(0x7FFFFFFF))
+        of_pairs[chunk[:, 2] & U32(4) != 0] = 0
+        of_pairs = (of_pairs << U64(flag_bits)) | _pair_flags(c, chunk, extended)
+        some = begin[first : last + 1] - begin[first]
+        shift = np.repeat(c.key_bits - widths[first:last], np.diff(some)).astype(U32)
         bits = int(place[last] - place[first])
         words, offset = lists.room(bits)
         packed.put_key_lists(
-            words, place[first : last + 1] - place[first] + offset,
-            begin[first : last + 1] - begin[first], c.key_bits, value_bits,
-            PAIR_FLAG_BITS + prob.bits, key, near, backoff.codes(chunk[:, 2]),
+            words, place[first : last + 1] - place[first] + offset, some, widths[first:last],
+            value_bits, chunk[:, 0] >> shift, of_pairs,
         )  # fmt: skip
         lists.put(words, bits)
-        first = last
     # Arrays by word are in memory.
-    begin_bits, place_bits = bits_of(len(pairs)), bits_of(int(place[-1]))
-    stride = begin_bits + place_bits + word_backoff.bits
-    entries = room((c.words + 1) * stride)
+    begin_bits, place_bits = bits_of(int(begin[-1])), bits_of(int(place[-1]))
+    stride = begin_bits + place_bits + WIDTH_BITS + backoff.bits
+    entries = room((count + 2) * stride)
     at = 0
     for column, bits in (
-        (begin, begin_bits), (place, place_bits), (word_backoff.codes(bits1), word_backoff.bits),
+        (np.append(begin, begin[-1]), begin_bits), (place, place_bits), (widths - 1, WIDTH_BITS),
+        (backoff.codes(weights.view(U32)), backoff.bits),
     ):  # fmt: skip
         packed.put_all(entries, at, stride, bits, np.ascontiguousarray(column, U64))
         at += bits
-    near1 = (word_prob.codes(magnitude1) << U64(1)) | extended.astype(U64)
+    word_value, word_prob_table = pack_words(np.ascontiguousarray(values[:, 0]), extended)
     shape = {
         "words": c.words,
-        "pairs": len(pairs),
-        "key_bits": c.key_bits,
-        "word_prob_bits": word_prob.bits,
-        "word_backoff_bits": word_backoff.bits,
+        "pairs": int(begin[-1]),
+        "entries": count,
+        "word_backoff_bits": backoff.bits,
+        "pair_flag_bits": flag_bits,
         "pair_prob_bits": prob.bits,
-        "pair_backoff_bits": backoff.bits,
         "begin_bits": begin_bits,
         "place_bits": place_bits,
-        "word_prob_base": word_prob.base,
         "pair_prob_base": prob.base,
     }
     columns: dict[str, NDArray[Any] | Column] = {
         "shape": np.array([shape[name] for name in LOW_SHAPE], np.uint64),
-        "word_value": pack_fields(near1, word_prob.bits + 1),
+        "word_value": word_value,
         "word_entry": entries,
         "list": lists.close(),
-        "word_prob_table": probs_of(word_prob.table),
-        "word_backoff_table": word_backoff.table.view(F32),
+        "word_prob_table": word_prob_table,
+        "word_backoff_table": backoff.table.view(F32),
         "pair_prob_table": probs_of(prob.table),
-        "pair_backoff_table": backoff.table.view(F32),
     }
     return {name: (part.dtype, [part]) for name, part in columns.items()}
 
 
-def _code_of(values: NDArray[np.uint32], most: int, raw_bits: int | None = None) -> ValueCode:
-    found = DistinctValues(most, raw_bits)
-    found.add(values)
-    return found.code()
+def _pairs_of_words(
+    c: Context, begin: NDArray[np.int64]
+) -> Iterator[tuple[int, int, NDArray[np.uint32]]]:
+    """Rows of `join` of the pairs of some words at a time: the first of them, the one after."""
+    first, count = 0, len(begin) - 1
+    while first < count:
+        after = int(np.searchsorted(begin, begin[first] + c.budget.block_rows, side="right")) - 1
+        last = min(max(after, first + 1), count)
+        if begin[last] > begin[first]:
+            yield first, last, c.work.columns["pairs"].read(int(begin[first]), int(begin[last]))
+        first = last
+
+
+def _key_widths(
+    keys: NDArray[np.uint32], begin: NDArray[np.int64], key_bits: int
+) -> NDArray[np.int64]:
+    """Bits of the largest id in each list, at least 1, of keys of `key_bits`."""
+    widths, some = np.ones(len(begin) - 1, I64), np.diff(begin) > 0
+    # An id of few bits, mirrored, ends with zeros.
+    joined = np.bitwise_or.reduceat(keys, begin[:-1][some] - begin[0])
+    widths[some] = np.maximum(np.frexp(mirrored(joined, key_bits).astype(np.float64))[1], 1)
+    return widths
 
 
 def _pair_flags(
-    c: Context, key: NDArray[np.uint32], bits: NDArray[np.uint32], extended: NDArray[np.bool_]
+    c: Context, rows: NDArray[np.uint32], extended: NDArray[np.bool_]
 ) -> NDArray[np.uint64]:
-    second = extended[ids_of(key, c.key_bits)].astype(U64)
-    flags = np.where(bits & U32(1), U64(2), second)
-    flags |= np.where(bits & U32(2), U64(STORED), U64(0))
-    flags |= np.where(bits & U32(4), U64(BLANK), U64(0))
-    return flags
+    bits = rows[:, 2]
+    state = extended[mirrored(rows[:, 0], c.key_bits)].astype(U64)
+    state[bits & U32(2) != 0] = NOT_EXTENDED
+    state[bits & U32(1) != 0] = 2
+    return state | (bits & U32(4)).astype(U64)
 
 
 class ShardLevels:
@@ -429,34 +444,16 @@ class ShardLevels:
             return column.finish(sync=False)
 
         rows = [(taken(level, 0), taken(level, 1)) for level in range(c.order - 2)]
-        blanks = [bool(counts[index, 2]) for counts in self._counts]
-        columns = pack_shard(c, rows, blanks, len(c.work.columns["pairs"]) if c.order > 1 else 0)
+        pairs = len(c.work.columns["pairs"]) if c.order > 1 else 0
+        columns = pack_shard(c, rows, stages.level_codes(c), pairs)
         for column in own:
             column.remove()
         return columns
 
 
 def pack_shard(
-    c: Context, rows: list[tuple[Column, Column]], blanks: list[bool], pairs: int
-) -> dict[str, Any]:
-    """The columns of a shard from its nodes and entries by level, rows of `kernels.route`.
-
-    Args  blanks  whether a level has any;  pairs  2-grams, blanks included
-    """
-
-    def pack(level: int) -> LevelParts:
-        shape = LevelShape(
-            level == 0,
-            level + 3 == c.order,
-            blanks[level],
-            pairs,
-            c.key_bits,
-            c.coding.prob_table,
-            c.coding.backoff_table,
-        )
-        name, size = f"level-{level}", c.budget.block_rows
-        return LevelPacker(*rows[level], shape, c.work, name, size).pack()
-
-    with ThreadPoolExecutor(c.budget.threads) as pool:
-        parts = list(pool.map(pack, range(len(rows))))
-    return tree_columns(parts, pairs, c.key_bits)
+    c: Context, rows: Sequence[tuple[Column, Column]], codes: Sequence[LevelCode], pairs: int
+) -> TreeColumns:
+    """The columns of a shard from its nodes and entries by level, rows of `kernels.route`; `pairs`
+    are the 2-grams of the model, blanks included."""
+    return TreePacker(rows, codes, pairs, c.key_bits, c.work, c.budget.block_rows).pack()

@@ -26,8 +26,6 @@ _STEP_BYTES = 4 << 20
 
 
 class _Sink:
-    """A file that computes its checksum, and writes real columns in place of placeholders."""
-
     def __init__(self, path: Path, columns: dict[int, Iterator[memoryview]]) -> None:
         self._file = path.open("wb", _STEP_BYTES)
         self._columns = columns

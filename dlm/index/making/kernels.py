@@ -11,6 +11,7 @@ import numpy as np
 
 from dlm.jit import inlined, kernel
 from dlm.ngram.kernels import slot_of
+from dlm.ngram.memory_kernels import mirrored
 
 # What `join` and `route` return.
 DONE, FULL, ROWS, SUFFIXES, ENTRIES, PAIRS = -1, 0, 1, 2, 3, 4
@@ -20,22 +21,22 @@ PARENTS, PARENT_KEYS, NODES, LIST = 1, 2, 3, 4
 (
     A, Q, X, P, E, D, R, PHASE, BLANK, CHILDREN, FOLLOWING, PROB, BACKOFF, HELD, HELD_CHILDREN,
     HELD_RANK, GROUP, GROUP_COUNT, NUMBER, BLANKS, TWICE, MISSING, SLOT_U, SLOT_V, SLOT, TWICE_KEPT,
-    MISSING_KEPT, MISSING_LAST,
-) = range(28)  # fmt: skip
-JOIN_STATE = 28
+    MISSING_KEPT,
+) = range(27)  # fmt: skip
+JOIN_STATE = 27
 
 BLANK_CODE = 0x7FFFFFFF  # no probability has these bits: it would be no number
 
 
-@kernel("uint32[:, :], uint32[:], uint32[:], uint64, uint64, out uint32[:, :]")
-def suffix_rows(ids, prob, backoff, multiplier, mask, out):  # type: ignore[no-untyped-def]
+@kernel("uint32[:, :], uint32[:], uint32[:], int64, out uint32[:, :]")
+def suffix_rows(ids, prob, backoff, key_bits, out):  # type: ignore[no-untyped-def]
     """Rows (n, k + 2) in suffix order of n-grams (n, k >= 2), the bits of their values behind."""
     k = ids.shape[1]
     for i in range(len(ids)):
         out[i, 0] = ids[i, k - 2]
-        out[i, 1] = np.uint32((np.uint64(ids[i, k - 1]) * multiplier) & mask)
+        out[i, 1] = np.uint32(mirrored(np.int64(ids[i, k - 1]), key_bits))
         for j in range(2, k):
-            out[i, j] = np.uint32((np.uint64(ids[i, k - 1 - j]) * multiplier) & mask)
+            out[i, j] = np.uint32(mirrored(np.int64(ids[i, k - 1 - j]), key_bits))
         out[i, k] = prob[i]
         out[i, k + 1] = backoff[i]
 
@@ -52,7 +53,7 @@ def _compare(x, i, y, j, width):  # type: ignore[no-untyped-def]
 @kernel(
     "int64, bool, uint32[:, :], uint32[:, :], uint32[:, :], uint32[:, :], bool[:], out "
     "int64[:], out uint32[:], out uint32[:], out uint32[:, :], out uint32[:, :], out uint32[:, "
-    ":], out int64[:], out uint32[:, :], out uint32[:, :], uint64, uint64, uint64, int64, int64"
+    ":], out int64[:], out uint32[:, :], out uint32[:, :], int64, int64, int64"
 )
 def join(  # type: ignore[no-untyped-def]
     k,
@@ -71,9 +72,7 @@ def join(  # type: ignore[no-untyped-def]
     load,
     twice,
     missing,
-    multiplier,
-    inverse,
-    mask,
+    key_bits,
     node_bytes,
     gram_bytes,
 ):
@@ -89,10 +88,10 @@ def join(  # type: ignore[no-untyped-def]
         pairs     (n, 4)      the 2-grams of the file in suffix order, where k is 3
         at        (JOIN_STATE,);  current, held (k,): the n-gram at hand, its suffix
         out_entries    k > 3: (n, k + 1) list order, value;  k = 3: (n, 5), with the place in the
-                       list of 2-grams before the value;  k = 2: (n, 5) suffix order, bits of the
-                       values, and 1 extended | 2 node | 4 blank
-        out_nodes      (n, 5) key of the oldest word (k = 2: number of the pair), bits of the weight
-                       (k = 2: id of the second word), nodes below, n-grams following, slot
+                       list of 2-grams before the value;  k = 2: (n, 4) suffix order, bits of the
+                       probability, and 1 extended | 2 node | 4 blank
+        out_nodes      (n, 5) key of the oldest word (k = 2: number of the pair), bits of the
+                       weight, nodes below, n-grams following, slot
         out_suffixes   (n, k) as `suffixes`, one order down;  load (4096,)
         twice, missing (m, k) repeated n-grams; contexts that are not n-grams of the file
     Returns      FULL, or the number of the stream whose block is used up, or DONE
@@ -224,21 +223,20 @@ def join(  # type: ignore[no-untyped-def]
                 at[HELD_CHILDREN] = 0
             following = at[FOLLOWING] > 0
             weight = at[BACKOFF] != 0
-            node = (following or at[CHILDREN] > 0 or (k > 2 and weight)) and not top
+            node = (following or at[CHILDREN] > 0 or weight) and not top
             extended = (following or weight) and not top
             e = at[E]
             if k == 2:
                 out_entries[e, 0] = current[0]
                 out_entries[e, 1] = current[1]
                 out_entries[e, 2] = at[PROB]
-                out_entries[e, 3] = at[BACKOFF]
-                out_entries[e, 4] = (
+                out_entries[e, 3] = (
                     (1 if extended else 0) | (2 if node else 0) | (4 if at[BLANK] else 0)
                 )
             else:
                 second = current[2]
-                out_entries[e, 0] = np.uint32((np.uint64(second) * inverse) & mask)
-                out_entries[e, 1] = np.uint32((np.uint64(current[0]) * multiplier) & mask)
+                out_entries[e, 0] = np.uint32(mirrored(np.int64(second), key_bits))
+                out_entries[e, 1] = np.uint32(mirrored(np.int64(current[0]), key_bits))
                 for c in range(3, k):
                     out_entries[e, c - 1] = current[c]
                 out_entries[e, k - 1] = current[1]
@@ -254,14 +252,10 @@ def join(  # type: ignore[no-untyped-def]
                 if at[SLOT_U] != current[0] or at[SLOT_V] != current[1]:
                     at[SLOT_U] = current[0]
                     at[SLOT_V] = current[1]
-                    at[SLOT] = slot_of(current[0], (np.uint64(current[1]) * inverse) & mask)
+                    at[SLOT] = slot_of(current[0], mirrored(np.int64(current[1]), key_bits))
                 d = at[D]
-                if k == 2:
-                    out_nodes[d, 0] = at[NUMBER]
-                    out_nodes[d, 1] = np.uint32((np.uint64(current[1]) * inverse) & mask)
-                else:
-                    out_nodes[d, 0] = current[k - 1]
-                    out_nodes[d, 1] = at[BACKOFF]
+                out_nodes[d, 0] = at[NUMBER] if k == 2 else current[k - 1]
+                out_nodes[d, 1] = at[BACKOFF]
                 out_nodes[d, 2] = at[CHILDREN]
                 out_nodes[d, 3] = at[FOLLOWING]
                 out_nodes[d, 4] = at[SLOT]
@@ -304,7 +298,7 @@ ROUTE_STATE = 9
 
 @kernel(
     "bool, uint32[:, :], uint32[:, :], uint32[:, :], uint32[:, :], bool[:], out int64[:], out "
-    "uint32[:], uint32[:], int64[:], out uint32[:, :], out uint32[:, :], out int64[:, :]"
+    "uint32[:], uint32[:], out uint32[:, :], out uint32[:, :], out int64[:, :]"
 )
 def route(  # type: ignore[no-untyped-def]
     direct,
@@ -316,7 +310,6 @@ def route(  # type: ignore[no-untyped-def]
     at,
     listed,
     shard_of_slot,
-    sizes,
     out_nodes,
     out_entries,
     counts,
@@ -330,9 +323,9 @@ def route(  # type: ignore[no-untyped-def]
         parent_keys, entries  (n, 2) key, value; where `direct`, entries are (n, 3), with the place
                          in the middle
         at               (ROUTE_STATE,);  listed (V,) the keys of the parent's list
-        shard_of_slot    (4096,);  sizes (V,) 2-grams that begin with each word
+        shard_of_slot    (4096,)
         out_nodes        (len(nodes), 6) shard, key, weight, nodes below, n-grams following,
-                         entries of the parent's list
+                         entries of the parent's list (of roots 0)
         out_entries      (len(entries), 3) shard, place in the parent's list, value
         counts           (B, 3)  nodes, n-grams, blanks of each shard
     Returns      the number of the stream whose block is used up, or DONE
@@ -387,12 +380,8 @@ def route(  # type: ignore[no-untyped-def]
             out_nodes[d, 1] = nodes[d, 0]
             out_nodes[d, 3] = nodes[d, 2]
             out_nodes[d, 4] = nodes[d, 3]
-            if direct:
-                out_nodes[d, 2] = 0
-                out_nodes[d, 5] = sizes[nodes[d, 1]]
-            else:
-                out_nodes[d, 2] = nodes[d, 1]
-                out_nodes[d, 5] = at[LISTED]
+            out_nodes[d, 2] = nodes[d, 1]
+            out_nodes[d, 5] = 0 if direct else at[LISTED]
             counts[shard, 0] += 1
             at[LEFT_ENTRIES] = nodes[d, 3]
             at[LEFT_NODES] -= 1

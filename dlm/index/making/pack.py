@@ -5,25 +5,31 @@ Each function gives bit for bit what packing whole arrays gives (tests/index/ora
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.index.coding import DistinctValues, ValueCode
+from dlm.index.coding import (
+    COUNTED_WEIGHTS,
+    ValueHistogram,
+    weight_code,
+)
 from dlm.index.making.kernels import BLANK_CODE
 from dlm.index.making.work import Work
-from dlm.index.packed import kernels
-from dlm.index.packed.columns import BACKOFF_BITS, bits_of, probs_of, room
-from dlm.index.packed.kernels import OFFSET_BLOCK
-from dlm.index.packed.tree import LEVEL_COLUMNS, LEVEL_SHAPE, TABLES, TREE_SHAPE, root_key_bits_of
+from dlm.index.packed import record_kernels
+from dlm.index.packed.columns import probs_of, room
+from dlm.index.packed.low import key_bits_of
+from dlm.index.packed.tree import TABLES, LevelCode
 from dlm.spill.column import Column
 
 U64 = np.uint64
 I64 = np.int64
 Rows = NDArray[np.uint32]
+Bits = NDArray[np.uint32]
 
 
 class BitStream:
@@ -45,313 +51,224 @@ class BitStream:
         self._last = words[whole]
         self._bits += bits
 
-    def fields(self, values: NDArray[Any], width: int) -> None:
-        bits = len(values) * width
-        words, begin = self.room(bits)
-        kernels.put_all(words, begin, width, width, np.ascontiguousarray(values, np.uint64))
-        self.put(words, bits)
-
     def close(self) -> Column:
         end = [self._last, 0] if self._bits % 64 else [0]
         self.column.append(np.array(end, np.uint64))
         return self.column.finish(sync=False)
 
 
-def rechunk(chunks: Iterator[NDArray[Any]], multiple: int) -> Iterator[NDArray[Any]]:
-    """The same values in chunks whose lengths, but the last, are multiples."""
-    left: NDArray[Any] | None = None
-    for chunk in chunks:
-        whole = chunk if left is None or not len(left) else np.concatenate([left, chunk])
-        cut = len(whole) // multiple * multiple
-        if cut:
-            yield whole[:cut]
-        left = whole[cut:].copy()
-    if left is not None and len(left):
-        yield left
+def zero_words(path: Path | None, bits: int) -> NDArray[np.uint64]:
+    """`columns.room`, in memory or in a file at `path`, whose room is taken and whose name goes."""
+    if path is None:
+        return room(bits)
+    count = len(room(0)) + (bits + 63) // 64
+    with path.open("w+b") as file:
+        path.unlink()
+        os.posix_fallocate(file.fileno(), 0, count * 8)
+        return np.memmap(file, U64, "r+", shape=(count,))
 
 
-def stream_offsets(
-    make: Callable[[], Iterator[NDArray[np.int64]]],
-    count: int,
-    last: int,
-    words: BitStream,
-    wide_words: BitStream,
-) -> tuple[int, int]:
-    """Packs `count` offsets up to `last`, which `make` gives twice: `columns.Offsets`.
+def put_roots(
+    path: Path | None, numbers: Bits, sizes: NDArray[np.int64], pairs: int
+) -> tuple[int, NDArray[np.uint64], NDArray[np.int64]]:
+    """Bits of a tree, its words (see `zero_words`), and where the record of each root begins.
 
-    Takes the fewest bits (the narrower distances of a tie), returned as base_bits, delta_bits.
+    Shapes  numbers, sizes (R,)  the numbers of their 2-grams, rising; the bits of their records
     """
-    blocks = -(-count // OFFSET_BLOCK)
-    base_bits = max(bits_of(last), bits_of(blocks))
-
-    def rows() -> Iterator[NDArray[np.uint64]]:
-        for chunk in rechunk(make(), OFFSET_BLOCK):
-            size = -(-len(chunk) // OFFSET_BLOCK) * OFFSET_BLOCK
-            whole = np.full(size, last, np.uint64)
-            whole[: len(chunk)] = chunk
-            yield whole.reshape(-1, OFFSET_BLOCK)
-
-    powers = U64(1) << np.arange(0, 64, dtype=np.uint64)
-    widths = np.zeros(base_bits + 1, I64)
-    for block in rows():
-        spans = block[:, -1] - block[:, 0]
-        widths += np.bincount(
-            np.searchsorted(powers, spans, side="right"), minlength=base_bits + 1
-        )[: base_bits + 1]
-    above = np.cumsum(widths[::-1])[::-1]
-    costs = [
-        blocks * (OFFSET_BLOCK - 1) * width
-        + (int(above[width + 1]) if width < base_bits else 0) * OFFSET_BLOCK * base_bits
-        for width in range(base_bits + 1)
-    ]
-    delta_bits = int(np.argmin(costs))
-    stride = base_bits + 1 + (OFFSET_BLOCK - 1) * delta_bits
-    exceptions = 0
-    for block in rows():
-        wide = block[:, -1] - block[:, 0] >= U64(1) << U64(delta_bits)
-        bits = len(block) * stride
-        out, begin = words.room(bits)
-        head = block[:, 0] << U64(1)
-        found = int(wide.sum())
-        if found:
-            number = np.arange(exceptions, exceptions + found, dtype=np.uint64)
-            head[wide] = (number << U64(1)) | U64(1)
-        kernels.put_all(out, begin, stride, base_bits + 1, head)
-        if delta_bits:
-            delta = block - block[:, :1]
-            if found:
-                delta[wide] = 0
-            for j in range(1, OFFSET_BLOCK):
-                first = begin + base_bits + 1 + (j - 1) * delta_bits
-                kernels.put_all(out, first, stride, delta_bits, np.ascontiguousarray(delta[:, j]))
-        words.put(out, bits)
-        if found:
-            wide_words.fields(block[wide].reshape(-1), base_bits)
-            exceptions += found
-    return base_bits, delta_bits
+    key_bits = key_bits_of(pairs)
+    bits = int(record_kernels.root_bits(numbers, sizes, key_bits))
+    words, begins = zero_words(path, bits), np.empty(len(numbers), I64)
+    record_kernels.put_roots(words, numbers, sizes, key_bits, begins)
+    return bits, words, begins
 
 
-@dataclass
-class LevelParts:
-    """A packed level: its numbers but where its parts begin, and its parts by column."""
+class LevelValues:
+    """The values of a level of all trees, from the rows of `kernels.join`."""
 
-    numbers: dict[str, int]
-    parts: dict[str, NDArray[Any] | Column]
-    root_bucket: Column | None = None
-    root_key: Column | None = None
-    root_bits: tuple[int, int] = (0, 0)
+    def __init__(self, prob_table: int) -> None:
+        self.probs = ValueHistogram(prob_table, np.uint32)
+        self.weights = ValueHistogram(COUNTED_WEIGHTS)
 
+    def add_nodes(self, weights: Bits) -> None:
+        self.weights.add(np.ascontiguousarray(weights).view(np.float32))
 
-@dataclass(frozen=True)
-class LevelShape:
-    root: bool
-    deepest: bool
-    any_blank: bool
-    pairs: int
-    key_bits: int
-    prob_table: int
-    backoff_table: int
+    def add_entries(self, values: Bits) -> None:
+        magnitude = values >> np.uint32(1)
+        self.probs.add(magnitude[magnitude != BLANK_CODE])
 
+    def join(self, other: LevelValues) -> None:
+        """Adds what another found of the same level, which is not used again."""
+        self.probs.join(other.probs)
+        self.weights.join(other.weights)
 
-class LevelPacker:
-    """Packs one level of one shard: nodes (D, 6) and entries (G, 3) of `kernels.route`."""
-
-    def __init__(
-        self, nodes: Column, entries: Column, shape: LevelShape, work: Work, name: str, rows: int,
-    ) -> None:  # fmt: skip
-        self._nodes = nodes
-        self._entries = entries
-        self._shape = shape
-        self._work = work
-        self._name = name
-        self._rows = rows
-
-    def _stream(self, part: str) -> BitStream:
-        return BitStream(Column(np.uint64, path=self._work.file(f"{self._name}-{part}.part")))
-
-    def _cumulated(self, column: int) -> Iterator[NDArray[np.int64]]:
-        total = 0
-        yield np.zeros(1, I64)
-        for chunk in self._nodes.chunks(self._rows):
-            sums = np.cumsum(chunk[:, column], dtype=I64) + total
-            total = int(sums[-1])
-            yield sums
-
-    def _places(self, value_bits: int) -> Iterator[NDArray[np.int64]]:
-        total = 0
-        yield np.zeros(1, I64)
-        for chunk in self._nodes.chunks(self._rows):
-            place = _list_places(chunk, value_bits)[1]
-            place += total
-            total = int(place[-1])
-            yield place[1:]
-
-    def pack(self) -> LevelParts:
-        s = self._shape
-        probs = DistinctValues(s.prob_table)
-        for chunk in self._entries.chunks(self._rows):
-            magnitude = chunk[:, 2] >> np.uint32(1)  # as `kernels.join` makes them
-            probs.add(magnitude[magnitude != BLANK_CODE])
-        prob = probs.code()
-        weights = DistinctValues(s.backoff_table, BACKOFF_BITS)
-        if not s.root:
-            for chunk in self._nodes.chunks(self._rows):
-                weights.add(chunk[:, 2])
-        weight = weights.code()
-        flag_bits = int(not s.deepest) + int(s.any_blank)
-        value_bits = prob.bits + flag_bits
-
-        lists = self._stream("list")
-        key, backoff = self._stream("node_key"), self._stream("node_backoff")
-        at = 0
-        for nodes in self._nodes.chunks(self._rows):
-            at = self._put_lists(lists, nodes, at, prob, flag_bits, value_bits)
-            if not s.root:
-                key.fields(nodes[:, 1], s.key_bits)
-                backoff.fields(weight.codes(nodes[:, 2]), weight.bits)
-        list_bits = lists._bits
-        place, place_wide = self._stream("place"), self._stream("place_wide")
-        place_widths = stream_offsets(
-            lambda: self._places(value_bits), len(self._nodes) + 1, list_bits, place, place_wide
-        )
-        child, child_wide = self._stream("child"), self._stream("child_wide")
-        child_widths = (0, 0)
-        if not s.deepest:
-            last = sum(int(c[:, 3].sum(dtype=I64)) for c in self._nodes.chunks(self._rows))
-            child_widths = stream_offsets(
-                lambda: self._cumulated(3), len(self._nodes) + 1, last, child, child_wide
-            )
-        numbers = {
-            "nodes": len(self._nodes),
-            "grams": len(self._entries),
-            "flag_bits": flag_bits,
-            "prob_bits": prob.bits,
-            "prob_base": prob.base,
-            "backoff_bits": weight.bits,
-            "child_base_bits": child_widths[0],
-            "child_delta_bits": child_widths[1],
-            "place_base_bits": place_widths[0],
-            "place_delta_bits": place_widths[1],
-        }
-        parts: dict[str, NDArray[Any] | Column] = {
-            "node_key": key.close(),
-            "node_backoff": backoff.close(),
-            "child": child.close(),
-            "child_wide": child_wide.close(),
-            "place": place.close(),
-            "place_wide": place_wide.close(),
-            "list": lists.close(),
-            "prob_table": probs_of(prob.table),
-            "backoff_table": weight.table.view(np.float32),
-        }
-        out = LevelParts(numbers, parts)
-        if s.root:
-            self._roots(out)
-        return out
-
-    def _put_lists(
-        self, lists: BitStream, nodes: Rows, at: int, prob: ValueCode, flag_bits: int,
-        value_bits: int,
-    ) -> int:  # fmt: skip
-        """Packs the lists of some nodes, whose entries begin at `at`; returns where they end."""
-        ends = np.cumsum(nodes[:, 4], dtype=I64)
-        first = 0
-        while first < len(nodes):
-            # One list at least; it has no more entries than there are words.
-            before = int(ends[first - 1]) if first else 0
-            last = max(int(np.searchsorted(ends, before + self._rows, side="right")), first + 1)
-            some = nodes[first:last]
-            begin, place = _list_places(some, value_bits)
-            count = int(begin[-1])
-            entries = self._entries.read(at, at + count)
-            magnitude = entries[:, 2] >> np.uint32(1)
-            blank = magnitude == BLANK_CODE
-            values = prob.codes(magnitude)
-            values[blank] = 0
-            if flag_bits:
-                values <<= U64(flag_bits)
-                if not self._shape.deepest:
-                    values |= entries[:, 2] & np.uint32(1)
-                if self._shape.any_blank:
-                    values |= blank.astype(U64) << U64(flag_bits - 1)
-            bits = int(place[-1])
-            words, offset = lists.room(bits)
-            kernels.put_rank_lists(
-                words, place + offset, begin, some[:, 5].astype(I64), value_bits,
-                value_bits, np.ascontiguousarray(entries[:, 1]), values, np.zeros(count, U64),
-            )  # fmt: skip
-            lists.put(words, bits)
-            at += count
-            first = last
-        return at
-
-    def _roots(self, out: LevelParts) -> None:
-        pairs, roots = self._shape.pairs, len(self._nodes)
-        key_bits, bucket_bits = root_key_bits_of(pairs, roots), bits_of(roots)
-        buckets = (pairs >> key_bits) + 1
-        bucket, key = self._stream("root_bucket"), self._stream("root_key")
-        done = before = 0
-        mask = np.uint32((1 << key_bits) - 1)
-        for nodes in self._nodes.chunks(self._rows):
-            number = nodes[:, 1]
-            key.fields(number & mask, key_bits)
-            # Buckets that begin at or below the last root of the chunk are known now.
-            until = min(int(number[-1] >> np.uint32(key_bits)) + 1, buckets + 1)
-            begins = np.arange(done, until, dtype=U64) << U64(key_bits)
-            bucket.fields(np.searchsorted(number, begins) + before, bucket_bits)
-            done = until
-            before += len(number)
-        for first in range(done, buckets + 1, self._rows):
-            rest = min(self._rows, buckets + 1 - first)
-            bucket.fields(np.full(rest, roots, I64), bucket_bits)
-        out.root_bucket, out.root_key = bucket.close(), key.close()
-        out.root_bits = (key_bits, bucket_bits)
+    def code(self, deepest: bool, blanks: int) -> LevelCode:
+        flag_bits = 0 if deepest else 1 + int(blanks > 0)
+        return LevelCode(flag_bits, self.probs.code(), weight_code(self.weights))
 
 
-def _list_places(nodes: Rows, value_bits: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the entries and the lists of some nodes begin, and end, from 0."""
-    begin = np.zeros(len(nodes) + 1, I64)
-    np.cumsum(nodes[:, 4], out=begin[1:])
-    place = np.empty(len(nodes) + 1, I64)
-    kernels.rank_list_bits(begin, nodes[:, 5].astype(I64), value_bits, place)
-    return begin, place
+TreeColumns = dict[str, tuple[Any, list[NDArray[Any] | Column]]]
 
 
 def tree_columns(
-    levels: list[LevelParts], pairs: int, key_bits: int
-) -> dict[str, tuple[Any, list[NDArray[Any] | Column]]]:
-    at = dict.fromkeys(LEVEL_COLUMNS, 0)
-    shapes: list[int] = []
-    for level in levels:
-        numbers = {**level.numbers, **at}
-        shapes += [numbers[name] for name in LEVEL_SHAPE]
-        for name in LEVEL_COLUMNS:
-            part = level.parts[name]
-            at[name] += len(part)
-    roots = levels[0].numbers["nodes"] if levels else 0
-    if levels:
-        root_key_bits, bucket_bits = levels[0].root_bits
-        root_bucket, root_key = levels[0].root_bucket, levels[0].root_key
-        assert root_bucket is not None and root_key is not None
-        bucket_parts: list[Any] = [root_bucket]
-        key_parts: list[Any] = [root_key]
-    else:
-        root_key_bits, bucket_bits = root_key_bits_of(pairs, 0), bits_of(0)
-        buckets = (pairs >> root_key_bits) + 1
-        bucket_parts, key_parts = [room((buckets + 1) * bucket_bits)], [room(0)]
-    shape = dict(
-        zip(
-            TREE_SHAPE,
-            (len(levels), pairs, roots, key_bits, root_key_bits, bucket_bits),
-            strict=True,
-        )
-    )
-    columns: dict[str, tuple[Any, list[Any]]] = {
-        "shape": (np.uint64, [np.array([*shape.values(), *shapes], np.uint64)]),
-        "root_bucket": (np.uint64, bucket_parts),
-        "root_key": (np.uint64, key_parts),
+    pairs: int,
+    key_bits: int,
+    codes: Sequence[LevelCode],
+    counts: Sequence[tuple[int, int]],
+    tree_bits: int,
+    tree: NDArray[np.uint64],
+) -> TreeColumns:
+    """The columns of a shard, in the order of the format.
+
+    Args    pairs, key_bits  2-grams of the model, and bits of a word's key
+            codes, counts    of each level: its code; its nodes and n-grams
+            tree_bits, tree  the records, and how long they are
+    """
+    shape = [len(codes), pairs, key_bits, tree_bits]
+    tables: list[list[NDArray[Any] | Column]] = [[], []]
+    for (nodes, grams), (flag_bits, prob, weight) in zip(counts, codes, strict=True):
+        shape += [nodes, grams, flag_bits, prob.bits, prob.base, weight.escape]
+        shape += [len(prob.table), len(weight.table)]
+        tables[0].append(probs_of(prob.table))
+        tables[1].append(weight.table.view(np.float32))
+    columns: dict[str, NDArray[np.uint64]] = {"shape": np.array(shape, U64), "tree": tree}
+    return {
+        **{name: (U64, [column]) for name, column in columns.items()},
+        **{name: (np.float32, own) for name, own in zip(TABLES, tables, strict=True)},
     }
-    for name in LEVEL_COLUMNS:
-        dtype = np.float32 if name in TABLES else np.uint64
-        columns[name] = (dtype, [level.parts[name] for level in levels])
-    return columns
+
+
+class _Piece(NamedTuple):
+    """Some nodes of a level: rows, and the numbers of the first of them, of the first n-gram after
+    them, and of the first node below."""
+
+    nodes: Rows
+    node: int
+    entry: int
+    child: int
+
+    @property
+    def end(self) -> tuple[int, int, int]:
+        """As `node`, `entry`, `child`, of what comes after."""
+        below, after = self.nodes[:, 3:5].sum(axis=0, dtype=I64).tolist()
+        return self.node + len(self.nodes), self.entry + after, self.child + below
+
+
+class TreePacker:
+    """Packs the tree of one shard: rows of nodes (D, 6) and of entries (G, 3) of `kernels.route`
+    for each level. First come the sizes of all records, from the longest contexts to the roots,
+    and then the records, from the roots down: a shard is never in memory as rows.
+    """
+
+    def __init__(
+        self, levels: Sequence[tuple[Column, Column]], codes: Sequence[LevelCode], pairs: int,
+        key_bits: int, work: Work, rows: int,
+    ) -> None:  # fmt: skip
+        self._levels, self._codes = levels, codes
+        self._value_bits = [code.prob.bits + code.flag_bits for code in codes]
+        self._pairs, self._key_bits = pairs, key_bits
+        self._work, self._rows = work, rows
+        self._sizes: list[Column] = []  # of the records of each level, roots last
+
+    def pack(self) -> TreeColumns:
+        """The columns of the shard, in the order of the format."""
+        for depth in reversed(range(len(self._levels))):
+            self._sizes.append(self._size(depth))
+        # The roots of a shard are in memory; their records and rows need not be.
+        numbers, sizes = np.empty(0, np.uint32), np.empty(0, I64)
+        if self._levels:
+            chunks = self._levels[0][0].chunks(self._rows)
+            numbers = np.concatenate([numbers, *(nodes[:, 1] for nodes in chunks)])
+            sizes = self._sizes[-1].read(0, len(numbers))
+        counts = [(len(nodes), len(entries)) for nodes, entries in self._levels]
+        bits, tree = self._put(numbers, sizes)
+        for column in self._sizes:
+            column.remove()
+        return tree_columns(self._pairs, self._key_bits, self._codes, counts, bits, tree)
+
+    def _file(self, part: str) -> Path | None:
+        return self._work.file(f"tree-{part}.part")
+
+    def _pieces(self, depth: int) -> Iterator[_Piece]:
+        nodes, entries = self._levels[depth]
+        deepest = depth + 1 == len(self._levels)
+        at = _Piece(nodes.read(0, 0), 0, 0, 0)
+        for chunk in nodes.chunks(self._rows):
+            ends = np.cumsum(chunk[:, 3].astype(I64) + chunk[:, 4])
+            first = 0
+            while first < len(chunk):
+                # At least one node, with no more below and after it than there are words.
+                before = int(ends[first - 1]) if first else 0
+                last = max(int(np.searchsorted(ends, before + self._rows, "right")), first + 1)
+                at = _Piece(np.ascontiguousarray(chunk[first:last]), *at.end)
+                yield at
+                first = last
+        assert at.end[1:] == (len(entries), 0 if deepest else len(self._levels[depth + 1][0]))
+
+    def _below(self, depth: int, piece: _Piece) -> tuple[Bits, NDArray[np.int64], int]:
+        """The keys of the nodes below some of a level, the sizes of their records, and the bits of
+        a key: none for the deepest."""
+        if depth + 1 == len(self._levels):
+            return np.empty(0, np.uint32), np.empty(0, I64), 0
+        begin, end = piece.child, piece.end[2]
+        sizes = self._sizes[len(self._levels) - 2 - depth].read(begin, end)
+        below = self._levels[depth + 1][0].read(begin, end)
+        return np.ascontiguousarray(below[:, 1]), sizes, self._key_bits
+
+    def _widths(self, depth: int, piece: _Piece) -> NDArray[np.int64]:
+        if depth:
+            return np.empty(0, I64)
+        ranks = self._levels[0][1].read(piece.entry, piece.end[1])[:, 1]
+        ends = np.cumsum(piece.nodes[:, 4], dtype=I64)
+        # Ranks rise in a list.
+        largest = np.append(ranks, U64(0))[ends - 1] * (piece.nodes[:, 4] > 0)
+        return np.maximum(np.frexp(largest.astype(np.float64))[1], 1).astype(I64)
+
+    def _size(self, depth: int) -> Column:
+        found = Column(I64, path=self._file(f"size-{depth}"))
+        for piece in self._pieces(depth):
+            sizes = np.empty(len(piece.nodes), I64)
+            weight = self._codes[depth].weight
+            below, below_sizes, key_bits = self._below(depth, piece)
+            record_kernels.size_records(
+                piece.nodes, weight.codes(piece.nodes[:, 2]), weight.escape,
+                self._value_bits[depth], self._widths(depth, piece), below, below_sizes, key_bits,
+                sizes,
+            )  # fmt: skip
+            found.append(sizes)
+        return found.finish(sync=False)
+
+    def _put(self, numbers: Bits, sizes: NDArray[np.int64]) -> tuple[int, NDArray[np.uint64]]:
+        bits, words, begins = put_roots(self._file("tree"), numbers, sizes, self._pairs)
+        places = Column(I64, path=self._file("place-0"))
+        places.append(begins)
+        for depth in range(len(self._levels)):
+            lower = Column(I64, path=self._file(f"place-{depth + 1}"))
+            for piece in self._pieces(depth):
+                below, sizes, key_bits = self._below(depth, piece)
+                entries = self._levels[depth][1].read(piece.entry, piece.end[1])
+                found, weight = np.empty(len(below), I64), self._codes[depth].weight
+                record_kernels.put_records(
+                    words, places.read(piece.node, piece.end[0]), piece.nodes,
+                    weight.codes(piece.nodes[:, 2]), weight.escape,
+                    self._value_bits[depth], self._widths(depth, piece),
+                    np.ascontiguousarray(entries[:, 1]), self._values(depth, entries[:, 2]), below,
+                    sizes, key_bits, found,
+                )  # fmt: skip
+                lower.append(found)
+            places.remove()
+            places = lower.finish(sync=False)
+        places.remove()
+        return bits, words
+
+    def _values(self, depth: int, values: Bits) -> NDArray[np.uint64]:
+        flag_bits, prob, _ = self._codes[depth]
+        magnitude = values >> np.uint32(1)
+        blank = magnitude == BLANK_CODE
+        codes = prob.codes(magnitude)
+        codes[blank] = 0
+        if flag_bits:
+            codes <<= U64(flag_bits)
+            codes |= values & np.uint32(1)
+        if flag_bits == 2:
+            codes |= blank.astype(U64) << U64(1)
+        return codes

@@ -39,6 +39,7 @@ from dlm.index.making.builder import build, source_of
 from dlm.index.making.work import JOURNAL, build_key, describe_input
 from dlm.index.ngrams import read_raw, sorted_tables, with_prefixes
 from dlm.index.packed import kernels as packed
+from dlm.index.packed import record_kernels as records
 from dlm.index.settings import ShardSettings
 from dlm.kenlm.open import open_ngrams
 from dlm.ngram import kernels as reading
@@ -56,13 +57,15 @@ KERNELS = (
     joining.route,
     packed.put_key_lists,
     packed.hash_ngrams,
-    packed.put_rank_lists,
+    records.size_records,
+    records.root_bits,
+    records.put_roots,
+    records.put_records,
     reading.find_words,
     sorting.pack,
     joining.suffix_rows,
     sorting.column_range,
     packed.key_list_bits,
-    packed.rank_list_bits,
     packed.put_all,
     sorting.gather,
 )
@@ -104,8 +107,8 @@ def build_shard_set(
         The same model and arguments give the same bytes, whatever the memory.
         If a build from a file spills and is killed or interrupted, running it again with the same
         arguments resumes from its last finished stage.
-    Cost    memory: a limit that spares the words, 300 bytes each; with `repair`, before that, some
-            400 bytes per n-gram
+    Cost    memory: a limit that spares the words, 300 bytes each, and the word pairs of a shard, 50
+            bytes each; with `repair`, before that, some 400 bytes per n-gram
     """
     ShardSettings(shards)
     coding = coding_of(encoding, bits)
@@ -170,8 +173,8 @@ def _streamed(
             stages.check_header(reader)
         counts = credible_counts(reader)
         if memory_bytes is None:
-            memory_bytes = max(available_bytes() // 2, least_bytes(counts))
-        budget = Budget.of(memory_bytes, counts, threads)
+            memory_bytes = max(available_bytes() // 2, least_bytes(counts, shards))
+        budget = Budget.of(memory_bytes, counts, threads, shards)
         key = None
         # A repaired model is rewritten each time, so there is nothing to resume from.
         source = describe_input(arpa) if budget.durable and original is None else None

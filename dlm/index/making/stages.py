@@ -20,13 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import ArpaError
-from dlm.index.coding import Coding, Quantiser, ValueHistogram, weight_bits
+from dlm.index.coding import (
+    Coding,
+    Quantiser,
+    ValueCode,
+    ValueHistogram,
+    WeightCode,
+    weight_bits,
+)
 from dlm.index.layout import MAX_ORDER
 from dlm.index.making import kernels
 from dlm.index.making.budget import Budget
+from dlm.index.making.pack import LevelValues
 from dlm.index.making.work import BlockStream, Journal, Work
 from dlm.index.packed import kernels as packed
-from dlm.index.packed.low import ids_of, key_bits_of, multiplier_of
+from dlm.index.packed.low import key_bits_of, mirrored, order_of_words
+from dlm.index.packed.tree import LevelCode
 from dlm.kenlm.open import open_ngrams
 from dlm.ngram.arpa import NgramBatch, is_reopenable
 from dlm.ngram.partition import SLOTS
@@ -75,13 +84,6 @@ class Context:
     def key_bits(self) -> int:
         return key_bits_of(self.words)
 
-    def permutation(self) -> tuple[np.uint64, np.uint64, np.uint64]:
-        """Multiplier, its inverse and mask of `keys_of`."""
-        bits = self.key_bits
-        multiplier = multiplier_of(bits)
-        inverse = pow(multiplier, -1, 1 << bits)
-        return np.uint64(multiplier), np.uint64(inverse), np.uint64((1 << bits) - 1)
-
 
 def check_header(reader: NgramReader) -> None:
     if reader.order > MAX_ORDER:
@@ -127,7 +129,7 @@ def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
     histograms = [(ValueHistogram(), ValueHistogram()) for _ in range(top)] if wanted else []
     first: list[tuple[Rows, NDArray[np.float32], NDArray[np.float32]]] = []
     sorting: dict[int, Future[SortedRuns]] = {}
-    multiplier = mask = np.uint64(0)
+    ids_of = np.zeros(0, U32)
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
         sorter: Sorter | None = None
         at = 1
@@ -137,9 +139,8 @@ def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
             nonlocal at, sorter
             while at < until:
                 if at == 1:
-                    _unigrams(c, source, first)
-                    nonlocal multiplier, mask
-                    multiplier, _, mask = c.permutation()
+                    nonlocal ids_of
+                    ids_of, sums[0] = _unigrams(c, source, first)
                 elif sorter is not None:
                     ending = sorter
                     sorting[at] = pool.submit(c.budget.finish, ending)
@@ -157,7 +158,6 @@ def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
             ids, prob, backoff = batch.ids, batch.log10_prob, batch.log10_backoff
             k = batch.order
             bits = prob.view(U32), backoff.view(U32)
-            sums[k - 1] += packed.hash_ngrams(ids, *bits)
             if wanted:
                 histograms[k - 1][0].add(prob)
                 histograms[k - 1][1].add(backoff)
@@ -166,8 +166,10 @@ def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
             else:
                 into = settle(k)
                 assert into is not None
+                ids = ids_of[ids]
+                sums[k - 1] += packed.hash_ngrams(ids, *bits)
                 rows = np.empty((len(ids), k + 2), U32)
-                kernels.suffix_rows(ids, *bits, multiplier, mask, rows)
+                kernels.suffix_rows(ids, *bits, c.key_bits, rows)
                 into.add(rows)
             c.progress.step(len(ids))
         settle(top + 1)
@@ -189,7 +191,8 @@ def _unigrams(
     c: Context,
     source: NgramSource,
     first: list[tuple[Rows, NDArray[np.float32], NDArray[np.float32]]],
-) -> None:
+) -> tuple[Rows, NDArray[np.uint64]]:
+    """Numbers the words; returns the id of each by its id in `source`, and the sums of 1-grams."""
     work, info = c.work, c.work.info
     vocabulary = source.vocabulary
     words = vocabulary.words
@@ -200,9 +203,18 @@ def _unigrams(
     for ids, p, b in first:
         prob[ids[:, 0]], backoff[ids[:, 0]] = p, b
     first.clear()
+    order = order_of_words(prob, backoff)
+    prob, backoff = prob[order], backoff[order]
     work.keep("word-prob", prob)
     work.keep("word-backoff", backoff)
-    work.keep("words", np.frombuffer(b"".join(word + b"\n" for word in words), np.uint8))
+    text = b"".join(words[i] + b"\n" for i in order.tolist())
+    work.keep("words", np.frombuffer(text, np.uint8))
+    ids = np.empty(len(words), U32)
+    ids[order] = np.arange(len(words))
+    work.keep("word-ids", ids)
+    some = slice(0 if vocabulary.unk_in_model else 1, None)
+    rows = np.arange(len(words), dtype=U32)[some, None]
+    return ids, packed.hash_ngrams(rows, prob[some].view(U32), backoff[some].view(U32))
 
 
 def quantisers(c: Context, k: int) -> tuple[Quantiser, Quantiser] | None:
@@ -212,8 +224,8 @@ def quantisers(c: Context, k: int) -> tuple[Quantiser, Quantiser] | None:
     out = []
     for what, bits in (("prob", c.coding.bits), ("backoff", weight_bits(c.coding.bits))):
         values, counts = c.work.array(f"{what}-values-{k}"), c.work.array(f"{what}-counts-{k}")
-        if what == "backoff" and c.work.info["blanks"][k - 1] and not (values == 0).any():
-            # The weights of blanks are 0, and take a code.
+        if what == "backoff" and not (values == 0).any():
+            # 0 has a code: there may be blanks, whose weight it is.
             place = int(np.searchsorted(values, F32(0)))
             values, counts = np.insert(values, place, F32(0)), np.insert(counts, place, 1)
         out.append(Quantiser(values, counts, bits))
@@ -233,12 +245,11 @@ def join_order(c: Context, k: int) -> None:
     top, size = c.order, budget.block_rows
     count = c.counts[k - 1]
     c.progress.stage(f"linking n-grams of order {k}", count, "n-grams")
-    multiplier, inverse, mask = c.permutation()
     load = work.array(f"load-{k + 1}").copy()
     at = np.zeros(kernels.JOIN_STATE, I64)
     at[[kernels.SLOT_U, kernels.SLOT_V, kernels.GROUP]] = -1
     current, held = np.zeros(k, U32), np.zeros(k, U32)
-    width = 5 if k <= 3 else k + 1
+    width = {2: 4, 3: 5}.get(k, k + 1)
     out = np.empty((size, width), U32), np.empty((size, 5), U32), np.empty((size, k), U32)
     twice, missing = np.empty((FAULTS_KEPT, k), U32), np.empty((FAULTS_KEPT, k), U32)
     sizes = np.zeros(c.words, I64) if k == 2 else None
@@ -265,7 +276,7 @@ def join_order(c: Context, k: int) -> None:
                 budget.sorter(c.folder, f"list.{k}", width, k, count + below)
             )
         else:
-            pairs = work.column("pairs", U32, 4)
+            pairs = work.column("pairs", U32, 3)
         ended = np.zeros(5, np.bool_)
 
         def flush() -> None:
@@ -286,7 +297,7 @@ def join_order(c: Context, k: int) -> None:
         while True:
             asked = kernels.join(
                 k, k == top, feeds[1].rows, feeds[2].rows, feeds[3].rows, feeds[4].rows, ended,
-                at, current, held, *out, load, twice, missing, multiplier, inverse, mask,
+                at, current, held, *out, load, twice, missing, c.key_bits,
                 NODE_BYTES, GRAM_BYTES,
             )  # fmt: skip
             if asked == kernels.DONE:
@@ -333,10 +344,6 @@ def _raw(c: Context, k: int, top: int, stack: ExitStack) -> Iterator[Rows]:
 
 
 def _quantised(c: Context, k: int, blocks: Iterator[Rows]) -> Iterator[Rows]:
-    info = c.work.info
-    if k < c.order and len(c.work.columns[f"needed-{k}"]):
-        # Whether a blank exists must be known before the first value is replaced.
-        info["blanks"][k - 1] = _count_blanks(c, k)
     both = quantisers(c, k)
     assert both is not None
     sums = np.zeros(2, np.uint64)
@@ -347,47 +354,16 @@ def _quantised(c: Context, k: int, blocks: Iterator[Rows]) -> Iterator[Rows]:
         out[:, :k], out[:, k], out[:, k + 1] = rows[:, :k], prob, backoff
         sums += packed.hash_ngrams(_ids_of_rows(c, rows[:, :k]), prob, backoff)
         yield out
-    info.setdefault("quantised_sums", {})[str(k)] = [int(x) for x in sums]
-
-
-def _count_blanks(c: Context, k: int) -> int:
-    """Suffixes that order k + 1 requires and the file lacks."""
-    needed = c.work.columns[f"needed-{k}"].chunks(c.budget.block_rows)
-    blocks = c.work.runs[f"suffix-{k}"].blocks(c.budget.block_rows)
-    at = np.zeros(kernels.JOIN_STATE, I64)
-    at[[kernels.SLOT_U, kernels.SLOT_V, kernels.GROUP]] = -1
-    multiplier, inverse, mask = c.permutation()
-    size = c.budget.block_rows
-    width = 5 if k <= 3 else k + 1
-    none = np.empty((0, 5 if k == 2 else k + 2), U32)
-    out = np.empty((size, width), U32), np.empty((size, 5), U32), np.empty((size, k), U32)
-    current, held, load = np.zeros(k, U32), np.zeros(k, U32), np.zeros(SLOTS, I64)
-    rest = np.empty((0, k), U32)
-    feeds = [BlockStream(iter(()), 1), BlockStream(blocks, k + 2), BlockStream(needed, k + 1)]
-    ended = np.array([False, False, False, True, True])
-    with closing(blocks):
-        while True:
-            asked = kernels.join(
-                k, False, feeds[1].rows, feeds[2].rows, none, np.empty((0, 4), U32), ended, at,
-                current, held, *out, load, rest, rest, multiplier, inverse, mask, 0, 0,
-            )  # fmt: skip
-            if asked == kernels.DONE:
-                return int(at[kernels.BLANKS])
-            if asked == kernels.FULL:
-                at[[kernels.E, kernels.D, kernels.R]] = 0
-                continue
-            feeds[asked].refill()
-            ended[asked] = feeds[asked].ended
-            at[asked - 1] = 0
+    c.work.info.setdefault("quantised_sums", {})[str(k)] = [int(x) for x in sums]
 
 
 def _ids_of_rows(c: Context, rows: Rows) -> Rows:
     k = rows.shape[1]
     out = np.empty((len(rows), k), U32)
     out[:, k - 2] = rows[:, 0]
-    out[:, k - 1] = ids_of(rows[:, 1], c.key_bits)
+    out[:, k - 1] = mirrored(rows[:, 1], c.key_bits)
     for j in range(2, k):
-        out[:, k - 1 - j] = ids_of(rows[:, j], c.key_bits)
+        out[:, k - 1 - j] = mirrored(rows[:, j], c.key_bits)
     return out
 
 
@@ -416,15 +392,15 @@ def raise_faults(c: Context, path: str) -> None:
     wanted = {tuple(row): 0 for row in rows.tolist()}
     if not is_reopenable(path):
         raise ArpaError(fault_message(order, kind, count), path=path, order=order)
+    words = c.work.array("words").tobytes().split(b"\n")
+    ids_of = c.work.array("word-ids")
     with open_ngrams(path) as reader:
-        words: list[bytes] = []
         for batch in reader.batches():
             if batch.order < order:
                 continue
             if batch.order > order:
                 break
-            words = words or reader.vocabulary.words
-            for i, ids in enumerate(batch.ids.tolist()):
+            for i, ids in enumerate(ids_of[batch.ids].tolist()):
                 ngram = tuple(ids[:-1]) if kind == "missing" else tuple(ids)
                 if ngram not in wanted:
                     continue
@@ -457,6 +433,45 @@ def _spell(words: list[bytes], ids: list[int]) -> str:
 def fault_message(order: int, kind: str, count: int) -> str:
     what = f"have a prefix that is not among the {order - 1}-grams"
     return f"{count} {order}-grams " + (what if kind == "missing" else "are listed twice")
+
+
+def code_levels(c: Context) -> None:
+    """How the values of each level of all trees are stored; see `level_codes`."""
+
+    # The different weights of a level take some 80 MB at most.
+    with ThreadPoolExecutor(1 if c.budget.durable else c.budget.threads) as pool:
+        found = list(pool.map(lambda k: level_values(c, k), range(2, c.order)))
+    c.work.info["codes"] = []
+    for depth, (flag_bits, prob, weight) in enumerate(codes_of_model(c, found)):
+        c.work.info["codes"].append([flag_bits, prob.bits, prob.base, weight.escape])
+        c.work.keep(f"prob-table-{depth}", prob.table)
+        c.work.keep(f"weight-table-{depth}", weight.table)
+
+
+def level_values(c: Context, k: int) -> LevelValues:
+    """The values of contexts of k words, and of the n-grams that follow them."""
+    found = LevelValues(c.coding.prob_table)
+    for nodes in c.work.columns[f"nodes-{k}"].chunks(c.budget.block_rows):
+        found.add_nodes(nodes[:, 1])
+    for entries in c.work.columns[f"entries-{k + 1}"].chunks(c.budget.block_rows):
+        found.add_entries(entries[:, -1])
+    return found
+
+
+def codes_of_model(c: Context, found: Sequence[LevelValues]) -> list[LevelCode]:
+    """The code of each level, from its values."""
+    blanks = c.work.info["blanks"][2:]
+    return [values.code(values is found[-1], blanks[i]) for i, values in enumerate(found)]
+
+
+def level_codes(c: Context) -> list[LevelCode]:
+    """What `code_levels` kept."""
+    found = []
+    for depth, (flag_bits, bits, base, escape) in enumerate(c.work.info["codes"]):
+        tables = [c.work.array(f"{name}-table-{depth}") for name in ("prob", "weight")]
+        prob = ValueCode(bits, base, tables[0])
+        found.append(LevelCode(flag_bits, prob, WeightCode(escape, tables[1])))
+    return found
 
 
 def route(c: Context, slots: NDArray[np.uint16], shards: int, journal: Journal) -> None:
@@ -499,7 +514,6 @@ def route_level(c: Context, k: int, shard_of_slot: Rows, shards: int) -> None:
         BlockStream(nodes.chunks(size), 5),
         BlockStream(entries.chunks(size), 3 if direct else 2),
     ]
-    sizes = work.array("pair-sizes")
     at = np.zeros(kernels.ROUTE_STATE, I64)
     ended = np.zeros(5, np.bool_)
     listed = np.empty(c.words, U32)
@@ -527,7 +541,7 @@ def route_level(c: Context, k: int, shard_of_slot: Rows, shards: int) -> None:
         while True:
             asked = kernels.route(
                 direct, feeds[1].rows, feeds[2].rows, feeds[3].rows, feeds[4].rows, ended, at,
-                listed, shard_of_slot, sizes, out[0], out[1], counts,
+                listed, shard_of_slot, out[0], out[1], counts,
             )  # fmt: skip
             if asked == kernels.DONE:
                 break

@@ -27,7 +27,7 @@ from dlm.spill.column import Array, Column
 from dlm.spill.sorter import SortedRuns
 
 JOURNAL = "journal.json"
-VERSION = 3  # increases when a stage leaves other things than before
+VERSION = 5  # increases when a stage leaves other things than before
 _SAMPLE_BYTES = 1 << 20
 
 

@@ -1,7 +1,7 @@
 """Makes a shard set from another one of the same model, with another slot table.
 
 Only shards whose slots change are made, from the set's own files: what lies below the roots of
-their slots is read as the rows of which `making` packs files. All other files are hard links.
+their slots is copied, a run of bits for each root. All other files are hard links.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dlm.index import layout
 from dlm.index.coding import coding_of_set
 from dlm.index.layout import FileEntry, Manifest
 from dlm.index.making.budget import LEAST_BYTES, Budget
-from dlm.index.making.builder import pack_shard, resume, write_file
+from dlm.index.making.builder import resume, write_file
+from dlm.index.making.pack import put_roots, tree_columns
 from dlm.index.making.shard_set import (
     BuildFolders,
     building,
@@ -34,29 +35,29 @@ from dlm.index.making.shard_set import (
 )
 from dlm.index.making.stages import Context
 from dlm.index.making.work import Journal, Work, build_key, describe_input
-from dlm.index.moving import subtree_kernels
-from dlm.index.moving.subtrees import ROOTS, SourceSet
+from dlm.index.moving.subtrees import SourceSet
 from dlm.index.packed import kernels as packed
+from dlm.index.packed import record_kernels as records
+from dlm.index.packed.tree import codes_of, tree_shape
 from dlm.index.search.shard import OPENING
 from dlm.progress import ProgressReporter
 from dlm.resources import check_disk
-from dlm.spill.column import Column
 
 # What resharding runs; see jit.compile_ahead.
 KERNELS = (
     *OPENING,
-    subtree_kernels.take_nodes,
-    subtree_kernels.take_entries,
+    records.count_records,
+    records.list_roots,
+    records.root_bits,
+    records.put_roots,
+    records.copy_bits,
     packed.put_all,
-    packed.put_rank_lists,
-    packed.rank_list_bits,
 )
-# Bytes of memory per node of a shard, at most: what checks a file, and what lists a shard's roots.
-NODE_MEMORY = 56
+# Bytes of memory per root of a shard, at most: what checks a file, and what lists the roots.
+ROOT_MEMORY = 130
 WORD_MEMORY = 32  # bytes per word: where its 2-grams begin, twice
-# Bytes on disk per byte of `SourceSet.slot_bytes`, while one shard is made: its rows, then its
-# packed columns.
-SPILLED = 6
+# Bytes on disk per byte of `SourceSet.slot_bytes`, while one shard is made: its records.
+SPILLED = 2
 # Of files that are made, with two threads, on a virtual machine of 2024; for estimates.
 BYTES_PER_S = 16 << 20
 
@@ -96,7 +97,7 @@ def reshard(
             output      folder to make; it must not exist, or be empty
             slot_bytes  of `source`
             memory_bytes  limit, as in `making.build_shard_set`; mapped files are not counted
-            spill       folder for one shard's rows; None: beside the output
+            spill       folder for one shard's records; None: beside the output
             progress    called with a line for each stage
     Raises  ConfigError, OSError, ShardFormatError
     Guarantees
@@ -115,7 +116,7 @@ def reshard(
     same = unchanged(manifest.slots, slots, shards)
     weight = np.zeros(shards, np.int64)
     np.add.at(weight, slots, slot_bytes)
-    _check_memory(manifest, weight, memory_bytes)
+    _check_memory(source, weight, memory_bytes)
     with building(destination, spill) as place, explained(place):
         place.begin(keep=True)
         _check_room(place, source, same, weight)
@@ -162,6 +163,7 @@ class _Maker:
     def __init__(self, source: SourceSet, c: Context, journal: Journal, folder: Path) -> None:
         self._source, self._c, self._journal, self._folder = source, c, journal, folder
         c.work.info.setdefault("ways", {})
+        self._codes = codes_of(source.shards[0].arrays)
 
     def take(self, entry: FileEntry, kind: str, index: int | None = None) -> None:
         """Links or copies a file of the source, perhaps under another number."""
@@ -181,34 +183,25 @@ class _Maker:
         holders = np.unique(source.manifest.slots[slots]).tolist()
         roots = source.roots_in(slots, holders)
         c.progress.stage(f"making {name}", len(roots), "word pairs")
-        rows = [
-            (
-                Column(np.uint32, 6, path=c.work.file(f"nodes-{level}.part")),
-                Column(np.uint32, 3, path=c.work.file(f"entries-{level}.part")),
-            )
-            for level in range(source.levels)
-        ]
-        blanks = [0] * source.levels
-        for first in range(0, len(roots), ROOTS):
-            some = roots.at(slice(first, first + ROOTS))
-            for level in source.levels_below(some, np.zeros(len(some), np.int64)):
-                nodes, entries = rows[level.depth]
-                nodes.append(level.nodes)
-                for piece, blank in source.entries_of(level, c.budget.block_rows):
-                    entries.append(piece)
-                    blanks[level.depth] += blank
-            c.progress.step(len(some))
-        for pair in rows:
-            for column in pair:
-                column.finish(sync=False)
-        columns = pack_shard(c, rows, [n > 0 for n in blanks], source.low.pairs)
-        counted = [sum(len(pair[i]) for pair in rows) for i in range(2)]
-        for pair in rows:
-            for column in pair:
-                column.remove()
+        counts, _ = source.count(roots)
+        pairs = tree_shape(source.shards[0].arrays["shape"]).pairs
+        bits, tree, places = put_roots(
+            c.work.file("tree.part"), roots.numbers, roots.ends - roots.begins, pairs
+        )
+        records.copy_bits(tree, places, roots.begins, roots.ends)
+        c.progress.step(len(roots))
+        columns = tree_columns(
+            pairs,
+            c.key_bits,
+            self._codes,
+            [(int(nodes), int(grams)) for nodes, grams, _ in counts],
+            bits,
+            tree,
+        )
         size, digest = write_file(self._folder / name, "shard", columns, c.work)
-        numbers = counted[1] - sum(blanks), sum(blanks), counted[0]
-        self._add(FileEntry("shard", shard, name, size, digest, *numbers), "made")
+        nodes, grams, blanks = counts.sum(axis=0).tolist()
+        numbers_of = grams - blanks, blanks, nodes
+        self._add(FileEntry("shard", shard, name, size, digest, *numbers_of), "made")
 
     def _add(self, entry: FileEntry, way: str) -> None:
         info = self._c.work.info
@@ -218,16 +211,12 @@ class _Maker:
         self._journal.save(entry.name, self._c.work)
 
 
-def least_bytes(manifest: Manifest, weight: NDArray[np.int64]) -> int:
-    """The lowest limit of memory for shards of this `weight`, as of `SourceSet.slot_bytes`."""
-    nodes = [entry.nodes for entry in manifest.files if entry.kind == "shard"]
+def _check_memory(source: SourceSet, weight: NDArray[np.int64], memory_bytes: int | None) -> None:
+    """Shards are of this `weight`, as of `SourceSet.slot_bytes`."""
+    roots = [tree_shape(shard.arrays["shape"]).roots for shard in source.shards]
     largest = int(weight.max()) / max(int(weight.sum()), 1)
-    most = max(max(nodes), int(sum(nodes) * largest))
-    return LEAST_BYTES + WORD_MEMORY * manifest.vocabulary_size + NODE_MEMORY * most
-
-
-def _check_memory(manifest: Manifest, weight: NDArray[np.int64], memory_bytes: int | None) -> None:
-    least = least_bytes(manifest, weight)
+    most = max(max(roots), int(sum(roots) * largest))
+    least = LEAST_BYTES + WORD_MEMORY * source.manifest.vocabulary_size + ROOT_MEMORY * most
     if memory_bytes is not None and memory_bytes < least:
         raise ConfigError(
             f"--memory is {memory_bytes:,} bytes; shards of this set need at least {least:,}"

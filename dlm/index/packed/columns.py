@@ -1,17 +1,12 @@
-"""Packed columns: fixed-width fields, offsets, and values by table.
+"""Packed columns: fixed-width fields, and values by table.
 
 Everything is chosen from the data alone, so that one model has one packed form.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
-
-from dlm.index.packed import kernels
 
 Words = NDArray[np.uint64]
 
@@ -28,45 +23,6 @@ def room(bits: int) -> Words:
 def bits_of(largest: int) -> int:
     """Bits that `largest` needs; 0 for 0."""
     return int(largest).bit_length()
-
-
-def pack_fields(values: NDArray[Any], width: int) -> Words:
-    words = room(len(values) * width)
-    kernels.put_all(words, 0, width, width, np.ascontiguousarray(values, np.uint64))
-    return words
-
-
-def unpack_fields(words: Words, width: int, count: int) -> NDArray[np.uint64]:
-    out = np.empty(count, np.uint64)
-    kernels.get_all(words.ctypes.data, 0, width, width, out)
-    return out
-
-
-@dataclass(frozen=True, eq=False)
-class Offsets:
-    """A sequence that never falls, in blocks of 16: a base and 15 distances from it.
-
-    A block is the base, in `base_bits`, above one bit that is 0, then the distances of the other 15
-    from it, in `delta_bits` each. If a distance needs more, the bit is 1, and in place of
-    the base is the block's number in `exceptions`, which stores its 16 offsets in full.
-    """
-
-    words: Words
-    exceptions: Words
-    base_bits: int
-    delta_bits: int
-
-
-def unpack_offsets(packed: Offsets, count: int) -> NDArray[np.int64]:
-    out = np.empty(count, np.int64)
-    kernels.get_offsets(
-        packed.words.ctypes.data,
-        packed.base_bits,
-        packed.delta_bits,
-        packed.exceptions.ctypes.data,
-        out,
-    )
-    return out
 
 
 def magnitudes_of(log10_prob: NDArray[np.float32]) -> NDArray[np.uint32]:

@@ -1,19 +1,19 @@
-"""The low orders, packed: 1-grams by id, and for each word a list of the 2-grams it begins."""
+"""The low orders, packed: 1-grams by id, and for each word a list of the 2-grams it begins. The
+weight of a 2-gram is in the tree of a shard. Words with a weight come first, the more probable
+before the others: so few words need an entry, many share a probability, and ids are short."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.index.packed import kernels
-from dlm.index.packed.columns import (
-    decode_backoffs,
-    decode_probs,
-    unpack_fields,
-)
+from dlm.index.packed.columns import decode_backoffs, decode_probs
+from dlm.index.packed.record_kernels import WIDTH_BITS
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -21,19 +21,24 @@ Arrays = dict[str, NDArray[Any]]
 LOW_SHAPE = (
     "words",
     "pairs",
-    "key_bits",
-    "word_prob_bits",
+    "entries",  # words that may have a weight or a list of pairs: those before the other ones
     "word_backoff_bits",
+    "pair_flag_bits",
     "pair_prob_bits",
-    "pair_backoff_bits",
     "begin_bits",
     "place_bits",
-    "word_prob_base",
     "pair_prob_base",
 )
-# Bits beside the probability of a pair, the lowest first: two of the state length, then these.
+# DO NOT CHANGE: on disk.
+BLOCK_WORDS = 16  # of a number of `word_value`
+FIRST, EXTENDED = 32, 48  # its bits: from here on, whether each begins a run, and is extended
+PAIR_STATE_BITS = 2
+# In place of the state length of a pair: STORED, but not extended, so that it is its word's.
+NOT_EXTENDED = 3
+
+PIECE = 1 << 20  # pairs unpacked at a time, about
+# Of `LowPlain.pair_flags`: two bits of the state length, then these.
 STATE_LENGTH, STORED, BLANK = 3, 4, 8
-PAIR_FLAG_BITS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +49,7 @@ class LowPlain:
             extended                   (V,)  whether the word matters to the right of itself
             begin                      (V + 1,)  pairs that begin with each word
             key                        (P,)  key of the second word, rising in each list
-            pair_log10_prob, pair_log10_backoff  (P,)
+            pair_log10_prob            (P,)
             pair_flags                 (P,)  state length, STORED, BLANK
     """
 
@@ -54,103 +59,144 @@ class LowPlain:
     begin: NDArray[np.int64]
     key: NDArray[np.uint32]
     pair_log10_prob: NDArray[np.float32]
-    pair_log10_backoff: NDArray[np.float32]
     pair_flags: NDArray[np.uint8]
 
 
+def order_of_words(
+    log10_prob: NDArray[np.float32], log10_backoff: NDArray[np.float32]
+) -> NDArray[np.int64]:
+    """The words (V,) in the order of their ids: the unknown word, those with a weight, the others;
+    the more probable first, of equals the one that comes first."""
+    return np.lexsort((-log10_prob, log10_backoff == 0, np.arange(len(log10_prob)) > 0))
+
+
 def key_bits_of(words: int) -> int:
+    """Bits of the largest id of so many words, or of the largest number of a 2-gram of so many."""
     return max((words - 1).bit_length(), 1)
 
 
-def multiplier_of(key_bits: int) -> int:
-    """The factor that turns ids into keys: 2**key_bits over the golden ratio, made odd."""
-    return (0x9E3779B97F4A7C15 >> (64 - key_bits)) | 1
+_MIRRORED_BYTES = np.array([int(f"{byte:08b}"[::-1], 2) for byte in range(256)], np.uint8)
 
 
-def keys_of(ids: NDArray[Any], key_bits: int) -> NDArray[np.uint32]:
-    """Keys of word ids: an odd multiple modulo 2**key_bits, which permutes them and spreads
-    neighbouring ids evenly (Knuth, vol. 3, 6.4)."""
-    product = np.asarray(ids).astype(np.uint64) * np.uint64(multiplier_of(key_bits))
-    return (product & np.uint64((1 << key_bits) - 1)).astype(np.uint32)
+def mirrored(numbers: NDArray[Any], bits: int) -> NDArray[np.uint32]:
+    """Numbers (n,) below 2**bits with their bits in reverse order: keys of ids, and ids of keys. It
+    spreads small ids evenly (van der Corput 1935), in one order whatever the bits."""
+    of_bytes = _MIRRORED_BYTES[np.ascontiguousarray(numbers, np.uint32).view(np.uint8)]
+    whole: NDArray[np.uint32] = of_bytes.view(np.uint32).byteswap()
+    return whole >> np.uint32(32 - bits)
 
 
-def ids_of(keys: NDArray[Any], key_bits: int) -> NDArray[np.uint32]:
-    """The inverse of `keys_of`."""
-    inverse = pow(multiplier_of(key_bits), -1, 1 << key_bits)
-    product = np.asarray(keys).astype(np.uint64) * np.uint64(inverse)
-    return (product & np.uint64((1 << key_bits) - 1)).astype(np.uint32)
+def pack_words(
+    log10_prob: NDArray[np.float32], extended: NDArray[np.bool_]
+) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
+    """`word_value` and `word_prob_table` of words (V,): an entry for each run of equal ones."""
+    bits = log10_prob.view(np.uint32)
+    first = np.append(True, bits[1:] != bits[:-1])
+    rows = np.zeros((2, -(-len(bits) // BLOCK_WORDS), BLOCK_WORDS), np.bool_)
+    rows.reshape(2, -1)[:, : len(bits)] = first, extended
+    begun = np.cumsum(rows[0].sum(axis=1, dtype=np.uint64))
+    packed = np.packbits(rows, axis=2, bitorder="little").view(np.uint16)[..., 0].astype(np.uint64)
+    before = np.append(np.uint64(0), begun[:-1])
+    words = before | packed[0] << np.uint64(FIRST) | packed[1] << np.uint64(EXTENDED)
+    return words, log10_prob[first]
 
 
-def word_lists(a: Arrays, s: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(words + 1,) where the pairs of each word begin among all, and the bit of its list."""
-    address = a["word_entry"].ctypes.data
-    stride = s["begin_bits"] + s["place_bits"] + s["word_backoff_bits"]
-    begin, place = (np.empty(s["words"] + 1, np.int64) for _ in range(2))
-    kernels.get_all(address, 0, stride, s["begin_bits"], begin.view(np.uint64))
-    kernels.get_all(address, s["begin_bits"], stride, s["place_bits"], place.view(np.uint64))
-    return begin, place
+def unpack_words(
+    blocks: NDArray[np.uint64], words: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The run of each word, and whether it is extended."""
+    both = blocks.view(np.uint16).reshape(-1, 4)[:, 2:]
+    rows = np.unpackbits(np.ascontiguousarray(both.T).view(np.uint8), axis=1, bitorder="little")
+    first, extended = rows[:, :words].astype(np.bool_)
+    return np.cumsum(first) - 1, extended
 
 
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """Some 2-grams, (n,): the ids of their words, and the entries of the list of the second."""
+def word_lists(
+    a: Arrays, s: dict[str, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of each word of `entries` (E,) and the end: where its pairs begin among all (E + 1,), and the
+    bit of its list (E + 1,); the bits of its keys (E,)."""
+    address, count = a["word_entry"].ctypes.data, s["entries"]
+    stride, at = entry_bits_of(s), 0
+    found = []
+    for width in (s["begin_bits"], s["place_bits"], WIDTH_BITS):
+        found.append(np.empty(count + 1, np.int64))
+        kernels.get_all(address, at, stride, width, found[-1].view(np.uint64))
+        at += width
+    begin, place, widths = found
+    return begin, place, widths[:-1] + 1
 
-    first: NDArray[np.int64]
-    second: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+
+def entry_bits_of(s: dict[str, int]) -> int:
+    return s["begin_bits"] + s["place_bits"] + WIDTH_BITS + s["word_backoff_bits"]
 
 
-def pairs_of(a: Arrays, numbers: NDArray[np.int64]) -> Pairs:
-    """The 2-grams with these numbers, which rise.
-
-    Trusts  `a` passed `check.check_low`; the 2-grams are there
-    """
+def pairs_of(
+    a: Arrays, numbers: NDArray[np.integer]
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The ids of both words of the 2-grams with these numbers, which rise; trusts that they are
+    there, and `a` checked."""
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
-    begin, place = word_lists(a, s)
-    b = s["key_bits"]
-    first, second = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
-    kernels.words_of_pairs(
-        a["list"].ctypes.data,
-        place,
-        begin,
-        b,
-        PAIR_FLAG_BITS + s["pair_prob_bits"] + s["pair_backoff_bits"],
-        pow(multiplier_of(b), -1, 1 << b),
-        numbers,
-        first,
-        second,
-    )
-    return Pairs(first, second, begin[second + 1] - begin[second])
+    begin, place, widths = word_lists(a, s)
+    first, b = np.searchsorted(begin, numbers, "right") - 1, key_bits_of(s["words"])
+    second = np.empty(len(numbers), np.uint32)
+    # Words whose lists are unpacked together.
+    cuts = np.unique(np.searchsorted(begin, np.arange(0, s["pairs"], PIECE)))
+    for low, high in pairwise([*cuts.tolist(), s["entries"]]):
+        keys = _keys_and_values(a, s, place, begin, widths, low, high)[0]
+        some = slice(*np.searchsorted(numbers, begin[[low, high]]))
+        second[some] = mirrored(keys[numbers[some] - begin[low]], b)
+    return first.astype(np.uint32), second
+
+
+def _keys_and_values(
+    a: Arrays,
+    s: dict[str, int],
+    place: NDArray[np.int64],
+    begin: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    low: int,
+    high: int,
+) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    """Of the lists of the words low .. high - 1: keys of the model's width, and values."""
+    begin, widths = begin[low : high + 1] - begin[low], widths[low:high]
+    keys, values = np.empty(begin[-1], np.uint32), np.empty(begin[-1], np.uint64)
+    kernels.get_key_lists(
+        a["list"].ctypes.data, place[low : high + 1], begin, widths,
+        s["pair_flag_bits"] + s["pair_prob_bits"], keys, values,
+    )  # fmt: skip
+    keys <<= np.repeat(key_bits_of(s["words"]) - widths, np.diff(begin)).astype(np.uint32)
+    return keys, values
 
 
 def unpack_low(a: Arrays) -> LowPlain:
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
-    size, pairs = s["words"], s["pairs"]
-    near1 = unpack_fields(a["word_value"], s["word_prob_bits"] + 1, size)
-    begin, place = word_lists(a, s)
-    far1 = np.empty(size, np.uint64)
-    shift = s["begin_bits"] + s["place_bits"]
+    size, pairs, flag_bits = s["words"], s["pairs"], s["pair_flag_bits"]
+    runs, extended = unpack_words(a["word_value"], size)
+    begin, place, widths = word_lists(a, s)
+    weight = np.empty(s["entries"], np.uint64)
+    stride = entry_bits_of(s)
     kernels.get_all(
-        a["word_entry"].ctypes.data, shift, shift + s["word_backoff_bits"],
-        s["word_backoff_bits"], far1,
+        a["word_entry"].ctypes.data, stride - s["word_backoff_bits"], stride,
+        s["word_backoff_bits"], weight,
     )  # fmt: skip
-    keys = np.empty(pairs, np.uint32)
-    near, far = np.empty(pairs, np.uint64), np.empty(pairs, np.uint64)
-    low_bits = PAIR_FLAG_BITS + s["pair_prob_bits"]
-    value_bits = low_bits + s["pair_backoff_bits"]
-    kernels.get_key_lists(
-        a["list"].ctypes.data, place, begin, s["key_bits"], value_bits, low_bits, keys, near, far
-    )
-    codes = near >> np.uint64(PAIR_FLAG_BITS)
+    keys, values = _keys_and_values(a, s, place, begin, widths, 0, s["entries"])
+    codes = values >> np.uint64(flag_bits)
     pair_prob = decode_probs(codes, s["pair_prob_base"], a["pair_prob_table"])
-    pair_prob[(near & np.uint64(BLANK) != 0) & (codes == 0)] = 0
+    blank = (values & np.uint64(4) != 0) & (flag_bits > PAIR_STATE_BITS)
+    pair_prob[blank & (codes == 0)] = 0
+    state = (values & np.uint64(NOT_EXTENDED)).astype(np.uint8)
+    flags = np.where(state > 1, STORED, 0) | np.where(blank, BLANK, 0)
+    state = np.where(state == NOT_EXTENDED, extended[mirrored(keys, key_bits_of(size))], state)
     return LowPlain(
-        decode_probs(near1 >> np.uint64(1), s["word_prob_base"], a["word_prob_table"]),
-        decode_backoffs(far1, a["word_backoff_table"]),
-        (near1 & np.uint64(1)).astype(np.bool_),
-        begin,
+        a["word_prob_table"][runs],
+        np.append(
+            decode_backoffs(weight, a["word_backoff_table"]),
+            np.zeros(size - len(weight), np.float32),
+        ),
+        extended,
+        np.append(begin, np.full(size - len(weight), pairs)),
         keys,
         pair_prob,
-        decode_backoffs(far, a["pair_backoff_table"]),
-        (near & np.uint64((1 << PAIR_FLAG_BITS) - 1)).astype(np.uint8),
+        (flags | state).astype(np.uint8),
     )

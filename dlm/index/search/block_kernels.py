@@ -8,176 +8,148 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlm.index.packed.kernels import rank_bits
-from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
+from dlm.index.packed.record_kernels import find_child, get_words, open_record, words_bits
+from dlm.index.search import view as at
 from dlm.index.search.step_kernels import (
     address_of,
     alone,
     below,
-    find_child,
     find_pair,
     find_root,
     first_level,
+    is_stored,
+    key_of,
+    keys_of,
     list_after,
+    log10_weight_of,
     low_of,
-    node_backoff,
-    node_list,
     open_list,
-    open_ranks,
-    pair_backoff,
     pair_prob,
+    pair_state,
     record_bits,
-    roots_of,
     word_backoff,
 )
 from dlm.jit import inlined, kernel
-from dlm.ngram.memory_kernels import (
-    field,
-    two_fields,
-)
+from dlm.ngram.kernels import NO_RANK
+from dlm.ngram.memory_kernels import field, mirrored, of, two_fields
 
 _0, _1, _2 = np.int64(0), np.int64(1), np.int64(2)
 
 
-@inlined
-def root_of(low, roots, older, word):  # type: ignore[no-untyped-def]
-    """The node of the context (older, word), -1 where nothing is stored under it."""
-    first, size, bit = list_after(low, older)
-    place, value = find_pair(low, size, bit, word)
-    if place < 0 or field(value, np.int64(PAIR_FLAG_BITS)) & np.int64(STORED) == 0:
-        return np.int64(-1)
-    return find_root(roots, first + place)
-
-
-@inlined
-def inverse_of(multiplier):  # type: ignore[no-untyped-def]
-    """The inverse of an odd number modulo a power of two, which turns keys into words.
-
-    By Newton's method: each step doubles the bits that are right, from three on.
-    """
-    inverse = multiplier
-    for _ in range(5):
-        inverse = inverse * (_2 - multiplier * inverse)
-    return inverse
-
-
-@kernel("int64[:], uint8[:], uint32[:], out int64[:], out uint32[:], out float32[:]")
-def find_blocks(view, context_lengths, context_words, nodes, totals, log10_backoffs):  # type: ignore[no-untyped-def]
-    """The root of each context, the words that follow it, and the weights of its longer suffixes.
+@kernel("int64[:], uint8[:], uint32[:], uint32[:], out int64[:], out uint32[:], out float32[:]")
+def find_blocks(view, context_lengths, context_words, pairs, nodes, totals, log10_backoffs):  # type: ignore[no-untyped-def]
+    """The root of each context, the words that follow it, and the weights of its suffixes.
 
     Shapes  view  of view.tree_view;  context_lengths (C,), two or more each;  context_words (sum,)
-            nodes, totals   (C,) filled: -1 and 0 where nothing is stored
-            log10_backoffs  (sum(context_lengths - 2),) filled: of each context the weights of its
-                            last three words, four, ..., all; 0 where there is none
-    Trusts  as `kernels.score_groups`; the shard owns the contexts
+            pairs (C,)  the number of the 2-gram of the last two words of each
+            nodes, totals   (C,) filled: the bit of the record of each root, -1 where nothing is
+                            stored, and how many words follow
+            log10_backoffs  (sum(context_lengths - 1),) filled: of each context the weights of its
+                            last two words, three, ..., all; 0 where there is none
+    Trusts  as `kernels.search_trees`
     """
     address = address_of(view)
-    low, roots = low_of(address), roots_of(address)
+    made = keys_of(address)
     end = _0
     out = _0
     for c in range(len(context_lengths)):
         length = np.int64(context_lengths[c])
         end += length
-        log10_backoffs[out : out + length - 2] = np.float32(0.0)
-        last = np.int64(context_words[end - 1])
-        node = root_of(low, roots, np.int64(context_words[end - 2]), last)
+        log10_backoffs[out : out + length - 1] = np.float32(0.0)
+        node = np.int64(-1)
+        if np.int64(pairs[c]) < of(address, at.PAIRS):
+            node = find_root(address, np.int64(pairs[c]))
         nodes[c] = node
         totals[c] = np.uint32(0)
-        if node >= 0:
-            level = first_level(address)
-            _, parents, _ = list_after(low, last)
-            size, _, _, _, _ = open_ranks(node_list(level, node), parents)
-            totals[c] = np.uint32(size)
-            for k in range(3, length + 1):
-                node = find_child(low, level, node, np.int64(context_words[end - k]))
-                if node < 0:
-                    break
-                level = below(level)
-                log10_backoffs[out + k - 3] = node_backoff(level, node)
-        out += length - 2
+        size = _0
+        level = first_level(address)
+        k = _2
+        while node >= 0:
+            size, width, count, weight, bit = open_record(level, node, size, k == 2)
+            if k == 2:
+                totals[c] = np.uint32(size)
+            log10_backoffs[out + k - 2] = log10_weight_of(level, weight)
+            if k == length:
+                break
+            k += _1
+            _, value_bits = record_bits(level)
+            family = bit + words_bits(size, width, value_bits)
+            word = np.int64(context_words[end - k])
+            node = find_child(family, count, word, key_of(made, word), made.key_bits)
+            level = below(level)
+        out += length - 1
     return 0
 
 
-@inlined
-def words_after(view, last, node, words):  # type: ignore[no-untyped-def]
-    """The words (n,) that follow a root whose last word is `last`, by rising key."""
-    low = low_of(view)
-    inverse = inverse_of(low.multiplier)
-    _, parents, parent_bit = list_after(low, last)
-    step, keys, rest = open_list(parent_bit, parents, low.key_bits)
-    buckets = _1 << (low.key_bits - rest) if step else _1
-
-    level = first_level(view)
-    size, bit, own_step, own_keys, own_rest = open_ranks(node_list(level, node), parents)
-    _, record = record_bits(level)
-    own_buckets = _1 << (rank_bits(size, parents) - own_rest) if own_step else _1
-    whole = size == parents
-
-    parent_bucket = _0  # the bucket of the parent list that holds the rank, and its entries
-    begin, end = _0, parents
-    if step:
-        begin, end = two_fields(parent_bit, step)
-    at_word = _0
-    for own in range(_1 if whole else own_buckets):
-        first, beyond = _0, size
-        if own_step and not whole:
-            first, beyond = two_fields(bit + own * own_step, own_step)
-        here = own_keys + first * (own_rest + record)
-        for i in range(first, beyond):
-            if whole:
-                rank = i
-            else:
-                rank = (own << own_rest) | field(here + (i - first) * own_rest, own_rest)
-            if rank >= end:
-                # Ranks rise: mostly the next bucket or one near it; else it is searched for.
-                after, until = parent_bucket + _1, min(parent_bucket + np.int64(5), buckets)
-                if field(parent_bit + until * step, step) <= rank:
-                    after, until = until, buckets
-                while until - after > 1:
-                    middle = (after + until) >> _1
-                    if field(parent_bit + middle * step, step) <= rank:
-                        after = middle
-                    else:
-                        until = middle
-                parent_bucket = after
-                begin, end = two_fields(parent_bit + parent_bucket * step, step)
-            key = field(keys + begin * (rest + low.pair_bits) + (rank - begin) * rest, rest)
-            key |= parent_bucket << rest
-            words[at_word] = np.uint32((key * inverse) & low.key_mask)
-            at_word += _1
-    return 0
-
-
-@kernel(
-    "int64[:], uint8[:], uint32[:], int64[:], uint32[:], uint32[:], int64, out uint32[:], "
-    "out uint32[:]"
-)
-def list_blocks(  # type: ignore[no-untyped-def]
-    view, context_lengths, context_words, nodes, totals, skips, most, counts, words
-):
-    """The words that follow each context, rising, but the first `skips` of each; `most` in all.
+@kernel("int64[:], int64[:], uint32[:], uint32[:], int64, out uint32[:], out uint32[:]")
+def list_blocks(view, nodes, totals, skips, most, counts, ranks):  # type: ignore[no-untyped-def]
+    """The words that follow each context by their ranks, rising, but the first `skips` of each;
+    `most` in all.
 
     Shapes   nodes, totals (C,) as `find_blocks` fills them;  skips (C,)
-             counts (C,) filled: how many stand in `words`;  words (n,) filled
+             counts (C,) filled: how many stand in `ranks`;  ranks (n,) filled
     Returns  the sum of the counts, at most n
     """
-    end = _0
+    level = first_level(address_of(view))
+    _, record = record_bits(level)
     given = _0
-    for c in range(len(context_lengths)):
-        end += np.int64(context_lengths[c])
+    for c in range(len(nodes)):
         total = np.int64(totals[c])
         skip = min(np.int64(skips[c]), total)
         count = min(total - skip, most - given)
         counts[c] = np.uint32(count)
         if count == 0:
             continue
-        after = np.empty(total, np.uint32)
-        words_after(address_of(view), np.int64(context_words[end - 1]), nodes[c], after)
-        after.sort()
-        for i in range(count):
-            words[given + i] = after[skip + i]
+        after, values = np.empty(total, np.uint32), np.empty(total, np.uint64)
+        size, width, _, _, bit = open_record(level, nodes[c], _0, True)
+        get_words(bit, size, width, record, after, values, _0)
+        for i in range(count):  # see `text.kernels.begin_next`
+            ranks[given + i] = after[skip + i]
         given += count
     return given
+
+
+@kernel("int64[:], uint32[:], uint32[:], out uint32[:]")
+def find_stored(view, first, second, pairs):  # type: ignore[no-untyped-def]
+    """The number of the 2-gram of each two words, under which something is stored; else NO_RANK.
+
+    Shapes  view  of view.low_view;  first, second, pairs (n,), the last filled
+    Trusts  ids below the vocabulary's size
+    """
+    low = low_of(address_of(view))
+    for i in range(len(pairs)):
+        begin, size, bit, width = list_after(low, np.int64(first[i]))
+        place, value = find_pair(low, size, bit, width, np.int64(second[i]))
+        pairs[i] = np.uint32(NO_RANK)
+        if place >= 0 and is_stored(field(value, _2)):
+            pairs[i] = np.uint32(begin + place)
+    return 0
+
+
+@kernel("int64[:], int64, uint32[:], out uint32[:]")
+def words_of_ranks(view, last, ranks, words):  # type: ignore[no-untyped-def]
+    """The words (n,) at these places (n,), which rise, among those that follow a word.
+
+    Shapes   view  of view.low_view
+    Returns  whether all places are there, and rise
+    """
+    low = low_of(address_of(view))
+    _, size, bit, width = list_after(low, last)
+    step, keys, rest = open_list(bit, size, width)
+    bucket = _0  # that holds the rank, and its entries
+    begin, end = _0, size
+    if step:
+        begin, end = two_fields(bit, step)
+    for i in range(len(ranks)):
+        rank = np.int64(ranks[i])
+        if rank >= size or (i and rank <= np.int64(ranks[i - 1])):
+            return False
+        while rank >= end:
+            bucket += _1
+            begin, end = two_fields(bit + bucket * step, step)
+        key = field(keys + begin * (rest + low.pair_bits) + (rank - begin) * rest, rest)
+        words[i] = np.uint32(mirrored((bucket << rest) | key, width))
+    return True
 
 
 @kernel("int64[:], uint8[:], uint32[:], float32[:], out float32[:, :]")
@@ -185,7 +157,7 @@ def sum_backoffs(view, context_lengths, context_words, log10_backoffs, sums):  #
     """What is added to the 1-gram and to the 2-gram of a word that follows no longer suffix.
 
     Shapes  view            the low orders are enough
-            log10_backoffs  as `find_blocks` fills them, of contexts of three words or more
+            log10_backoffs  as `find_blocks` fills them
             sums            (C, 2) filled: the weights added from the longest context down to one
                             word; down to two
     """
@@ -196,14 +168,9 @@ def sum_backoffs(view, context_lengths, context_words, log10_backoffs, sums):  #
         length = np.int64(context_lengths[c])
         end += length
         total = np.float32(0.0)
-        for k in range(length, 2, -1):
-            total = np.float32(total + log10_backoffs[given + k - 3])
-        given += max(length - 2, _0)
-        if length >= 2:
-            _, size, bit = list_after(low, np.int64(context_words[end - 2]))
-            place, value = find_pair(low, size, bit, np.int64(context_words[end - 1]))
-            weight = pair_backoff(low, value) if place >= 0 else np.float32(0.0)
-            total = np.float32(total + weight)
+        for k in range(length, 1, -1):
+            total = np.float32(total + log10_backoffs[given + k - 2])
+        given += max(length - 1, _0)
         sums[c, 1] = total
         if length >= 1:
             total = np.float32(total + word_backoff(low, np.int64(context_words[end - 1])))
@@ -225,29 +192,48 @@ def find_word(words, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def list_of(low, last):  # type: ignore[no-untyped-def]
-    """Size and bit of the list of a context's last word; no list where `last` is -1."""
+    """Size, bit and bits of a key of the list of a context's last word; none where that is -1."""
     if last < 0:
-        return _0, _0
-    _, size, bit = list_after(low, last)
-    return size, bit
+        return _0, _0, _1
+    _, size, bit, width = list_after(low, last)
+    return size, bit, width
 
 
 @inlined
-def score_low(low, size, bit, sums, word):  # type: ignore[no-untyped-def]
+def score_low(low, listed, sums, word):  # type: ignore[no-untyped-def]
     """Score, matched order, n-gram length and state length of a word that only the low orders
-    have, by the list of `size` at `bit` of the context's last word."""
-    place, near = np.int64(-1), _0
-    if size:
-        place, value = find_pair(low, size, bit, word)
-        if place >= 0:
-            near = field(value, low.near_bits)
-            if near & np.int64(BLANK) == 0:
-                score = np.float32(sums[1] + pair_prob(low, near))
-                return score, _2, _2, near & np.int64(STATE_LENGTH)
+    have, by what `list_of` found."""
     prob, reaches = alone(low, word)
-    if place >= 0:
-        return np.float32(sums[0] + prob), _1, _2, near & np.int64(STATE_LENGTH)
+    if listed[0]:
+        place, value = find_pair(low, *listed, word)
+        if place >= 0:
+            near = field(value, low.pair_bits)
+            state = pair_state(low, near, word)
+            if near & low.blank == 0:
+                return np.float32(sums[1] + pair_prob(low, near)), _2, _2, state
+            return np.float32(sums[0] + prob), _1, _2, state
     return np.float32(sums[0] + prob), _1, _1, reaches
+
+
+@kernel(
+    "int64[:], int64, float32[:], uint32[:], out float32[:], out uint8[:], out uint8[:], "
+    "out uint8[:]"
+)
+def complete_after(view, last, sums, words, log10_prob, matched_order, ngram_length, state_length):  # type: ignore[no-untyped-def]
+    """Completes what a tree said of words (n,) after a context, as `score_after` takes it."""
+    low = low_of(address_of(view))
+    listed = list_of(low, last)
+    for i in range(len(words)):
+        if matched_order[i] and ngram_length[i] and state_length[i]:
+            continue
+        prob, matched, length, state = score_low(low, listed, sums, np.int64(words[i]))
+        if matched_order[i] == 0:
+            log10_prob[i], matched_order[i] = prob, np.uint8(matched)
+        if ngram_length[i] == 0:
+            ngram_length[i] = np.uint8(length)
+        if state_length[i] == 0:
+            state_length[i] = np.uint8(state)
+    return 0
 
 
 @kernel(
@@ -280,7 +266,7 @@ def score_after(  # type: ignore[no-untyped-def]
     Trusts      ids below the vocabulary's size
     """
     low = low_of(address_of(view))
-    size, bit = list_of(low, last)
+    listed = list_of(low, last)
     for q in range(len(asked)):
         place = find_word(words, asked[q])
         if place >= 0:
@@ -289,7 +275,7 @@ def score_after(  # type: ignore[no-untyped-def]
             out_ngram[q] = ngram_length[place]
             out_state[q] = state_length[place]
         else:
-            prob, matched, ngram, state = score_low(low, size, bit, sums, np.int64(asked[q]))
+            prob, matched, ngram, state = score_low(low, listed, sums, np.int64(asked[q]))
             out_prob[q] = prob
             out_matched[q] = np.uint8(matched)
             out_ngram[q] = np.uint8(ngram)
@@ -304,8 +290,8 @@ def score_one_after(view, last, sums, words, log10_prob, state_length, word):  #
     if place >= 0:
         return log10_prob[place], np.int64(state_length[place])
     low = low_of(address_of(view))
-    size, bit = list_of(low, last)
-    prob, _, _, state = score_low(low, size, bit, sums, word)
+    listed = list_of(low, last)
+    prob, _, _, state = score_low(low, listed, sums, word)
     return prob, state
 
 
@@ -336,10 +322,9 @@ def score_all_after(  # type: ignore[no-untyped-def]
         out_ngram[w] = np.uint8(1)
         out_state[w] = np.uint8(reaches)
     if last >= 0:
-        inverse = inverse_of(low.multiplier)
-        _, size, bit = list_after(low, last)
-        step, keys, rest = open_list(bit, size, low.key_bits)
-        buckets = _1 << (low.key_bits - rest) if step else _1
+        _, size, bit, width = list_after(low, last)
+        step, keys, rest = open_list(bit, size, width)
+        buckets = _1 << (width - rest)
         for bucket in range(buckets):
             begin, end = _0, size
             if step:
@@ -348,11 +333,11 @@ def score_all_after(  # type: ignore[no-untyped-def]
             values = here + (end - begin) * rest
             for i in range(end - begin):
                 key = (np.int64(bucket) << rest) | field(here + i * rest, rest)
-                w = (key * inverse) & low.key_mask
-                near = field(values + i * low.pair_bits, low.near_bits)
+                w = mirrored(key, width)
+                near = field(values + i * low.pair_bits, low.pair_bits)
                 out_ngram[w] = np.uint8(2)
-                out_state[w] = np.uint8(near & np.int64(STATE_LENGTH))
-                if near & np.int64(BLANK) == 0:
+                out_state[w] = np.uint8(pair_state(low, near, w))
+                if near & low.blank == 0:
                     out_prob[w] = np.float32(sums[1] + pair_prob(low, near))
                     out_matched[w] = np.uint8(2)
     for i in range(len(words)):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.errors import ProtocolError
 from dlm.index.search import block_kernels as kernels
 from dlm.index.search.shard import LowOrders
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers
@@ -18,6 +19,9 @@ from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers
 # What scoring with blocks runs; see jit.compile_ahead.
 KERNELS = (
     kernels.sum_backoffs,
+    kernels.complete_after,
+    kernels.find_stored,
+    kernels.words_of_ranks,
     kernels.score_after,
     kernels.score_one_after,
     kernels.score_all_after,
@@ -51,13 +55,31 @@ class ContextBlock:
         low: LowOrders,
         context: NDArray[np.uint32],
         log10_backoffs: NDArray[np.float32],
-        words: NDArray[np.uint32],
+        ranks: NDArray[np.uint32],
         answers: Answers,
     ) -> ContextBlock:
+        """Args    log10_backoffs, ranks, answers  of one context, as in `StoredWords`
+        Raises  ProtocolError  ranks that no word has
+        """
+        last = int(context[-1]) if len(context) else -1
+        words = np.empty(len(ranks), np.uint32)
+        if last >= 0 and not kernels.words_of_ranks(low.view, last, ranks, words):
+            raise ProtocolError(
+                f"{len(ranks)} words are said to follow word {last}; expected rising places among "
+                "those that do. Restart that server with the files of its manifest"
+            )
+        place = np.argsort(words)
+        words, a = words[place], answers
+        columns = (a.log10_prob, a.matched_order, a.ngram_length, a.state_length)
+        made = Answers(*(column[place] for column in columns))  # type: ignore[arg-type]
         sums = np.empty((1, 2), np.float32)
         lengths = np.array([len(context)], np.uint8)
         kernels.sum_backoffs(low.view, lengths, context, log10_backoffs, sums)
-        return cls(low, context, sums[0], words, answers)
+        kernels.complete_after(
+            low.view, last, sums[0], words,
+            made.log10_prob, made.matched_order, made.ngram_length, made.state_length,
+        )  # fmt: skip
+        return cls(low, context, sums[0], words, made)
 
     @classmethod
     def low_only(
@@ -65,7 +87,7 @@ class ContextBlock:
     ) -> ContextBlock:
         """For a context after which nothing is stored, or (BIGRAM_FALLBACK) nothing known to be."""
         known = context[-1:] if source == BIGRAM_FALLBACK else context
-        more = np.zeros(max(len(known) - 2, 0), np.float32)
+        more = np.zeros(max(len(known) - 1, 0), np.float32)
         none = np.zeros(0, np.uint32)
         made = cls.make(low, known, more, none, Answers.empty(0))
         return cls(low, context, made.sums, none, made.answers, source)

@@ -1,9 +1,9 @@
-"""The search itself. Nothing here checks an index: the callers named under `Trusts` check first.
+"""The search in the trees of shards, and the two searches together.
 
 A block of contexts, then of words, goes through the stages together, and each stage asks for the
-cache lines that the next will read. A block of contexts is walked down (`ask_words` to
-`add_weights`); then the words asked of them are searched (`ask_lists` to `put_answers`). Above 600
-lines: one pipeline, whose stages share the tables below.
+cache lines that the next will read. A block of contexts is walked down (`open_trees` to
+`add_weights`); then the words asked of them are searched. Nothing here checks an index: the callers
+named under `Trusts` check first.
 """
 
 # mypy: disable-error-code="assignment"
@@ -11,59 +11,53 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlm.index.packed.kernels import find_key
-from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
+from dlm.index.packed.kernels import DIRECT, find_key
+from dlm.index.packed.record_kernels import (
+    N_PROB_TABLE,
+    N_VALUE_BITS,
+    ask_bucket,
+    bucket_of,
+    find_among_few,
+    find_in_bucket,
+    open_record,
+    words_bits,
+)
 from dlm.index.search import view as at
+from dlm.index.search.low_kernels import (
+    CONTEXTS,
+    L_BIT,
+    L_KEYS,
+    L_REST,
+    L_SIZE,
+    L_STEP,
+    WORDS,
+    put_list,
+    search_low,
+)
 from dlm.index.search.step_kernels import (
-    address_of,
-    alone,
-    ask_alone,
-    ask_children,
-    ask_entry,
-    ask_node_backoff,
-    ask_place,
-    ask_root,
-    ask_root_keys,
+    ask_bits,
     below,
-    children,
-    find_near,
     first_level,
     has_prob,
     key_of,
-    list_after,
+    keys_of,
     log10_prob_of,
-    low_of,
+    log10_weight_of,
     matters,
-    node_backoff,
-    node_list,
-    open_list,
     open_ranks,
-    pair_backoff,
-    pair_prob,
     record_bits,
-    root_bucket,
     roots_of,
-    share,
-    word_backoff,
 )
 from dlm.jit import inlined, kernel
-from dlm.ngram.memory_kernels import (
-    field,
-    mask_of,
-    of,
-    prefetch,
-    two_fields,
-)
+from dlm.ngram.kernels import slot_of
+from dlm.ngram.memory_kernels import field, mask_of, of, prefetch, two_fields
 
-CONTEXTS = 32  # of a block
-WORDS = 64
-# Columns of the tables that hold the state of a block. One row is one cache line: separate arrays
-# took twice the time, since their lines evict each other.
-L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: its first bit and what `open_list` says
-# The walk down a context: its longest part that is a node; the pair of its last two words, then the
-# guess where a child is; and what the next stage reads: a bit, a range of keys, a node.
-W_DEEPEST, W_LOW, W_HIGH, W_PAIR = range(4)
-Q_AT, Q_RANK, Q_KEY, Q_LOW, Q_SIZE, Q_ROW, Q_MATCHED, Q_FOUND = range(8)  # a word asked
+# Columns of the tables that hold the state of a block, as in `low_kernels`. A walk down a context:
+# its longest part that is a node; what the next stage reads: the bit of a record or
+# bucket, bits of a key there, a family and its size, a key.
+W_DEEPEST, W_RECORD, W_REST, W_FAMILY, W_COUNT, W_KEY = range(6)
+L_WIDTH = 5  # of a list of ranks, beside what `low_kernels` has of lists: bits of a rank
+Q_AT, Q_RANK, Q_LOW, Q_SIZE, Q_ROW, Q_WORD, Q_MATCHED, Q_FOUND = range(8)  # a word asked
 COLUMNS = 8
 DEPTHS = 16  # of arrays by context length: the largest order + 1
 
@@ -72,8 +66,8 @@ _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 # Shapes of the state of a block, c a context of it, k words of that, i a word asked:
 #   total  (CONTEXTS * DEPTHS,) float32, at c * DEPTHS + k: the weights added from the longest
 #          context down to k words; lists, of these rows: the list of the words that follow k words
-#   walk   (CONTEXTS, COLUMNS);  active (CONTEXTS,): the contexts that go on
-#   query  (WORDS, COLUMNS);  q_alone, q_live (WORDS,): the words that need their 1-gram, that go on
+#   walk   (CONTEXTS, COLUMNS);  active, large (CONTEXTS,): the contexts that go on
+#   query  (WORDS, COLUMNS);  live (WORDS,): the words that go on
 #   best   (WORDS,) float32;  state (WORDS,): log10 P so far, words that matter to the right
 
 
@@ -81,272 +75,113 @@ _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
 
 @inlined
-def put_list(lists, row, bit, size, step, keys, rest):  # type: ignore[no-untyped-def]
-    lists[row, L_BIT] = bit
-    lists[row, L_SIZE] = size
-    lists[row, L_STEP] = step
-    lists[row, L_KEYS] = keys
-    lists[row, L_REST] = rest
-
-
-@inlined
-def ask_words(low, context_begin, context_words, block, here):  # type: ignore[no-untyped-def]
-    """1. Asks for what stands beside the last two words."""
-    for c in range(here):
-        end = context_begin[block + c + 1]
-        length = end - context_begin[block + c]
-        if length >= 1:
-            ask_entry(low, np.int64(context_words[end - 1]))
-        if length >= 2:
-            ask_entry(low, np.int64(context_words[end - 2]))
-
-
-@inlined
-def open_words(  # type: ignore[no-untyped-def]
-    low, context_begin, context_words, block, here, needs_shard, total, lists, walk, active
+def open_trees(  # type: ignore[no-untyped-def]
+    trees, slots, chosen, context_begin, context_words, pairs, block, here, walk, active
 ):
-    """2. The list of the last word; where the pair of the last two should be in that of the
-    other; how many contexts go on."""
-    pairs = _0
-    for c in range(here):
-        end = context_begin[block + c + 1]
-        length = end - context_begin[block + c]
-        needs_shard[block + c] = np.uint8(0)
-        row = np.int64(c) * DEPTHS
-        walk[c, W_DEEPEST] = _1
-        if length == 0:
-            put_list(lists, row + 1, _0, _0, _0, _0, low.key_bits)  # empty: never read
-            lists[row + 2, L_SIZE] = _0
-            total[row + 1] = np.float32(0.0)
-            walk[c, W_DEEPEST] = _0
-            continue
-        for k in range(2, length + 2):
-            total[row + k] = np.float32(0.0)
-        last = np.int64(context_words[end - 1])
-        total[row + 1] = word_backoff(low, last)
-        _, size, bit = list_after(low, last)
-        step, keys, rest = open_list(bit, size, low.key_bits)
-        put_list(lists, row + 1, bit, size, step, keys, rest)
-        if length < 2:
-            continue
-        first, size, bit = list_after(low, np.int64(context_words[end - 2]))
-        if size == 0:
-            continue
-        step, keys, rest = open_list(bit, size, low.key_bits)
-        walk[c, W_PAIR] = first
-        # The list of the other word takes the place of that of three words until it is used.
-        lists[row + 3, L_SIZE] = size
-        lists[row + 3, L_STEP] = step
-        lists[row + 3, L_KEYS] = keys
-        lists[row + 3, L_REST] = rest
-        walk[c, W_LOW] = bit + (key_of(low, last) >> rest) * step
-        prefetch(walk[c, W_LOW] >> _3)
-        active[pairs] = c
-        pairs += _1
-    return pairs
-
-
-@inlined
-def open_buckets(low, lists, walk, active, pairs):  # type: ignore[no-untyped-def]
-    """3. The bucket of the pair."""
-    for i in range(pairs):
-        c = active[i]
-        row = c * DEPTHS + 3
-        step = lists[row, L_STEP]
-        if step:
-            bit = walk[c, W_LOW]
-            walk[c, W_LOW] = field(bit, step)
-            walk[c, W_HIGH] = field(bit + step, step)
-        else:
-            walk[c, W_LOW] = _0
-            walk[c, W_HIGH] = lists[row, L_SIZE]
-        bit = lists[row, L_KEYS] + walk[c, W_LOW] * (lists[row, L_REST] + low.pair_bits)
-        lists[row, L_BIT] = bit
-        prefetch(bit >> _3)
-        prefetch((bit >> _3) + np.int64(64))
-
-
-@inlined
-def find_pairs(low, roots, context_begin, context_words, block, lists, walk, active, pairs):  # type: ignore[no-untyped-def]
-    """4. The pair: its number, and the bit of its value; how many go on."""
+    """1. The family of all roots of the tree that owns each context; how many go on."""
     kept = _0
-    for i in range(pairs):
+    for i in range(here):
+        end = context_begin[chosen[block + i] + 1]
+        tree = trees[0]
+        if len(trees) > 1:
+            tree = trees[slots[slot_of(context_words[end - 2], context_words[end - 1])]]
+        walk[i, W_DEEPEST] = _1
+        family, count = roots_of(tree)
+        if count and np.int64(pairs[chosen[block + i]]) < of(tree, at.PAIRS):
+            walk[i, W_FAMILY] = family
+            walk[i, W_COUNT] = count
+            active[kept] = i
+            kept += _1
+    return kept
+
+
+@inlined
+def find_children(  # type: ignore[no-untyped-def]
+    keys, k, chosen, context_begin, context_words, pairs, block, walk, active, nodes, large
+):
+    """2. Contexts of k words in the families of shorter ones, in W_RECORD; how many go on. A search
+    in a family with a directory takes two steps more."""
+    kept = _0
+    left = _0
+    key_bits = keys.root_key_bits if k == 2 else keys.key_bits
+    for i in range(nodes):
         c = active[i]
-        row = c * DEPTHS + 3
-        last = np.int64(context_words[context_begin[block + c + 1] - 1])
-        rest = lists[row, L_REST]
-        count = walk[c, W_HIGH] - walk[c, W_LOW]
-        target = key_of(low, last) & mask_of(rest)
-        place = find_key(lists[row, L_BIT], rest, _0, count, target)
-        if place >= 0:
-            walk[c, W_PAIR] += walk[c, W_LOW] + place
-            walk[c, W_LOW] = lists[row, L_BIT] + count * rest + place * low.pair_bits
-            if roots.count:
-                ask_root(roots, walk[c, W_PAIR])
+        context = chosen[block + c]
+        word = np.int64(pairs[context])
+        if k > 2:
+            word = np.int64(context_words[context_begin[context + 1] - k])
+        if walk[c, W_COUNT] > DIRECT:
+            key = word if k == 2 else key_of(keys, word)
+            walk[c, W_KEY] = key
+            prefetch(ask_bucket(walk[c, W_FAMILY], walk[c, W_COUNT], key, key_bits) >> _3)
+            large[left] = c
+            left += _1
+            continue
+        record = find_among_few(walk[c, W_FAMILY], walk[c, W_COUNT], word)
+        if record >= 0:
+            walk[c, W_RECORD] = record
+            ask_bits(record)
+            active[kept] = c
+            kept += _1
+    for i in range(left):
+        c = large[i]
+        bucket, rest = bucket_of(walk[c, W_FAMILY], walk[c, W_COUNT], walk[c, W_KEY], key_bits)
+        walk[c, W_RECORD] = bucket
+        walk[c, W_REST] = rest
+        ask_bits(bucket)
+    for i in range(left):
+        c = large[i]
+        record = find_in_bucket(walk[c, W_RECORD], walk[c, W_REST], walk[c, W_KEY])
+        if record >= 0:
+            walk[c, W_RECORD] = record
+            ask_bits(record)
             active[kept] = c
             kept += _1
     return kept
 
 
 @inlined
-def weigh_pairs(low, roots, order, block, needs_shard, total, walk, active, pairs):  # type: ignore[no-untyped-def]
-    """5. The weight of the pair, and where its root should be; how many go on."""
-    kept = _0
-    for i in range(pairs):
-        c = active[i]
-        bit = walk[c, W_LOW]
-        total[c * DEPTHS + 2] = pair_backoff(low, bit)
-        if order > 2 and field(bit, np.int64(PAIR_FLAG_BITS)) & np.int64(STORED):
-            needs_shard[block + c] = np.uint8(1)
-            if roots.count:
-                first, end = root_bucket(roots, walk[c, W_PAIR])
-                walk[c, W_LOW] = first
-                walk[c, W_HIGH] = end
-                ask_root_keys(roots, first)
-                active[kept] = c
-                kept += _1
-    return kept
-
-
-@inlined
-def find_roots(roots, level, walk, active, pairs):  # type: ignore[no-untyped-def]
-    """6. The root, in W_LOW; how many go on."""
-    kept = _0
-    for i in range(pairs):
-        c = active[i]
-        target = walk[c, W_PAIR] & mask_of(roots.key_bits)
-        keys = roots.key << _3
-        node = find_key(keys, roots.key_bits, walk[c, W_LOW], walk[c, W_HIGH], target)
-        if node >= 0:
-            walk[c, W_LOW] = node
-            ask_place(level, node)
-            ask_children(level, node)
-            active[kept] = c
-            kept += _1
-    return kept
-
-
-@inlined
-def read_nodes(  # type: ignore[no-untyped-def]
-    low, level, k, context_begin, context_words, block, total, lists, walk, active, nodes
+def read_records(  # type: ignore[no-untyped-def]
+    level, k, chosen, context_begin, block, total, lists, walk, active, nodes
 ):
-    """7a. Of the nodes of a level, contexts of k words: the weight, where the list is, and where
-    the child should be; how many go on."""
+    """3. Of contexts of k words: the weight, the list, and where the family is; how many go on."""
     kept = _0
+    value_bits = of(level, N_VALUE_BITS)
     for i in range(nodes):
         c = active[i]
         row = c * DEPTHS + k
-        node = walk[c, W_LOW]
         walk[c, W_DEEPEST] = k
-        if k > 2:
-            total[row] = node_backoff(level, node)
-        bit = node_list(level, node)
-        lists[row, L_BIT] = bit
-        prefetch(bit >> _3)
-        end = context_begin[block + c + 1]
-        if k < end - context_begin[block + c]:
-            first, last = children(level, node)
-            if last > first:
-                walk[c, W_LOW] = first
-                walk[c, W_HIGH] = last
-                target = key_of(low, np.int64(context_words[end - k - _1]))
-                guess = first + share(target, last - first, low.key_bits)
-                walk[c, W_PAIR] = guess
-                prefetch(of(below(level), at.N_KEY) + ((guess * low.key_bits) >> _3))
-                active[kept] = c
-                kept += _1
-    return kept
-
-
-@inlined
-def find_nodes(low, level, k, context_begin, context_words, block, walk, active, nodes):  # type: ignore[no-untyped-def]
-    """7b. The nodes of the level below, contexts of k words, in W_LOW; how many go on."""
-    kept = _0
-    for i in range(nodes):
-        c = active[i]
-        target = key_of(low, np.int64(context_words[context_begin[block + c + 1] - k]))
-        keys = of(level, at.N_KEY) << _3
-        node = find_near(
-            keys, low.key_bits, walk[c, W_LOW], walk[c, W_HIGH], walk[c, W_PAIR], target
-        )
-        if node >= 0:
-            walk[c, W_LOW] = node
-            ask_node_backoff(level, node)
-            ask_place(level, node)
-            ask_children(level, node)
+        shorter = lists[row - 1, L_SIZE]
+        size, width, count, weight, bit = open_record(level, walk[c, W_RECORD], shorter, k == 2)
+        total[row] = log10_weight_of(level, weight)
+        step, keys, rest = open_ranks(bit, size, width)
+        put_list(lists, row, bit, size, step, keys, rest)
+        lists[row, L_WIDTH] = width
+        context = chosen[block + c]
+        if count and k < context_begin[context + 1] - context_begin[context]:
+            family = bit + words_bits(size, width, value_bits)
+            walk[c, W_FAMILY] = family
+            walk[c, W_COUNT] = count
+            ask_bits(family)
             active[kept] = c
             kept += _1
     return kept
 
 
 @inlined
-def open_nodes(lists, walk, here):  # type: ignore[no-untyped-def]
-    """8. The lists of the nodes; an empty one after the longest."""
+def add_weights(here, total, lists, walk):  # type: ignore[no-untyped-def]
+    """4. The sums of the weights, from the longest context down, and an empty list after it."""
     for c in range(here):
         row = np.int64(c) * DEPTHS
-        for k in range(2, walk[c, W_DEEPEST] + 1):
-            size, bit, step, keys, rest = open_ranks(
-                lists[row + k, L_BIT], lists[row + k - 1, L_SIZE]
-            )
-            put_list(lists, row + k, bit, size, step, keys, rest)
-        lists[row + max(walk[c, W_DEEPEST], _1) + 1, L_SIZE] = _0
-
-
-@inlined
-def add_weights(context_begin, block, here, total):  # type: ignore[no-untyped-def]
-    """9. The sums of the weights, from the longest context down."""
-    for c in range(here):
-        row = np.int64(c) * DEPTHS
-        length = context_begin[block + c + 1] - context_begin[block + c]
-        added = np.float32(0.0)
-        for k in range(length, 0, -1):
-            added = np.float32(added + total[row + k])
-            total[row + k] = added
-        total[row + length + 1] = np.float32(0.0)
+        deepest = walk[c, W_DEEPEST]
+        put_list(lists, row + deepest + 1, _0, _0, _0, _0, _0)
+        lists[row + deepest + 1, L_WIDTH] = _0
+        total[row + deepest + 1] = np.float32(0.0)
+        for k in range(deepest, 1, -1):
+            total[row + k] = np.float32(total[row + k + 1] + total[row + k])
 
 
 # ------------------------------------------------------------------- the words of these contexts
-
-
-@inlined
-def ask_lists(low, word_begin, words, block, context, first, asked, lists, query):  # type: ignore[no-untyped-def]
-    """1. Asks for where each word should be in the list of its context's last word."""
-    i = _0
-    while i < asked:
-        while word_begin[block + context + 1] <= first + i:
-            context += _1
-        until = min(word_begin[block + context + 1] - first, asked)
-        row = context * DEPTHS
-        bit = lists[row + 1, L_BIT]
-        step = lists[row + 1, L_STEP]
-        rest = lists[row + 1, L_REST]
-        while i < until:
-            key = key_of(low, np.int64(words[first + i]))
-            place = bit + (key >> rest) * step
-            prefetch(place >> _3)
-            query[i, Q_KEY] = key
-            query[i, Q_AT] = place
-            query[i, Q_ROW] = row
-            i += _1
-    return context
-
-
-@inlined
-def ask_buckets(low, asked, lists, query):  # type: ignore[no-untyped-def]
-    """2. The bucket."""
-    for i in range(asked):
-        row = query[i, Q_ROW] + 1
-        step = lists[row, L_STEP]
-        begin, end = _0, lists[row, L_SIZE]
-        if step:
-            begin, end = two_fields(query[i, Q_AT], step)
-        stride = lists[row, L_REST] + low.pair_bits
-        bit = lists[row, L_KEYS] + begin * stride
-        prefetch(bit >> _3)
-        prefetch((bit + (end - begin) * stride) >> _3)
-        query[i, Q_RANK] = begin
-        query[i, Q_SIZE] = end - begin
-        query[i, Q_AT] = bit
 
 
 @inlined
@@ -358,55 +193,36 @@ def ask_rank(lists, row, query, i, rank):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def find_in_pairs(low, words, first, asked, lists, query, best, state, q_alone, q_live):  # type: ignore[no-untyped-def]
-    """3. The word in the list of the last word: how many need their 1-gram, how many go on."""
-    alone_count = _0
-    live = _0
-    for i in range(asked):
-        row = query[i, Q_ROW] + 1
-        size = query[i, Q_SIZE]
-        rest = lists[row, L_REST]
-        place = find_key(query[i, Q_AT], rest, _0, size, query[i, Q_KEY] & mask_of(rest))
-        if place < 0:
-            query[i, Q_MATCHED] = _1
-            query[i, Q_FOUND] = _1
-            q_alone[alone_count] = i
-            alone_count += _1
-            ask_alone(low, np.int64(words[first + i]))
-            continue
-        value = field(query[i, Q_AT] + size * rest + place * low.pair_bits, low.near_bits)
-        query[i, Q_FOUND] = _2
-        state[i] = value & np.int64(STATE_LENGTH)
-        if value & np.int64(BLANK):
-            query[i, Q_MATCHED] = _1
-            q_alone[alone_count] = i
-            alone_count += _1
-        else:
-            best[i] = pair_prob(low, value)
-            query[i, Q_MATCHED] = _2
-        if lists[row + 1, L_SIZE]:
-            ask_rank(lists, row + 1, query, i, query[i, Q_RANK] + place)
-            q_live[live] = i
-            live += _1
-    return alone_count, live
+def ask_words(  # type: ignore[no-untyped-def]
+    row, q, end, ranks, total, lists, query, state, live, asked, log10_backoff, log10_prob
+):
+    """5. Completes what the low orders know of words q .. end - 1, and asks for their ranks in the
+    list of their root, at a row; how many go on. Which do is hard to predict: no branch.
+
+    A rank may come from a client: with more bits than those of the list, as NO_RANK has, it is not
+    there.
+    """
+    size, width, added = lists[row, L_SIZE], lists[row, L_WIDTH], total[row]
+    while q < end:
+        rank = np.int64(ranks[q])
+        query[asked, Q_WORD] = q
+        query[asked, Q_ROW] = row - 2
+        query[asked, Q_MATCHED] = _0
+        query[asked, Q_FOUND] = _0
+        state[asked] = _0
+        ask_rank(lists, row, query, asked, rank)
+        live[asked] = asked
+        asked += np.int64(size > 0) & np.int64(rank >> width == 0)
+        log10_prob[q] = np.float32(np.float32(added + log10_backoff[q]) + log10_prob[q])
+        q += _1
+    return asked
 
 
 @inlined
-def read_alone(low, words, first, query, best, state, q_alone, count):  # type: ignore[no-untyped-def]
-    """4. The 1-grams of those that have nothing longer yet."""
-    for j in range(count):
-        i = q_alone[j]
-        prob, reaches = alone(low, np.int64(words[first + i]))
-        best[i] = prob
-        if query[i, Q_FOUND] == 1:
-            state[i] = reaches
-
-
-@inlined
-def ask_ranks(k, record, lists, query, q_live, live):  # type: ignore[no-untyped-def]
-    """5a. The bucket in the list of k words."""
-    for j in range(live):
-        i = q_live[j]
+def ask_ranks(k, record, lists, query, live, asked):  # type: ignore[no-untyped-def]
+    """6a. The bucket in the list of k words."""
+    for j in range(asked):
+        i = live[j]
         row = query[i, Q_ROW] + k
         begin, end = _0, lists[row, L_SIZE]
         step = lists[row, L_STEP]
@@ -420,16 +236,16 @@ def ask_ranks(k, record, lists, query, q_live, live):  # type: ignore[no-untyped
 
 
 @inlined
-def find_ranks(level, k, flag_bits, record, lists, query, best, state, q_live, live):  # type: ignore[no-untyped-def]
-    """5b. The word in the list of k words; how many go on."""
+def find_ranks(level, k, flag_bits, record, lists, query, best, state, live, asked):  # type: ignore[no-untyped-def]
+    """6b. The word in the list of k words; how many go on."""
     kept = _0
-    table = of(level, at.N_PROB_TABLE)
-    for j in range(live):
-        i = q_live[j]
+    table = of(level, N_PROB_TABLE)
+    for j in range(asked):
+        i = live[j]
         row = query[i, Q_ROW] + k
         rank = query[i, Q_RANK]
         bit = query[i, Q_AT]
-        if lists[row, L_SIZE] == lists[row - 1, L_SIZE]:
+        if lists[row, L_WIDTH] == 0:
             place = rank
         else:
             rest = lists[row, L_REST]
@@ -446,28 +262,146 @@ def find_ranks(level, k, flag_bits, record, lists, query, best, state, q_live, l
             query[i, Q_MATCHED] = k + _1
         if lists[row + 1, L_SIZE]:
             ask_rank(lists, row + 1, query, i, query[i, Q_LOW] + place)
-            q_live[kept] = i
+            live[kept] = i
             kept += _1
     return kept
 
 
 @inlined
 def put_answers(  # type: ignore[no-untyped-def]
-    first, asked, total, query, best, state, log10_prob, matched_order, ngram_length, state_length
+    asked, total, query, best, state, log10_prob, matched_order, ngram_length, state_length
 ):
-    """6. The answers."""
+    """7. What is longer than in the low orders."""
     for i in range(asked):
-        q = first + i
+        q = query[i, Q_WORD]
         matched = query[i, Q_MATCHED]
-        log10_prob[q] = np.float32(total[query[i, Q_ROW] + matched] + best[i])
-        matched_order[q] = np.uint8(matched)
-        ngram_length[q] = np.uint8(query[i, Q_FOUND])
-        state_length[q] = np.uint8(state[i])
+        if matched:
+            log10_prob[q] = np.float32(total[query[i, Q_ROW] + matched] + best[i])
+            matched_order[q] = np.uint8(matched)
+        if query[i, Q_FOUND]:
+            ngram_length[q] = np.uint8(query[i, Q_FOUND])
+        if state[i]:
+            state_length[q] = np.uint8(state[i])
+
+
+@kernel
+def search_trees(  # type: ignore[no-untyped-def]
+    trees,
+    slots,
+    chosen,
+    context_begin,
+    context_words,
+    pairs,
+    word_begin,
+    ranks,
+    log10_backoff,
+    log10_prob,
+    matched_order,
+    ngram_length,
+    state_length,
+):
+    """Completes what the low orders know of words after contexts of two words or more.
+
+    Shapes  trees   (B,)  addresses of view.tree_view of the shards of a set; one, if it has all
+            slots   (4096,)  the shard of each slot;  chosen (n,) the contexts that are searched
+            context_begin, context_words, word_begin  as in `low_kernels.search_low`
+            pairs (C,), ranks (Q,) uint32  as it fills them; others are found nowhere
+            log10_backoff, log10_prob (Q,) float32, matched_order, ngram_length, state_length (Q,)
+                    uint8  as `search_low` fills them; all but the first are brought up to date.
+                    With zeros in all, the low orders can be added later, by `complete`
+    Trusts  as `search_low`, but for `pairs` and `ranks`
+    Paper
+        DLM Algorithm 4, the word searched from the shallow end: with blanks in place of missing
+        suffixes, a word that is absent at one depth is absent below it. Differs: the low orders are
+        the client's, who adds them
+    """
+    # Keys and levels are those of all trees of a model.
+    keys, levels = keys_of(trees[0]), first_level(trees[0])
+    # Few allocations: each takes as long as a word.
+    tables = np.empty((CONTEXTS * DEPTHS + CONTEXTS + WORDS + 1, COLUMNS), np.int64)
+    lists, walk = tables[: CONTEXTS * DEPTHS], tables[CONTEXTS * DEPTHS :]
+    query = tables[CONTEXTS * DEPTHS + CONTEXTS :]
+    rows = np.empty((4, WORDS + 1), np.int64)
+    active, large, live, state = rows[0], rows[1], rows[2], rows[3]
+    floats = np.empty(CONTEXTS * DEPTHS + WORDS, np.float32)
+    total, best = floats[:-WORDS], floats[-WORDS:]
+    contexts = np.int64(len(chosen))
+    block = _0
+    while block < contexts:
+        here = min(contexts - block, np.int64(CONTEXTS))
+        left = open_trees(
+            trees, slots, chosen, context_begin, context_words, pairs, block, here, walk, active
+        )
+        level = levels
+        k = _2
+        while left:
+            left = find_children(
+                keys, k, chosen, context_begin, context_words, pairs, block, walk, active, left,
+                large,
+            )  # fmt: skip
+            left = read_records(
+                level, k, chosen, context_begin, block, total, lists, walk, active, left
+            )
+            k += _1
+            level = below(level)
+        add_weights(here, total, lists, walk)
+
+        c = _0
+        q = word_begin[chosen[block]]
+        while c < here:
+            asked = _0
+            while asked < WORDS and c < here:
+                end = word_begin[chosen[block + c] + 1]
+                until = min(end, q + WORDS - asked)
+                asked = ask_words(
+                    c * DEPTHS + 2, q, until, ranks, total, lists, query, state, live, asked,
+                    log10_backoff, log10_prob,
+                )  # fmt: skip
+                q = until
+                if q == end:
+                    c += _1
+                    q = word_begin[chosen[min(block + c, contexts - 1)]]
+            words = asked
+            k = _2
+            level = levels
+            while asked:
+                flag_bits, record = record_bits(level)
+                ask_ranks(k, record, lists, query, live, asked)
+                asked = find_ranks(
+                    level, k, flag_bits, record, lists, query, best, state, live, asked
+                )
+                k += _1
+                level = below(level)
+            put_answers(
+                words, total, query, best, state,
+                log10_prob, matched_order, ngram_length, state_length,
+            )  # fmt: skip
+        block += here
+
+
+# ------------------------------------------------------------------------------ both searches
+
+
+@inlined
+def complete(  # type: ignore[no-untyped-def]
+    low_prob, low_backoff, low_matched, low_length, low_state, prob, matched, length, state
+):
+    """An answer, from that of the low orders and that of a tree without them: its four values."""
+    if matched == 0:
+        prob = np.float32(np.float32(prob + low_backoff) + low_prob)
+        matched = low_matched
+    return prob, matched, length if length else low_length, state if state else low_state
+
+
+# The types of log10_prob, matched_order, ngram_length and state_length, which answers are put in.
+ANSWERS = "out float32[:], out uint8[:], out uint8[:], out uint8[:]"
 
 
 @kernel
 def score_groups(  # type: ignore[no-untyped-def]
     view,
+    trees,
+    slots,
     order,
     context_begin,
     context_words,
@@ -479,117 +413,70 @@ def score_groups(  # type: ignore[no-untyped-def]
     state_length,
     needs_shard,
 ):
-    """Scores groups of words that share a context; the back-off is done whole.
+    """Scores groups of words that share a context, by the low orders and trees of a set.
 
-    Shapes  view           view.low_view or view.tree_view;  order  N
-            context_begin  (C + 1,)  where each context begins in context_words
-            context_words  word ids, most recent last, at most N - 1 a context
-            word_begin     (C + 1,)  where the words of each context begin in words
-            words          (Q,)
-            log10_prob     (Q,) float32 filled, like the four after it
-            matched_order, ngram_length, state_length  (Q,) uint8
-            needs_shard    (C,) uint8  1 where the low orders say that something is stored under the
-                           context's last two words: they alone cannot answer
+    Shapes  trees (B,)  as `search_trees`; none: the low orders answer alone, as if they were all
+            the others as in `low_kernels.search_low`; answers (Q,) filled
     Guarantees
         equals ngram.backoff.score bit for bit: the back-off weights are added to 0 in float32 from
         the longest context to the shortest, then the probability
-    Trusts
-        ids below the vocabulary's size, lengths below the order, begins in order: checked in
-        `score_lengths`, or before it by whoever calls `Shard.score`; the columns: checked when they
-        are mapped (shard.LowOrders.open, shard.Shard.open)
-    Paper
-        DLM Algorithm 4, the word searched from the shallow end: with blanks in place of missing
-        suffixes, a word that is absent at one depth is absent below it
     """
-    address = address_of(view)
-    low, roots = low_of(address), roots_of(address)
-    total = np.empty(CONTEXTS * DEPTHS, np.float32)
-    lists = np.empty((CONTEXTS * DEPTHS, COLUMNS), np.int64)
-    walk = np.empty((CONTEXTS, COLUMNS), np.int64)
-    query = np.empty((WORDS, COLUMNS), np.int64)
-    active = np.empty(CONTEXTS, np.int64)
-    q_alone = np.empty(WORDS, np.int64)
-    q_live = np.empty(WORDS, np.int64)
-    best = np.empty(WORDS, np.float32)
-    state = np.empty(WORDS, np.int64)
-
-    contexts = np.int64(len(context_begin) - 1)
-    block = _0
-    while block < contexts:
-        here = min(contexts - block, np.int64(CONTEXTS))
-        ask_words(low, context_begin, context_words, block, here)
-        left = open_words(
-            low, context_begin, context_words, block, here, needs_shard, total, lists, walk, active
-        )
-        open_buckets(low, lists, walk, active, left)
-        left = find_pairs(
-            low, roots, context_begin, context_words, block, lists, walk, active, left
-        )
-        left = weigh_pairs(low, roots, order, block, needs_shard, total, walk, active, left)
-        level = first_level(address)
-        left = find_roots(roots, level, walk, active, left)
-        k = _2
-        while left:
-            left = read_nodes(
-                low, level, k, context_begin, context_words, block, total, lists, walk, active, left
-            )
-            k += _1
-            level = below(level)
-            left = find_nodes(
-                low, level, k, context_begin, context_words, block, walk, active, left
-            )
-        open_nodes(lists, walk, here)
-        add_weights(context_begin, block, here, total)
-
-        context = _0
-        first, end = word_begin[block], word_begin[block + here]
-        while first < end:
-            asked = min(end - first, np.int64(WORDS))
-            context = ask_lists(low, word_begin, words, block, context, first, asked, lists, query)
-            ask_buckets(low, asked, lists, query)
-            alone_count, live = find_in_pairs(
-                low, words, first, asked, lists, query, best, state, q_alone, q_live
-            )
-            read_alone(low, words, first, query, best, state, q_alone, alone_count)
-            k = _2
-            level = first_level(address)
-            while live:
-                flag_bits, record = record_bits(level)
-                ask_ranks(k, record, lists, query, q_live, live)
-                live = find_ranks(
-                    level, k, flag_bits, record, lists, query, best, state, q_live, live
-                )
-                k += _1
-                level = below(level)
-            put_answers(
-                first, asked, total, query, best, state,
-                log10_prob, matched_order, ngram_length, state_length,
-            )  # fmt: skip
-            first += asked
-        block += here
+    queries = len(words)
+    backoff = np.empty(queries, np.float32)
+    numbers = np.empty(queries + len(needs_shard), np.uint32)
+    ranks, pairs = numbers[:queries], numbers[queries:]
+    search_low(
+        view, order, context_begin, context_words, word_begin, words, log10_prob, backoff,
+        matched_order, ngram_length, state_length, needs_shard, pairs, ranks,
+    )  # fmt: skip
+    contexts = len(needs_shard)
+    chosen = np.empty(contexts if len(trees) else 0, np.int64)
+    remote = _0
+    for c in range(contexts):
+        if needs_shard[c] and len(trees):
+            chosen[remote] = c
+            remote += _1
+            continue
+        for q in range(word_begin[c], word_begin[c + 1]):
+            log10_prob[q] = np.float32(backoff[q] + log10_prob[q])
+    if remote:
+        search_trees(
+            trees, slots, chosen[:remote], context_begin, context_words, pairs, word_begin, ranks,
+            backoff, log10_prob, matched_order, ngram_length, state_length,
+        )  # fmt: skip
 
 
 # What `score_lengths` found wrong; 0 where nothing is.
 LENGTHS, CONTEXT_LENGTH, IDS = 1, 2, 3
 
 
-# The types of log10_prob, matched_order, ngram_length and state_length, which answers are put in.
-ANSWERS = "out float32[:], out uint8[:], out uint8[:], out uint8[:]"
+@inlined
+def begins_of(counts):  # type: ignore[no-untyped-def]
+    """Where each of some groups begins, and where the last ends. Fewer than 2^31 of 32 bits cannot
+    reach 2^63: hostile counts never wrap to the right sum."""
+    begin = np.empty(len(counts) + 1, np.int64)
+    total = _0
+    for i in range(len(counts)):
+        begin[i] = total
+        total += np.int64(counts[i])
+    begin[len(counts)] = total
+    return begin
 
 
 @kernel(
-    "int64[:], int64, uint8[:], uint32[:], uint32[:], uint32[:], bool, "
+    "int64[:], int64[:], uint16[:], int64, uint8[:], uint32[:], uint32[:], uint32[:], "
     + ANSWERS
     + ", out uint8[:]"
 )
 def score_lengths(  # type: ignore[no-untyped-def]
     view,
+    trees,
+    slots,
     order,
     context_lengths,
     context_words,
     word_counts,
     words,
-    check_ids,
     log10_prob,
     matched_order,
     ngram_length,
@@ -598,38 +485,29 @@ def score_lengths(  # type: ignore[no-untyped-def]
 ):
     """`score_groups` by lengths (C,) in place of begins, which it makes; checks what that trusts.
 
-    Args     check_ids  whether ids may be out of range; False where the caller looked at them
     Returns  0, or the number of what is wrong, and then nothing is scored
     """
     contexts = len(context_lengths)
     if len(word_counts) != contexts:
         return LENGTHS
-    context_begin = np.empty(contexts + 1, np.int64)
-    word_begin = np.empty(contexts + 1, np.int64)
-    context_total = _0
-    word_total = _0
     for c in range(contexts):
-        context_begin[c] = context_total
-        word_begin[c] = word_total
         if np.int64(context_lengths[c]) >= order:
             return CONTEXT_LENGTH
-        context_total += np.int64(context_lengths[c])
-        word_total += np.int64(word_counts[c])
-    context_begin[contexts] = context_total
-    word_begin[contexts] = word_total
-    if context_total != len(context_words) or word_total != len(words):
+    context_begin, word_begin = begins_of(context_lengths), begins_of(word_counts)
+    if context_begin[contexts] != len(context_words) or word_begin[contexts] != len(words):
         return LENGTHS
     last = np.uint32(view[at.WORDS] - 1)
     good = True
-    if check_ids:
-        for i in range(len(context_words)):
-            good &= context_words[i] <= last
-        for i in range(len(words)):
-            good &= words[i] <= last
+    for i in range(len(context_words)):
+        good &= context_words[i] <= last
+    for i in range(len(words)):
+        good &= words[i] <= last
     if not good:
         return IDS
     score_groups(
         view,
+        trees,
+        slots,
         order,
         context_begin,
         context_words,

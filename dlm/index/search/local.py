@@ -1,15 +1,13 @@
 """A whole shard set in one process: the path of a query without a network.
 
-The low orders answer what they can; other queries go to the shard that owns the context's last two
-words, as a client would send them.
+The low orders answer what they can; other queries go to the tree of the shard that owns the
+context's last two words.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,26 +54,7 @@ class LocalModel(ShardSet):
         Guarantees  equals ngram.backoff.score bit for bit
         """
         self._check(contexts, lengths, words)
-        groups = _one_each(contexts, lengths, words)
-        if len(self.shards) == 1:
-            return run_kernel(self.shards[0].view, self.order, groups)[0]
-        answers, needs_shard = run_kernel(self.low.view, self.order, groups)
-        rest = np.flatnonzero(needs_shard)
-        if not len(rest):
-            return answers
-        owner = self.manifest.slots[slots_of(contexts[rest, -2], contexts[rest, -1])]
-        place = np.argsort(owner, kind="stable")
-        rest, owner = rest[place], owner[place]
-        edges = [0, *(np.flatnonzero(np.diff(owner)) + 1).tolist(), len(rest)]
-        for first, end in pairwise(edges):
-            asked = rest[first:end]
-            shard = self.shards[int(owner[first])]
-            found = shard.score(_one_each(contexts[asked], lengths[asked], words[asked]))
-            answers.log10_prob[asked] = found.log10_prob
-            answers.matched_order[asked] = found.matched_order
-            answers.ngram_length[asked] = found.ngram_length
-            answers.state_length[asked] = found.state_length
-        return answers
+        return self._run(_one_each(contexts, lengths, words))
 
     def score_groups(self, groups: QueryGroups) -> Answers:
         """Scores each word after the context of its group, as `score`; each context is walked once.
@@ -83,26 +62,14 @@ class LocalModel(ShardSet):
         Raises  QueryError  arrays that do not match, a length or an id out of range
         """
         check_types(groups)
-        if len(self.shards) == 1:
-            return run_kernel(self.shards[0].view, self.order, groups)[0]
-        answers, needs_shard = run_kernel(self.low.view, self.order, groups)
-        if not needs_shard.any():
-            return answers
-        ends = np.cumsum(groups.context_lengths, dtype=np.int64)
-        rest = np.flatnonzero(needs_shard)
-        last = ends[rest]
-        words = groups.context_words
-        owner = self.manifest.slots[slots_of(words[last - 2], words[last - 1])]
-        for shard in np.unique(owner).tolist():
-            mine = rest[owner == shard]
-            part, queries = _some(groups, mine)
-            found = self.shards[shard].score(part)
-            for column in ("log10_prob", "matched_order", "ngram_length", "state_length"):
-                getattr(answers, column)[queries] = getattr(found, column)
-        return answers
+        return self._run(groups)
+
+    def _run(self, groups: QueryGroups) -> Answers:
+        return run_kernel(self.low.view, self.order, groups, self.trees, self.slots)[0]
 
     def stored_words(self, context: NDArray[np.uint32]) -> StoredWords:
-        """All that is stored after one context, with which `ContextBlock` answers any word.
+        """All that is stored after one context, with which `ContextBlock` answers any word; as
+        `Shard.stored_words`.
 
         Shapes  context (L,) uint32, most recent word last, L from 2 to N - 1
         Trusts  ids below the vocabulary's size
@@ -110,7 +77,8 @@ class LocalModel(ShardSet):
         owner = int(self.manifest.slots[slots_of(context[-2:-1], context[-1:])[0]])
         length, skip = np.array([len(context)], np.uint8), np.zeros(1, np.uint32)
         shard, every = self.shards[owner], self.manifest.vocabulary_size
-        return shard.stored_words(shard.find_blocks(length, context), skip, every)
+        pairs = self.low.stored_pairs(context[-2:-1], context[-1:])
+        return shard.stored_words(shard.find_blocks(length, context, pairs), skip, every)
 
     def score_text(
         self, text: str | bytes, *, bos: bool = True, eos: bool = True
@@ -161,22 +129,3 @@ def _one_each(
         np.ones(len(words), np.uint32),
         np.ascontiguousarray(words),
     )
-
-
-def _some(groups: QueryGroups, chosen: NDArray[np.int64]) -> tuple[QueryGroups, NDArray[np.int64]]:
-    """The chosen groups, and the places of their words among all."""
-    lengths = groups.context_lengths[chosen]
-    counts = groups.word_counts[chosen]
-    context_end = np.cumsum(groups.context_lengths, dtype=np.int64)[chosen]
-    word_end = np.cumsum(groups.word_counts, dtype=np.int64)[chosen]
-    queries = _ranges(word_end, counts)
-    contexts = groups.context_words[_ranges(context_end, lengths)]
-    return QueryGroups(lengths, contexts, counts, groups.words[queries]), queries
-
-
-def _ranges(ends: NDArray[np.int64], sizes: NDArray[Any]) -> NDArray[np.int64]:
-    """end - size .. end - 1 of each, one after the other."""
-    sizes = sizes.astype(np.int64)
-    before = np.cumsum(sizes) - sizes
-    out: NDArray[np.int64] = np.repeat(ends - sizes - before, sizes) + np.arange(int(sizes.sum()))
-    return out

@@ -1,4 +1,4 @@
-"""One shard, mapped and ready to answer; and the low orders that every machine holds.
+"""One shard, mapped and ready to answer; and the low orders, which clients hold.
 
 Opening checks the checksum of each file and then every offset, key and value in it.
 """
@@ -6,7 +6,7 @@ Opening checks the checksum of each file and then every offset, key and value in
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from dlm.errors import QueryError, ShardFormatError
 from dlm.index.layout import MAX_ORDER, Arrays, Manifest, map_columns, read_manifest
+from dlm.index.packed import check_kernels as checks
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.check import check_low, check_tree
-from dlm.index.packed.low import LowPlain, pairs_of, unpack_low
-from dlm.index.packed.tree import LevelPlain, unpack_tree
+from dlm.index.packed.low import LowPlain, unpack_low
+from dlm.index.packed.tree import LevelPlain, code_bytes, unpack_tree
 from dlm.index.search import block_kernels, kernels, owned_kernels
 from dlm.index.search.view import WORDS, low_view, tree_view
 from dlm.memory_options import MAPPED, MemoryOptions
@@ -32,17 +33,14 @@ from dlm.ngram.wordtable import WordTable
 
 # What opening a shard and checking it run, and searching it too; see jit.compile_ahead.
 OPENING = (
-    packed.check_key_lists,
-    packed.check_list_ids,
-    packed.check_rank_lists,
-    packed.words_of_pairs,
-    packed.check_values,
-    packed.check_ids,
-    packed.get_offsets,
+    checks.check_backoffs,
+    checks.check_key_lists,
+    checks.check_records,
+    checks.check_words_value,
     packed.get_all,
 )
 KERNELS = (
-    *(kernels.score_lengths, owned_kernels.score_owned),
+    *(kernels.score_lengths, owned_kernels.score_owned, owned_kernels.search_lengths),
     *(block_kernels.find_blocks, block_kernels.list_blocks),
     *OPENING,
 )
@@ -56,13 +54,11 @@ class LowOrders:
     """1- and 2-grams, with the bit that says whether anything is stored under a pair.
 
     arrays  the packed columns, mapped; `view`, which the kernels take, holds their addresses
-    pairs   2-grams, blanks included
     """
 
     manifest: Manifest
     arrays: Arrays
     view: NDArray[np.int64]
-    pairs: int
 
     @classmethod
     def open(
@@ -79,15 +75,22 @@ class LowOrders:
         path = directory / entry.name
         a = map_columns(path, entry, verify=verify, memory_options=memory_options)
         with _breaks(path):
-            _, pairs = check_low(a, manifest.vocabulary_size, manifest.order)
-        return cls(manifest, a, low_view(a), pairs)
+            pairs = check_low(a, manifest.vocabulary_size, manifest.order)
+            if pairs != manifest.pairs:
+                raise ValueError(f"it has {pairs} 2-grams; the manifest says {manifest.pairs}")
+        return cls(manifest, a, low_view(a))
 
     def plain(self) -> LowPlain:
         """The low orders unpacked: 25 bytes per 2-gram, in the process's own memory."""
         return unpack_low(self.arrays)
 
-    def sizes_after(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        return pairs_of(self.arrays, pairs).sizes
+    def stored_pairs(
+        self, first: NDArray[np.uint32], second: NDArray[np.uint32]
+    ) -> NDArray[np.uint32]:
+        """As `block_kernels.find_stored`."""
+        pairs = np.empty(len(first), np.uint32)
+        block_kernels.find_stored(self.view, first, second, pairs)
+        return pairs
 
 
 @contextmanager
@@ -120,14 +123,15 @@ def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True)
 class FoundBlocks:
     """Contexts of a shard, and where the words after each are stored.
 
-    Shapes  context_lengths (C,), two or more each;  context_words (sum(context_lengths),)
+    Shapes  context_lengths, context_words, pairs  as in `QueryGroups`
             nodes (C,)  the root of each, -1 where it has none
             totals (C,)  words that are stored after each
-            log10_backoffs (sum(context_lengths - 2),)  as in `StoredWords`
+            log10_backoffs (sum(context_lengths - 1),)  as in `StoredWords`
     """
 
     context_lengths: NDArray[np.uint8]
     context_words: NDArray[np.uint32]
+    pairs: NDArray[np.uint32]
     nodes: NDArray[np.int64]
     totals: NDArray[np.uint32]
     log10_backoffs: NDArray[np.float32]
@@ -138,19 +142,17 @@ class FoundBlocks:
 
 
 class Shard:
-    """One shard of a shard set, with the low orders beside it; made by `Shard.open`."""
+    """One shard of a shard set; made by `Shard.open`. The low orders are its clients'."""
 
-    def __init__(
-        self, directory: Path, manifest: Manifest, index: int, low: LowOrders, arrays: Arrays
-    ) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, index: int, arrays: Arrays) -> None:
         self.directory = directory
         self.manifest = manifest
         self.index = index
-        self.low = low
         self.arrays = arrays
         self.order = manifest.order
         self.vocabulary_size = manifest.vocabulary_size
-        self.view = tree_view(low.view, arrays)
+        self.view = tree_view(arrays, manifest.vocabulary_size)
+        self.trees = np.array([self.view.ctypes.data], np.int64)  # of this shard alone
         self._slots = manifest.slots
 
     @classmethod
@@ -161,42 +163,35 @@ class Shard:
         *,
         verify: bool = True,
         manifest: Manifest | None = None,
-        low: LowOrders | None = None,
         memory_options: MemoryOptions = MAPPED,
     ) -> Shard:
         """Maps shard `index` of the shard set in `directory`.
 
-        Args    verify         check the checksum of each file; offsets, keys and values are checked
-                               regardless
-                manifest, low  those of the same set, where already open
+        Args    verify    check the checksum of the file; offsets, keys and values are checked
+                          regardless
+                manifest  of the set, where it was read already
         Raises  ConfigError       memory cannot be locked
-                ShardFormatError  a file is missing, damaged or contradicts the manifest
+                ShardFormatError  the file is missing, damaged or contradicts the manifest
         """
         directory = Path(directory)
         manifest = read_manifest(directory) if manifest is None else manifest
         entry = manifest.file("shard", index)
-        if low is None:
-            low = LowOrders.open(directory, manifest, verify=verify, memory_options=memory_options)
         path = directory / entry.name
         arrays = map_columns(path, entry, verify=verify, memory_options=memory_options)
         with _breaks(path):
             grams = check_tree(
-                arrays,
-                max(manifest.order - 2, 0),
-                manifest.vocabulary_size,
-                low.pairs,
-                low.sizes_after,
+                arrays, max(manifest.order - 2, 0), manifest.vocabulary_size, manifest.pairs,
                 entry.nodes,
-            )
+            )  # fmt: skip
             if grams != entry.ngrams + entry.blanks:
                 raise ValueError(
                     f"it has {grams} n-grams; the manifest says {entry.ngrams} and "
                     f"{entry.blanks} blanks"
                 )
-        return cls(directory, manifest, index, low, arrays)
+        return cls(directory, manifest, index, arrays)
 
     def plain(self) -> list[LevelPlain]:
-        return unpack_tree(self.arrays, self.low.sizes_after)
+        return unpack_tree(self.arrays)
 
     @cached_property
     def owned(self) -> NDArray[np.bool_]:
@@ -205,18 +200,26 @@ class Shard:
         return owned
 
     def score(self, groups: QueryGroups) -> Answers:
-        """Answers to every query, in order; one kernel call, without the GIL.
+        """What the tree says of every query, in order, as `kernels.search_trees` has it; one kernel
+        call, without the GIL.
 
-        Trusts  the ids are below the vocabulary's size, and this shard owns the contexts
+        Trusts  as the kernel; and this shard owns the contexts
         """
-        return run_kernel(self.view, self.order, groups, check_ids=False)[0]
+        answers = Answers.empty(len(groups.words))
+        owned_kernels.search_lengths(
+            self.trees, self._slots, groups.context_lengths, groups.context_words, groups.pairs,
+            groups.word_counts, groups.words, answers.log10_prob, answers.matched_order,
+            answers.ngram_length, answers.state_length,
+        )  # fmt: skip
+        return answers
 
     def score_owned(
         self,
         context_lengths: NDArray[np.uint8],
         context_words: NDArray[np.uint32],
+        pairs: NDArray[np.uint32],
         word_counts: NDArray[np.uint32],
-        words: NDArray[np.uint32],
+        ranks: NDArray[np.uint32],
         by_slot: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
         """Packed answers to untrusted queries, (7 Q,) uint8 as in a reply, and (16,) how many
@@ -225,19 +228,21 @@ class Shard:
 
         The arrays of a `QueryGroups` are passed, since making one takes as long as ten queries.
         """
-        packed = np.empty(owned_kernels.PACKED_BYTES * len(words), np.uint8)
+        packed = np.empty(owned_kernels.PACKED_BYTES * len(ranks), np.uint8)
         by_order = np.zeros(MAX_ORDER + 1, np.int64)
         if by_slot is None:
             by_slot = np.zeros(SLOTS, np.int64)
         good = owned_kernels.score_owned(
             self.view,
+            self.trees,
             self.order,
             self._slots,
             self.index,
             context_lengths,
             context_words,
+            pairs,
             word_counts,
-            words,
+            ranks,
             packed,
             by_order,
             by_slot,
@@ -245,17 +250,20 @@ class Shard:
         return (packed, by_order) if good else None
 
     def find_blocks(
-        self, context_lengths: NDArray[np.uint8], context_words: NDArray[np.uint32]
+        self,
+        context_lengths: NDArray[np.uint8],
+        context_words: NDArray[np.uint32],
+        pairs: NDArray[np.uint32],
     ) -> FoundBlocks:
         """Where the words that follow each context stand; shapes and trust as `stored_words`."""
         nodes = np.empty(len(context_lengths), np.int64)
         totals = np.empty(len(context_lengths), np.uint32)
-        weights = len(context_words) - 2 * len(context_lengths)
+        weights = len(context_words) - len(context_lengths)
         log10_backoffs = np.empty(weights, np.float32)
         block_kernels.find_blocks(
-            self.view, context_lengths, context_words, nodes, totals, log10_backoffs
+            self.view, context_lengths, context_words, pairs, nodes, totals, log10_backoffs
         )
-        return FoundBlocks(context_lengths, context_words, nodes, totals, log10_backoffs)
+        return FoundBlocks(context_lengths, context_words, pairs, nodes, totals, log10_backoffs)
 
     def stored_words(self, found: FoundBlocks, skips: NDArray[np.uint32], most: int) -> StoredWords:
         """What is stored after each context, but the first `skips` words of each; `most` in all.
@@ -264,15 +272,27 @@ class Shard:
         Trusts  as `score`
         Cost    the words and their search; of a context that does not fit whole, all its words
         """
-        lengths, context_words = found.context_lengths, found.context_words
-        counts = np.empty(len(lengths), np.uint32)
-        words = np.empty(min(found.words, most), np.uint32)
+        counts = np.empty(len(found.nodes), np.uint32)
+        ranks = np.empty(min(found.words, most), np.uint32)
         given = block_kernels.list_blocks(
-            self.view, lengths, context_words, found.nodes, found.totals, skips, most, counts, words
+            self.view, found.nodes, found.totals, skips, most, counts, ranks
         )
-        words = words[:given]
-        answers = self.score(QueryGroups(lengths, context_words, counts, words))
-        return StoredWords(found.totals, counts, found.log10_backoffs, words, answers)
+        ranks = ranks[:given]
+        answers = self.score(
+            QueryGroups(found.context_lengths, found.context_words, counts, ranks, found.pairs)
+        )
+        return StoredWords(found.totals, counts, found.log10_backoffs, ranks, answers)
+
+
+def require_one_code(shards: Sequence[Shard]) -> None:
+    """Raises ShardFormatError where a shard stores values in another way than the first: what reads
+    several trees at a time reads that of one."""
+    for shard in shards[1:]:
+        if code_bytes(shard.arrays) != code_bytes(shards[0].arrays):
+            raise ShardFormatError(
+                f"{shard.directory} contradicts itself: shards 0 and {shard.index} code values in "
+                "different ways. Fetch it again, or build the shards again"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,11 +325,11 @@ class ShardSet:
                 index,
                 verify=verify,
                 manifest=manifest,
-                low=low,
                 memory_options=memory_options,
             )
             for index in range(manifest.shards)
         ]
+        require_one_code(shards)
         return cls(path, manifest, vocabulary, low, shards)
 
 
@@ -327,12 +347,19 @@ def check_types(groups: QueryGroups) -> None:
             )
 
 
+NO_TREES = np.zeros(0, np.int64)
+_NO_SLOTS = np.zeros(0, np.uint16)
+
+
 def run_kernel(
-    view: NDArray[np.int64], order: int, groups: QueryGroups, *, check_ids: bool = True
+    view: NDArray[np.int64],
+    order: int,
+    groups: QueryGroups,
+    trees: NDArray[np.int64] = NO_TREES,
+    slots: NDArray[np.uint16] = _NO_SLOTS,
 ) -> tuple[Answers, NDArray[np.uint8]]:
     """One call of `kernels.score_groups`; the answers, and per context whether a shard is needed.
 
-    Args    check_ids  False where the caller has checked that they are in range
     Raises  QueryError  lengths that do not fit each other, a context too long, an id out of range
     Trusts  the columns behind `view` are still mapped; the arrays have the types of `QueryGroups`
     """
@@ -344,12 +371,13 @@ def run_kernel(
     needs_shard = np.empty(len(groups.context_lengths), np.uint8)
     fault = kernels.score_lengths(
         view,
+        trees,
+        slots,
         order,
         groups.context_lengths,
         groups.context_words,
         groups.word_counts,
         groups.words,
-        check_ids,
         answers.log10_prob,
         answers.matched_order,
         answers.ngram_length,

@@ -11,7 +11,7 @@ from dlm.ngram.arpa.lines import INDEX as PARTS_INDEX
 from dlm.ngram.arpa.lines import index_text as parts_index
 from dlm.ngram.arpa.lines import is_parts_folder, is_reopenable
 from dlm.ngram.arpa.reader import ArpaReader, ArpaWarning
-from dlm.ngram.arpa.rows import NgramBatch, SectionColumns
+from dlm.ngram.arpa.rows import NgramBatch, SectionColumns, by_order, joined
 from dlm.ngram.arpa.writer import arpa_bytes, write_arpa
 
 __all__ = [
@@ -21,8 +21,10 @@ __all__ = [
     "NgramBatch",
     "SectionColumns",
     "arpa_bytes",
+    "by_order",
     "is_parts_folder",
     "is_reopenable",
+    "joined",
     "parts_index",
     "provenance_line",
     "write_arpa",

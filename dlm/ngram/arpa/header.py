@@ -30,11 +30,8 @@ _PREFIX = "provenance: "  # of a comment that shard sets keep, too
 
 
 class Header(NamedTuple):
-    """The header of a model.
-
-    comments  lines that began with `#`, without it and one space
-    after     the first line after the counts, which begins a section; None at the end of the text
-    """
+    """The header of a model: comments without `#` and one space, and the first line after the
+    counts, which begins a section; None at the end of the text."""
 
     comments: list[str]
     counts: tuple[int, ...]
@@ -137,9 +134,7 @@ def _next_line(text: LineReader) -> Line | None:
 def comments_at_head(path: str, head: bytes) -> list[tuple[int, str]]:
     """(line number, text) of the comments before the counts, as `read_header` takes them, from
     `head`, the first HEAD_BYTES of a file, maybe compressed; none for a file that is not ARPA.
-
-    Raises  ArpaError  the comments are longer than a header may be
-    """
+    ArpaError if they are longer than a header may be."""
     text = source.TextSource(path, file=io.BytesIO(head))
     found: list[tuple[int, str]] = []
     number, read, rest, step = 0, 0, b"", b"first"
@@ -176,8 +171,7 @@ def _comment(line: bytes) -> str:
 
 
 def provenance_line(command: str, **facts: Any) -> str:
-    """The comment of a model that a command of dlm makes, without `#`: one JSON object of
-    `facts`."""
+    """The comment, without `#`, of a model that a command of dlm makes: `facts`, a JSON object."""
     return f"{_PREFIX}{json.dumps({'made_by': f'dlm {__version__} {command}', **facts})}"
 
 

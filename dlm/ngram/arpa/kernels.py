@@ -32,8 +32,8 @@ from dlm.ngram.kernels import (
     put_word,
     raw,
     scan_word,
-    trailing_zeros,
 )
+from dlm.ngram.memory_kernels import trailing_zeros
 
 # Rows whose words' slots are asked for before the first is looked up.
 _AT_ONCE = 16
@@ -101,7 +101,8 @@ def read_number(text, at):  # type: ignore[no-untyped-def]
         # Up to eight digits at once: two neighbours make a pair, and the four pairs the number.
         some = load64(text, at) ^ _ZEROS
         other = ((some + _NO_DIGIT) | some) & _HIGH_BITS
-        count = trailing_zeros(other) & _WHOLE_BYTES if other != U0 else _U64
+        zeros = np.uint64(trailing_zeros(np.int64(other)))
+        count = zeros & _WHOLE_BYTES if other != U0 else _U64
         if count != U0:
             some <<= _U64 - count
             some = some * _U10 + (some >> U8)

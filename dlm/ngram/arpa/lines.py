@@ -131,10 +131,8 @@ class LineReader:
         self._pool = pool
 
     def take_block(self) -> RowBlock | None:
-        """Takes the whole lines at hand; `line` does not count them.
-
-        None means that the text ends before a line does, or that the line is too long.
-        """
+        """Takes the whole lines at hand; `line` does not count them. None means that the text ends
+        before a line does, or that the line is too long."""
         while True:
             here = self._here
             end = here.text.rfind(b"\n", here.position, here.end) + 1
@@ -254,7 +252,6 @@ class LineReader:
     # -------------------------------------------------------------------------- source
 
     def _read(self) -> _Step:
-        """The next step of text from the source; in one thread at a time."""
         pieces: list[bytes] = []
         size = 0
         while size < CHUNK_BYTES:
@@ -321,10 +318,8 @@ def index_text(
 
 
 class PartsSource:
-    """The text of an ARPA file in parts, as TextSource reads that of a file.
-
-    Raises  ArpaError  the index is damaged, or a part is missing or has another size
-    """
+    """The text of an ARPA file in parts, as TextSource reads that of a file; ArpaError if the index
+    is damaged, or a part is missing or has another size."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -393,7 +388,6 @@ class PartsSource:
 
 
 def _index(folder: Path) -> dict[str, Any]:
-    """The index of a folder, checked; raises ArpaError."""
     path = folder / INDEX
     fault = None
     try:

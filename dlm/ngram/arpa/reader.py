@@ -157,7 +157,6 @@ class ArpaReader(Closeable):
             raise RuntimeError("this is known only after the last batch has been read")
 
     def _stop_threads(self) -> None:
-        """Returns when no thread uses the file or the table."""
         pool, self._pool = self._pool, None
         self._text.read_ahead(None)
         if pool is not None:
@@ -328,10 +327,8 @@ class ArpaReader(Closeable):
             self._finish_vocabulary()
 
     def _next_block(self, order: int, most: int) -> RowBlock | None:
-        """The next whole lines, parsed where that needs nothing of the lines before.
-
-        None means the same as in `LineReader.take_block`, after all blocks before it.
-        """
+        """The next whole lines, parsed where that needs nothing of the lines before. None means the
+        same as in `LineReader.take_block`, after all blocks before it."""
         if self._closed:
             raise ValueError("the reader is closed")
         # A word's id depends on the words before it, so 1-grams are read one block at a time.
@@ -404,7 +401,6 @@ class ArpaReader(Closeable):
         block.put(ids, prob, backoff, len(line) + 1)
 
     def _new_word(self, word: bytes, row: int) -> int:
-        """The id of a word of the 1-gram section, which must be new there."""
         if is_unk_spelling(word):
             if self._unk_row is not None:
                 first, spelling = self._unk_row, self._table.word(UNK_ID)

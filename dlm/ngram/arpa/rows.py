@@ -6,10 +6,11 @@ the fault. Both ways must agree; a test checks that.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TypeAlias
@@ -61,16 +62,32 @@ SectionColumns: TypeAlias = tuple[
 Section: TypeAlias = NgramBatch | SectionColumns
 
 
+def by_order(batches: Iterable[NgramBatch], order: int) -> Iterator[Iterator[NgramBatch]]:
+    """The batches of each order up to `order`, maybe none, to take in their order."""
+    groups = itertools.groupby(batches, lambda batch: batch.order)
+    found, some = next(groups, (0, iter(())))
+    for k in range(1, order + 1):
+        yield some if found == k else iter(())
+        if found == k:
+            found, some = next(groups, (0, iter(())))
+
+
+def joined(
+    parts: list[NgramBatch], order: int
+) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]:
+    """The columns of all n-grams of one order."""
+    none = np.zeros((0, order), np.uint32), np.zeros(0, np.float32), np.zeros(0, np.float32)
+    rows = [(part.ids, part.log10_prob, part.log10_backoff) for part in parts] or [none]
+    ids, probs, backoffs = (
+        one[0] if len(one) == 1 else np.concatenate(one) for one in zip(*rows, strict=True)
+    )
+    return ids, probs, backoffs
+
+
 class RowBlock:
-    """Whole lines of text in a section, and the rows that were read of them so far.
-
-    The first `filled` rows are read, and `position` is where the line after them begins.
-
-    text        bytes; `PADDING` follows what is looked at of it
-    begin, end  the lines in it; where they are whole, a newline is before `end`
-    offset      of text[0] in the whole text
-    ids         (n, order) of n lines, but at most `most`;  log10_prob, log10_backoff  (n,)
-    """
+    """Whole lines of text in a section; the first `filled` rows are read, and `position` is where
+    the line after them begins. `PADDING` follows the text; a newline is before `end`, `offset` is
+    of text[0] in the whole text, and the arrays have room for `most` rows."""
 
     __slots__ = (
         "begin", "end", "filled", "ids", "log10_backoff", "log10_prob", "offset", "position", "text"
@@ -83,7 +100,6 @@ class RowBlock:
         self.offset = offset
 
     def start(self, order: int, most: int) -> None:
-        """Makes room for at most `most` rows, and forgets what was read."""
         lines = int(count_newlines(self._chars(), self.begin, self.end))
         rows = min(lines, most)
         self.position = self.begin
@@ -127,11 +143,9 @@ class RowBlock:
     def read_words(
         self, table: WordTable, top: bool, first_row: int, unk_row: int | None
     ) -> int | None:
-        """Reads on, of order 1, and enters the words into the table, after `start`.
-
-        Args     first_row  row of the section with which the block begins
-        Returns  the row of the unknown word, as `unk_row`: None if it has not come yet
-        """
+        """Reads on, of order 1, and enters the words into the table, after `start`; returns the row
+        of the unknown word, None if it has not come yet. The block begins with row `first_row` of
+        the section."""
         table.reserve(self.rows - self.filled, self.end - self.position)
         state = table.state(unk_row)
         self.filled, self.position = kernels.read_words(

@@ -163,10 +163,8 @@ class TextSource:
             raise
 
     def read(self, size: int) -> bytes:
-        """At least one and at most `size` bytes; none at the end.
-
-        Raises  DamagedStream  cut short, or it does not decompress;  OSError  the disk failed
-        """
+        """At least one and at most `size` bytes; none at the end. DamagedStream if the stream is
+        cut short or does not decompress, OSError if the disk failed."""
         try:
             # Small steps lose the least text where a stream turns out to be cut short.
             step = size if self.compression == "plain" else min(size, 1 << 16)

@@ -10,7 +10,6 @@ import gzip
 import lzma
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +29,7 @@ from dlm.ngram.arpa.rows import MAX_LINE_BYTES, NgramBatch, Section, SectionColu
 from dlm.ngram.digit_kernels import NUMBER_BYTES
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
 from dlm.ngram.wordtable import PADDING, WordTable
+from dlm.resources import in_order
 
 # Bytes written before the disk is made to keep up: at most this much is left for the end.
 SYNC_BYTES = 64 << 20
@@ -178,10 +178,8 @@ def section_head(order: int) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class WordBytes:
-    """The words of the ids, one after another.
-
-    begin  (V + 1,);  text  and PADDING;  longest  bytes of the longest
-    """
+    """The words of the ids, one after another, then PADDING; begin (V + 1,), and bytes of the
+    longest."""
 
     begin: NDArray[np.int64]
     text: NDArray[np.uint8]
@@ -189,7 +187,6 @@ class WordBytes:
 
     @classmethod
     def of(cls, words: Vocabulary | WordTable) -> WordBytes:
-        """Those of a vocabulary, or of a table, whose arrays are shared."""
         if isinstance(words, WordTable):
             begin, text = words.word_begin[: len(words) + 1], words.word_bytes
         else:
@@ -214,11 +211,8 @@ class RowColumns(NamedTuple):
 
 
 def rows_text(words: WordBytes, rows: RowColumns) -> list[memoryview]:
-    """The lines of some rows, ends included, in one piece or a few.
-
-    Raises  ArpaError  a row longer than MAX_LINE_BYTES
-    Trusts  ids of words, and numbers that are not NaN
-    """
+    """The lines of some rows, ends included, in one piece or a few; ArpaError for a row longer than
+    MAX_LINE_BYTES. Trusts ids of words, and numbers that are not NaN."""
     ids = np.ascontiguousarray(rows.ids)
     log10_prob = np.ascontiguousarray(rows.log10_prob)
     log10_backoff = _NO_BACKOFF
@@ -260,8 +254,7 @@ class ArpaWriter:
     `target`, `xz_preset`, errors and guarantees are those of OutputFile, which is committed when
     the block ends, and discarded if it raises.
 
-    Args  counts  n-grams by order;  comments  lines to put before the model
-          threads  that make text, while another writes it
+    Args  counts  n-grams by order;  threads  that make text, while another writes it
     """
 
     def __init__(
@@ -294,21 +287,14 @@ class ArpaWriter:
         return self._file.bytes_written
 
     def section(self, blocks: Iterable[Callable[[], RowColumns]]) -> None:
-        """Writes the next order; all of it is written on return.
-
-        Args  blocks  what makes some rows; each is called once, in one of the threads, and the
-                      rows are written in the order in which the blocks come
-        """
+        """Writes the next order; all of it is written on return. Each block, which makes some rows,
+        is called once, in one of the threads; rows are written in the order of the blocks."""
         self._order += 1
         self._write(section_head(self._order))
-        waiting: deque[Future[None]] = deque()
-        for block in blocks:
-            text = self._pool.submit(self._text, block)
-            waiting.append(self._behind.submit(self._write_next, text))
-            if len(waiting) > self._most_waiting:
-                waiting.popleft().result()
-        while waiting:
-            waiting.popleft().result()
+        texts = (self._pool.submit(self._text, block) for block in blocks)
+        written = (self._behind.submit(self._write_next, text) for text in texts)
+        for _ in in_order(written, self._most_waiting):
+            pass
 
     def __enter__(self) -> ArpaWriter:
         return self
@@ -414,7 +400,6 @@ def _slice(vocabulary: Vocabulary, columns: SectionColumns, some: slice) -> RowC
 
 
 def _writable(vocabulary: Vocabulary, sections: Sequence[Section]) -> list[SectionColumns]:
-    """The arrays of a model; raises if ARPA cannot express it. Does not check values."""
     columns = [_checked_section(section, i + 1) for i, section in enumerate(sections)]
     if not columns:
         raise ValueError("the model has no sections; expected at least order 1")

@@ -37,11 +37,12 @@ CHUNK_ENCODING_RAW: ChunkEncoding
 CHUNK_ENCODING_ZSTD: ChunkEncoding
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("shard_set", "shard", "context_lengths", "context_words", "word_counts", "words", "checksum", "sequence", "timeout_us", "sent_us", "context_block")
+    __slots__ = ("shard_set", "shard", "context_lengths", "context_words", "pairs", "word_counts", "words", "checksum", "sequence", "timeout_us", "sent_us", "context_block")
     SHARD_SET_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_WORDS_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
     WORD_COUNTS_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +54,7 @@ class ScoreRequest(_message.Message):
     shard: int
     context_lengths: bytes
     context_words: bytes
+    pairs: bytes
     word_counts: bytes
     words: bytes
     checksum: int
@@ -60,7 +62,7 @@ class ScoreRequest(_message.Message):
     timeout_us: int
     sent_us: int
     context_block: bytes
-    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., context_lengths: _Optional[bytes] = ..., context_words: _Optional[bytes] = ..., word_counts: _Optional[bytes] = ..., words: _Optional[bytes] = ..., checksum: _Optional[int] = ..., sequence: _Optional[int] = ..., timeout_us: _Optional[int] = ..., sent_us: _Optional[int] = ..., context_block: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., context_lengths: _Optional[bytes] = ..., context_words: _Optional[bytes] = ..., pairs: _Optional[bytes] = ..., word_counts: _Optional[bytes] = ..., words: _Optional[bytes] = ..., checksum: _Optional[int] = ..., sequence: _Optional[int] = ..., timeout_us: _Optional[int] = ..., sent_us: _Optional[int] = ..., context_block: _Optional[bytes] = ...) -> None: ...
 
 class ScoreReply(_message.Message):
     __slots__ = ("shard_set", "shard", "log10_probs", "matched_orders", "ngram_lengths", "state_lengths", "checksum", "sequence", "reason", "message", "retry_after_ms", "context_block")
@@ -91,20 +93,22 @@ class ScoreReply(_message.Message):
     def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., log10_probs: _Optional[bytes] = ..., matched_orders: _Optional[bytes] = ..., ngram_lengths: _Optional[bytes] = ..., state_lengths: _Optional[bytes] = ..., checksum: _Optional[int] = ..., sequence: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., context_block: _Optional[bytes] = ...) -> None: ...
 
 class ContextBlockRequest(_message.Message):
-    __slots__ = ("shard_set", "shard", "context_lengths", "context_words", "skips", "checksum")
+    __slots__ = ("shard_set", "shard", "context_lengths", "context_words", "pairs", "skips", "checksum")
     SHARD_SET_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_WORDS_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
     SKIPS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     shard_set: bytes
     shard: int
     context_lengths: bytes
     context_words: bytes
+    pairs: bytes
     skips: bytes
     checksum: int
-    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., context_lengths: _Optional[bytes] = ..., context_words: _Optional[bytes] = ..., skips: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., context_lengths: _Optional[bytes] = ..., context_words: _Optional[bytes] = ..., pairs: _Optional[bytes] = ..., skips: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class ContextBlockReply(_message.Message):
     __slots__ = ("shard_set", "shard", "totals", "word_counts", "log10_backoffs", "words", "log10_probs", "matched_orders", "ngram_lengths", "state_lengths", "checksum")

@@ -17,8 +17,6 @@ from dlm.index.check.verify import verify
 from dlm.index.making import build_shard_set
 from dlm.index.making.budget import Budget
 from dlm.index.making.work import JOURNAL
-from dlm.index.moving import reshard as making
-from dlm.index.moving import subtrees
 from dlm.index.moving.plan import plan_slots
 from dlm.index.moving.reshard import Resharded, reshard
 from dlm.index.moving.subtrees import SourceSet
@@ -114,9 +112,7 @@ def test_so_they_are_of_real_models(arpa: Path, encoding: str, tmp_path: Path) -
 def test_it_does_not_matter_where_the_rows_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three roots at a time, and n-grams and rows five at a time."""
-    monkeypatch.setattr(making, "ROOTS", 3)
-    monkeypatch.setattr(subtrees, "ROOTS", 3)
+    """Five roots at a time."""
     tiny = Budget(False, 8 * MIB, 8 * MIB, block_rows=5)
     arpa = BLANKS.write(tmp_path / "m.arpa")
     build_shard_set(arpa, tmp_path / "set", 3)

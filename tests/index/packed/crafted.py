@@ -20,8 +20,8 @@ import numpy as np
 
 from dlm.index.packed.check import check_low, check_tree
 from dlm.index.packed.kernels import get_all
-from dlm.index.packed.low import Arrays, ids_of, key_bits_of, unpack_low
-from dlm.index.packed.tree import unpack_tree
+from dlm.index.packed.low import Arrays, unpack_low
+from dlm.index.packed.tree import LEVEL_SHAPE, TREE_SHAPE, unpack_tree
 from dlm.index.search.shard import ShardSet, run_kernel
 from dlm.index.search.view import low_view, tree_view
 from dlm.ngram.query import QueryGroups
@@ -73,11 +73,10 @@ class Subject:
     def open_and_ask(self, low: Arrays, tree: Arrays, nodes: int, rng: random.Random) -> None:
         """Raises ValueError where a check refuses; else asks the kernel and unpacks everything."""
         low, tree = guarded(low, self.low_memory), guarded(tree, self.tree_memory)
-        _, pairs = check_low(low, self.words, self.order)
-        plain = unpack_low(low)
-        sizes = np.diff(plain.begin)[ids_of(plain.key, key_bits_of(self.words))]
-        check_tree(tree, max(self.order - 2, 0), self.words, pairs, sizes.__getitem__, nodes)
-        unpack_tree(tree, sizes.__getitem__)
+        pairs = check_low(low, self.words, self.order)
+        unpack_low(low)
+        check_tree(tree, max(self.order - 2, 0), self.words, pairs, nodes)
+        unpack_tree(tree)
         lengths = [rng.randrange(self.order) for _ in range(60)]
         groups = QueryGroups(
             np.array(lengths, np.uint8),
@@ -85,15 +84,18 @@ class Subject:
             np.full(len(lengths), self.words, np.uint32),
             np.tile(np.arange(self.words, dtype=np.uint32), len(lengths)),
         )
-        view = low_view(low)
-        for asked in (view, tree_view(view, tree)):
-            answers, _ = run_kernel(asked, self.order, groups)
+        tree_at = tree_view(tree, self.words)
+        trees, slots = np.array([tree_at.ctypes.data], np.int64), np.zeros(4096, np.uint16)
+        for asked in (trees[:0], trees):
+            answers, _ = run_kernel(low_view(low), self.order, groups, asked, slots)
             assert not np.isnan(answers.log10_prob).any()
 
 
 def craft(arrays: Arrays, rng: random.Random) -> str:
     """One change to one column; says which."""
-    name = rng.choice([name for name in arrays if len(arrays[name])])
+    name = rng.choice([name for name in arrays if len(arrays[name])] or ["shape"])
+    if not len(arrays[name]):
+        return "nothing is left"
     if rng.random() < 0.3 and len(arrays["shape"]):
         name = "shape"
     column = arrays[name] = arrays[name].copy()
@@ -136,7 +138,7 @@ def main(seed: int, rounds: int) -> None:
         low, tree = dict(subject.low), dict(subject.tree)
         said = [craft(rng.choice((low, tree)), rng) for _ in range(rng.choice((1, 1, 2, 3)))]
         # The manifest's number of nodes is as easily forged as the file's.
-        levels = np.asarray(tree["shape"][6::18], object)
+        levels = np.asarray(tree["shape"][len(TREE_SHAPE) :: len(LEVEL_SHAPE)], object)
         nodes = int(sum(levels)) if rng.random() < 0.5 else subject.nodes
         print(json.dumps({"round": round_, "said": said}), flush=True)
         try:

@@ -17,18 +17,11 @@ import pytest
 from dlm.index.coding import BY_TABLE
 from dlm.index.layout import LOW_ORDER_COLUMNS, SHARD_COLUMNS
 from dlm.index.packed.check import check_low, check_tree
-from dlm.index.packed.low import (
-    LOW_SHAPE,
-    Arrays,
-    LowPlain,
-    ids_of,
-    key_bits_of,
-    unpack_low,
-)
+from dlm.index.packed.low import LOW_SHAPE, Arrays, LowPlain, key_bits_of, unpack_low
 from dlm.index.packed.tree import LEVEL_SHAPE, TREE_SHAPE
 from dlm.index.search.shard import ShardSet
 from index.oracle import pack_low, pack_tree
-from models import build, random_model
+from models import PlainModel, build, random_model
 
 HERE = Path(__file__).parent
 TESTS = HERE.parents[1]
@@ -76,11 +69,8 @@ class Opened:
 
     def check(self) -> None:
         """As `LowOrders.open` and `Shard.open` do."""
-        _, pairs = check_low(self.low, self.words, self.order)
-        plain = unpack_low(self.low)
-        sizes = np.diff(plain.begin)[ids_of(plain.key, key_bits_of(self.words))]
-        levels = max(self.order - 2, 0)
-        check_tree(self.tree, levels, self.words, pairs, sizes.__getitem__, self.nodes)
+        pairs = check_low(self.low, self.words, self.order)
+        check_tree(self.tree, max(self.order - 2, 0), self.words, pairs, self.nodes)
 
     def refused(self) -> str:
         """The message with which it is refused."""
@@ -157,7 +147,6 @@ NUMBERS = (0, 1 << 31, 1 << 40, 1 << 63, (1 << 64) - 1)
         ("tree", shape_at(name, depth), f"{name} {depth}")
         for depth in range(3)
         for name in LEVEL_SHAPE
-        if (name, depth) != ("backoff_bits", 0)  # no column follows from it
     ],
 )
 def test_a_number_of_the_shape_that_is_wrong_is_refused(
@@ -175,48 +164,30 @@ def test_a_number_of_the_shape_that_is_wrong_is_refused(
         bad.refused()
 
 
-def packed(numbers: list[int], width: int) -> np.ndarray:
-    """Numbers of any width in a column."""
-    bits = [number >> bit & 1 for number in numbers for bit in range(width)]
-    words = np.zeros((len(bits) + 63) // 64 + 1, np.uint64)
-    found = np.packbits(np.array(bits, np.uint8), bitorder="little")
-    words.view(np.uint8)[: len(found)] = found
-    return words
+def test_the_last_record_may_be_the_shortest(tmp_path: Path) -> None:
+    """One child, whose probability is that of its level: few bits."""
+    words = [f"w{i}" for i in range(40)]
+    ngrams: dict[tuple[str, ...], Any] = {(w,): (-1.0, None) for w in ("<unk>", "<s>", "</s>")}
+    ngrams |= {(word,): (-1.0, None) for word in words}
+    for word in words[3:30]:
+        ngrams |= {("<s>", word): (-1.0, None), ("<s>", word, "w1"): (-1.0, -0.5)}
+        ngrams |= {("<s>", word, "w1", "w2"): (-1.0, None)}
+    assert ShardSet.open(build(PlainModel(4, ngrams), tmp_path, 1)).shards
 
 
 MANY = 1 << 40
 
 
-def test_more_nodes_than_a_machine_could_hold_are_refused(sets: dict[str, Opened]) -> None:
-    """A column of few bytes says that the last root has them all, and the numbers agree."""
+@pytest.mark.parametrize(("depth", "says"), [(0, "each root"), (1, "level 1: ")])
+def test_more_nodes_than_a_machine_could_hold_are_refused(
+    depth: int, says: str, sets: dict[str, Opened]
+) -> None:
+    """The shape and the manifest agree on them; the records do not."""
     bad = sets["exact"].copy()
     shape = bad.tree["shape"]
-    bad.nodes += MANY - int(shape[shape_at("nodes", 1)])
-    shape[shape_at("nodes", 1)] = MANY
-    shape[shape_at("child_base_bits", 0)] = 41
-    shape[shape_at("child_delta_bits", 0)] = 0
-    blocks = int(shape[shape_at("nodes", 0)]) // 16 + 1
-    child = packed([0] + [MANY << 1] * (blocks - 1), 42)
-    begins = [shape_at("child", depth) for depth in (1, 2)]
-    old = bad.tree["child"][int(shape[begins[0]]) :]
-    longer = len(child) - int(shape[begins[0]])
-    for at in begins:
-        shape[at] = int(shape[at]) + longer
-    bad.tree["child"] = np.concatenate([child, old])
-    assert "level 1: node_key: length" in bad.refused()
-
-
-def test_more_roots_than_pairs_are_refused(sets: dict[str, Opened]) -> None:
-    """Their keys would take no bits, so that any number would fit."""
-    bad = sets["exact"].copy()
-    shape = bad.tree["shape"]
-    bad.nodes += MANY - int(shape[shape_at("nodes", 0)])
-    shape[[shape_at("nodes", 0), shape_at("roots")]] = MANY
-    shape[shape_at("root_key_bits")] = 0
-    shape[shape_at("root_bucket_bits")] = 41
-    bad.tree["root_key"] = packed([], 1)
-    bad.tree["root_bucket"] = packed([0] * (int(shape[shape_at("pairs")]) + 1) + [MANY], 41)
-    assert "roots" in bad.refused()
+    bad.nodes += MANY - int(shape[shape_at("nodes", depth)])
+    shape[shape_at("nodes", depth)] = MANY
+    assert says in bad.refused()
 
 
 def test_a_word_that_begins_more_pairs_than_there_are_words_is_refused(tmp_path: Path) -> None:
@@ -231,11 +202,19 @@ def test_a_word_that_begins_more_pairs_than_there_are_words_is_refused(tmp_path:
         begin=begin,
         key=np.zeros(pairs, np.uint32),
         pair_log10_prob=np.zeros(pairs, np.float32),
-        pair_log10_backoff=np.zeros(pairs, np.float32),
         pair_flags=np.zeros(pairs, np.uint8),
     )
-    bad.low = pack_low(many, 0, 0)
+    bad.low = pack_low(many, 0)
     assert "begin: " in bad.refused()
+
+
+def test_keys_wider_than_any_id_are_refused(sets: dict[str, Opened]) -> None:
+    """Those who take them for keys of the model's width would read other words."""
+    bad = sets["exact"].copy()
+    shape = dict(zip(LOW_SHAPE, bad.low["shape"].tolist(), strict=True))
+    at = shape["begin_bits"] + shape["place_bits"]
+    bad.low["word_entry"][at // 64] |= np.uint64(31 << at % 64 & (1 << 64) - 1)
+    assert "widths" in bad.refused()
 
 
 def raw_level(values: list[float]) -> Opened:
@@ -248,17 +227,16 @@ def raw_level(values: list[float]) -> Opened:
         np.zeros(count + 1, np.int64),
         np.zeros(0, np.uint32),
         np.zeros(0, np.float32),
-        np.zeros(0, np.float32),
         np.zeros(0, np.uint8),
     )
-    arrays = pack_low(low, 0, 0)
+    arrays = pack_low(low, 0)
     assert len(arrays["word_backoff_table"]) == 0
-    return Opened(2, count, 0, arrays, pack_tree([], 0, key_bits_of(count), 0, 0))
+    return Opened(2, count, 0, arrays, pack_tree([], 0, key_bits_of(count), []))
 
 
 def test_weights_without_a_table_are_looked_at_one_by_one() -> None:
     """Finite, and no zero with a sign."""
-    fine = [0.0, 1e-45, -1e-45, 3e38, -3e38, -0.5, 0.5]
+    fine = [1e-45, -1e-45, 3e38, -3e38, -0.5, 0.5]
     raw_level(fine).check()
     for value in (np.nan, -np.nan, np.inf, -np.inf, -0.0):
         assert "backoff of word 3" in raw_level([*fine[:3], value, *fine[3:]]).refused()

@@ -7,20 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.index.coding import DistinctValues
+from dlm.index.coding import ValueHistogram
+from dlm.index.packed import kernels
 from dlm.index.packed.columns import (
     BACKOFF_BITS,
     PROB_BITS,
     decode_backoffs,
     decode_probs,
     magnitudes_of,
-    pack_fields,
     probs_of,
-    unpack_fields,
-    unpack_offsets,
+    room,
 )
-from dlm.index.packed.kernels import OFFSET_BLOCK
-from index.oracle import pack_offsets
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -33,31 +30,14 @@ def test_fields_of_any_width_come_back(width: int, count: int, seed: int) -> Non
     values = rng.integers(0, 1 << width, count, dtype=np.uint64)
     if count:
         values[rng.integers(count)] = (1 << width) - 1
-    words = pack_fields(values, width)
+    words, again = room(count * width), np.empty(count, np.uint64)
+    kernels.put_all(words, 0, width, width, values)
     assert len(words) == (count * width + 63) // 64 + 1
     assert words[-1] == 0
-    assert unpack_fields(words, width, count).tolist() == values.tolist()
+    kernels.get_all(words.ctypes.data, 0, width, width, again)
+    assert again.tolist() == values.tolist()
     whole = int.from_bytes(words.tobytes(), "little")
     assert whole == sum(int(value) << (i * width) for i, value in enumerate(values))
-
-
-@few
-@given(
-    steps=st.lists(
-        st.one_of(st.integers(0, 3), st.integers(0, 40), st.integers(0, 1 << 40)),
-        min_size=0,
-        max_size=120,
-    )
-)
-def test_offsets_come_back(steps: list[int]) -> None:
-    """Where distances are alike, and where some blocks are far wider than the others."""
-    offsets = np.concatenate([[0], np.cumsum(np.array(steps, np.int64))])
-    packed = pack_offsets(offsets)
-    assert unpack_offsets(packed, len(offsets)).tolist() == offsets.tolist()
-    assert packed.delta_bits <= packed.base_bits
-    blocks = -(-len(offsets) // OFFSET_BLOCK)
-    bits = blocks * (packed.base_bits + 1 + (OFFSET_BLOCK - 1) * packed.delta_bits)
-    assert len(packed.words) == (bits + 63) // 64 + 1
 
 
 def as_bits(values: np.ndarray) -> list[int]:
@@ -85,10 +65,10 @@ def test_values_come_back_by_table_and_above_a_base(
     values = data.draw(st.lists(kind, max_size=80))
     array = np.tile(np.array(values, np.float32), repeats)
     bits = magnitudes_of(array) if kind is PROBS else array.view(np.uint32)
-    found = DistinctValues(largest, None if kind is PROBS else BACKOFF_BITS)
+    found = ValueHistogram(largest, np.uint32)
     for part in np.array_split(bits, 3):
         found.add(part)
-    code = found.code()
+    code = found.code(None if kind is PROBS else BACKOFF_BITS)
     codes = code.codes(bits)
     assert not len(array) or int(codes.max()).bit_length() <= code.bits
     assert len(code.table) <= largest

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from dlm.index.packed import kernels
-from dlm.index.packed.columns import pack_fields, room
+from dlm.index.packed import check_kernels, kernels, record_kernels
+from dlm.index.packed.columns import room
 
 SIZES = [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 200]
 
@@ -32,7 +32,8 @@ def test_a_key_is_found_where_bisection_finds_it(width: int) -> None:
         if size + 3 <= top:
             keys = np.sort(rng.choice(min(top, 1 << 16), size + 3, replace=size + 3 > 1 << 16))
             keys += (top - 1 - int(keys[-1])) * int(rng.integers(2))
-        words = pack_fields(keys.astype(np.uint64), width)
+        words = room(len(keys) * width)
+        kernels.put_all(words, 0, width, width, keys.astype(np.uint64))
         near = np.concatenate([keys, keys + 1, keys - 1, [0, top - 1]])
         targets = np.unique(np.clip(near, 0, top - 1)).astype(np.int64)
         for low, high in ((0, size), (1, size), (0, size + 3), (size // 2, size), (size, size)):
@@ -56,28 +57,26 @@ HEADS = sorted(
 @njit
 def head_of(address, bit, parent_size):  # type: ignore[no-untyped-def]
     """`read_head` at a bit of a column."""
-    return kernels.read_head((address << np.int64(3)) + bit, parent_size)
+    return record_kernels.read_head((address << np.int64(3)) + bit, parent_size, False)
 
 
 @pytest.mark.parametrize("skipped", [0, 1, 5, 7, 8, 63])
 @pytest.mark.parametrize("entries", HEADS)
-def test_the_head_of_a_list_says_how_many_entries_it_has(entries: int, skipped: int) -> None:
+def test_the_head_of_a_record_says_how_many_words_follow(entries: int, skipped: int) -> None:
     """By one bit where they are all of the parent's, by a code of their number else."""
-    for whole in (False, True):
-        length = (entries + 1).bit_length()
-        code = (
-            1
-            if whole
-            else (1 << length) | ((entries + 1) & ((1 << length - 1) - 1)) << (length + 1)
-        )
-        bits = 1 if whole else 2 * length
+    for parent in (entries, entries + 1):
+        number = entries or parent
+        length = number.bit_length()
+        code, bits = 1, 1
+        if parent != entries:
+            code = (1 << length) | (number & ((1 << length - 1) - 1)) << (length + 1)
+            bits = 2 * length
         words = room(skipped + bits + 64)
         words.view(np.uint8)[:] = 0xFF  # what follows is not read
-        number = int.from_bytes(words.tobytes(), "little")
-        number &= ~(((1 << bits) - 1) << skipped)
-        number |= code << skipped
-        words = np.frombuffer(number.to_bytes(words.nbytes, "little"), np.uint64).copy()
-        parent = entries if whole else entries + 1
+        whole = int.from_bytes(words.tobytes(), "little")
+        whole &= ~(((1 << bits) - 1) << skipped)
+        whole |= code << skipped
+        words = np.frombuffer(whole.to_bytes(words.nbytes, "little"), np.uint64).copy()
         assert head_of(words.ctypes.data, skipped, parent) == (entries, bits)
 
 
@@ -85,7 +84,7 @@ def test_the_head_of_a_list_says_how_many_entries_it_has(entries: int, skipped: 
 @pytest.mark.parametrize("spread", ["even", "crowded", "low", "high"])
 def test_a_list_of_any_size_comes_back(entries: int, spread: str) -> None:
     """With and without a directory, its buckets full, empty or all keys in one."""
-    key_bits, value_bits, low_bits = 14, 9, 5
+    key_bits, value_bits = 14, 9
     rng = np.random.default_rng(entries)
     top = 1 << key_bits
     pool = {
@@ -95,19 +94,18 @@ def test_a_list_of_any_size_comes_back(entries: int, spread: str) -> None:
         "high": np.arange(top - entries, top),
     }[spread]
     key = np.sort(rng.choice(pool, entries, replace=False)).astype(np.uint32)
-    low = rng.integers(0, 1 << low_bits, entries).astype(np.uint64)
-    high = rng.integers(0, 1 << value_bits - low_bits, entries).astype(np.uint64)
+    values = rng.integers(0, 1 << value_bits, entries).astype(np.uint64)
     begin = np.array([0, 0, entries, entries], np.int64)
-    bits = np.empty(4, np.int64)
-    kernels.key_list_bits(begin, key_bits, value_bits, bits)
+    bits, widths = np.empty(4, np.int64), np.full(3, key_bits)
+    kernels.key_list_bits(begin, widths, value_bits, bits)
     words = room(int(bits[-1]))
-    kernels.put_key_lists(words, bits, begin, key_bits, value_bits, low_bits, key, low, high)
+    kernels.put_key_lists(words, bits, begin, widths, value_bits, key, values)
     assert words[-1] == 0
-    again = np.empty(entries, np.uint32), np.empty_like(low), np.empty_like(high)
-    kernels.get_key_lists(words.ctypes.data, bits, begin, key_bits, value_bits, low_bits, *again)
-    assert [a.tolist() for a in again] == [key.tolist(), low.tolist(), high.tolist()]
-    fault = kernels.check_key_lists(
-        words.ctypes.data, bits, begin, key_bits, value_bits, 1, low_bits - 1, 1 << 9, 1 << 9
+    again = np.empty(entries, np.uint32), np.empty_like(values)
+    kernels.get_key_lists(words.ctypes.data, bits, begin, widths, value_bits, *again)
+    assert [a.tolist() for a in again] == [key.tolist(), values.tolist()]
+    fault = check_kernels.check_key_lists(
+        words.ctypes.data, bits, begin, widths, 1 << key_bits, value_bits, 2, 1 << 9
     )
     assert fault == (-1, 0)
 

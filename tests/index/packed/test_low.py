@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.index.packed.low import (
-    BLANK,
-    LowPlain,
-    ids_of,
-    key_bits_of,
-    keys_of,
-    multiplier_of,
-    unpack_low,
-)
+from dlm.index.packed.low import BLANK, STORED, LowPlain, key_bits_of, mirrored, unpack_low
 from index.oracle import pack_low
 
 
@@ -34,17 +26,21 @@ def random_low(rng: np.random.Generator, words: int, most: int, distinct: int) -
     sizes[rng.integers(words)] = words
     sizes[rng.integers(words)] = 0
     ids = [rng.choice(words, size, replace=False) for size in sizes]
-    keys = [np.sort(keys_of(i, key_bits_of(words))) for i in ids]
+    keys = [np.sort(mirrored(i, key_bits_of(words))) for i in ids]
     key = np.concatenate([*keys, np.zeros(0, np.uint32)]).astype(np.uint32)
-    flags = rng.integers(0, 16, len(key)).astype(np.uint8)
+    extended = rng.random(words) < 0.5
+    # A state has two words, or as many as that of the second word alone.
+    own = extended[mirrored(key, key_bits_of(words))]
+    kinds = np.array([[0, 1, 2 | STORED, 0], [0, 1, 2 | STORED, 1]]) | STORED * (np.arange(4) == 3)
+    flags = kinds[own.astype(int), rng.integers(0, 4, len(key))].astype(np.uint8)
+    flags |= (BLANK * rng.integers(0, 2, len(key))).astype(np.uint8)
     return LowPlain(
         values(rng, words, distinct),
-        -values(rng, words, distinct),
-        rng.random(words) < 0.5,
+        -values(rng, words, distinct) * (np.arange(words) < rng.integers(0, words + 1)),
+        extended,
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         key,
         np.where(flags & BLANK, np.float32(0), values(rng, len(key), distinct)),
-        values(rng, len(key), distinct),
         flags,
     )
 
@@ -56,14 +52,13 @@ def random_low(rng: np.random.Generator, words: int, most: int, distinct: int) -
     most=st.sampled_from([0, 1, 8, 9, 130]),
     distinct=st.sampled_from([1, 2, 7, 5000]),
     prob_table=st.sampled_from([0, 5, 1 << 31]),
-    backoff_table=st.sampled_from([0, 5, 1 << 31]),
 )
 def test_low_orders_come_back(
-    seed: int, words: int, most: int, distinct: int, prob_table: int, backoff_table: int
+    seed: int, words: int, most: int, distinct: int, prob_table: int
 ) -> None:
     """Lists short, long and whole; values by table and without; one word alone."""
     low = random_low(np.random.default_rng(seed), words, most, distinct)
-    packed = pack_low(low, prob_table, backoff_table)
+    packed = pack_low(low, prob_table)
     for name, column in packed.items():
         assert column.dtype == (np.float32 if name.endswith("table") else np.uint64), name
     again = unpack_low(packed)
@@ -85,10 +80,7 @@ def test_keys_and_ids_are_inverse_at_every_width(key_bits: int) -> None:
             ]
         )
     ).astype(np.uint32)
-    keys = keys_of(ids, key_bits)
+    keys = mirrored(ids, key_bits)
     assert len(np.unique(keys)) == len(ids)
     assert int(keys.max()) < top
-    assert ids_of(keys, key_bits).tolist() == ids.tolist()
-    assert keys_of(ids_of(ids, key_bits), key_bits).tolist() == ids.tolist()
-    assert multiplier_of(key_bits) % 2 == 1
-    assert multiplier_of(key_bits) < top
+    assert mirrored(keys, key_bits).tolist() == ids.tolist()

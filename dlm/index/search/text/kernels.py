@@ -13,39 +13,42 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.index.packed.kernels import find_few, find_key
-from dlm.index.packed.low import BLANK, STATE_LENGTH, STORED
-from dlm.index.search import view as at
+from dlm.index.packed.kernels import DIRECT, find_few, rank_bits
+from dlm.index.packed.record_kernels import (
+    LEVEL_PLACES,
+    N_PROB_TABLE,
+    N_VALUE_BITS,
+    N_WEIGHT_TABLE,
+    bucket_of,
+    find_child,
+    open_record,
+    width_before,
+    words_bits,
+)
+from dlm.index.packed.record_kernels import ask_bucket as ask_directory
 from dlm.index.search.kernels import ANSWERS
 from dlm.index.search.step_kernels import (
+    address_of,
     alone,
     ask_alone,
-    ask_children,
+    ask_bits,
     ask_entry,
-    ask_node_backoff,
-    ask_place,
-    ask_root,
-    ask_root_keys,
-    below,
-    children,
-    find_near,
     first_level,
     has_prob,
+    is_stored,
     key_of,
+    keys_of,
     list_after,
     log10_prob_of,
     low_of,
     matters,
-    node_code,
-    node_list,
     open_list,
     open_ranks,
-    pair_code,
     pair_prob,
+    pair_state,
     record_bits,
-    root_bucket,
     roots_of,
-    share,
+    width_of,
     word_code,
 )
 from dlm.jit import inlined, kernel
@@ -55,6 +58,7 @@ from dlm.ngram.memory_kernels import (
     field,
     load_float32,
     mask_of,
+    mirrored,
     of,
     prefetch,
     two_fields,
@@ -63,10 +67,13 @@ from dlm.ngram.memory_kernels import (
 TOKENS = 256  # of a block
 STAGE = 32  # that go through a stage before the next begins
 # Columns of the table of a block's tokens, one cache line each, and of that of a stage's searches;
-# see search.kernels. A token's place in a list is needed until its tree is known.
-T_SIZE, T_RANK, T_PLACE, T_BIT, T_FOUND, T_MATCHED, T_STATE, T_NODES, T_COLUMNS = range(9)
-T_TREE = T_PLACE
-S_BIT, S_STEP, S_KEYS, S_REST, S_KEY, S_LOW, S_HIGH, S_LEVEL, S_COLUMNS = range(9)
+# see search.kernels.
+T_SIZE, T_RANK, T_TREE, T_BIT, T_FOUND, T_MATCHED, T_STATE, T_NODES, T_COLUMNS = range(9)
+S_BIT, S_STEP, S_KEYS, S_REST, S_KEY, S_LOW, S_HIGH = range(7)
+S_COLUMNS = 8  # a cache line
+# Of a context that is stored: the bit of the words that follow it, how many they are, the bit of
+# the family below it and how many contexts that has. Of one word: all roots of a tree.
+C_WORDS, C_SIZE, C_FAMILY, C_COUNT, C_COLUMNS = range(5)
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
@@ -75,10 +82,11 @@ class TokenBlock(NamedTuple):
     """The state of a block of R - 1 tokens and the one before them, which is row 0.
 
     Shapes  token    (R, T_COLUMNS)
-            node, address  (R * lengths,), weight (R * lengths,) float32, at row * lengths + k, of
-                     the context of k words that ends in the token: its node; the address of its
-                     weight, which is read at the end if it is needed: most are not, and the tables
-                     are larger than the near caches; and its weight, where no table holds it
+            context  (R * lengths, C_COLUMNS), address (R * lengths,), weight (R * lengths,)
+                     float32, at row * lengths + k, of the context of k words that ends in the
+                     token: what is stored; the address of its weight, which is read at the end if
+                     it is needed: most are not, and the tables are larger than the near caches; and
+                     its weight, where no table holds it
             best     (R,) float32  log10 P so far
             found, live, kept  (R,), alone (2 * STAGE + 1,)  rows that a stage goes through. A row
                      is written before it is known whether it belongs, so that there is no branch
@@ -88,7 +96,7 @@ class TokenBlock(NamedTuple):
     """
 
     token: NDArray[np.int64]
-    node: NDArray[np.int64]
+    context: NDArray[np.int64]
     address: NDArray[np.int64]
     weight: NDArray[np.float32]
     best: NDArray[np.float32]
@@ -107,22 +115,24 @@ def make_block(count, order):  # type: ignore[no-untyped-def]
     rows = min(count, np.int64(TOKENS)) + _1
     lengths = max(np.int64(order), _2) + _1
     lanes = rows * lengths
-    sizes = (rows * np.int64(T_COLUMNS), _2 * lanes, lanes, _3 * (rows + _1))
+    contexts = np.int64(C_COLUMNS) * lanes
+    sizes = (rows * np.int64(T_COLUMNS), contexts + lanes, lanes, _3 * (rows + _1))
     spare = np.int64(2 * STAGE + 1)
     places = sizes[0] + sizes[1] + sizes[2] + sizes[3] + spare + np.int64(STAGE * S_COLUMNS)
     memory = np.zeros(places, np.int64)
     end = sizes[0]
     token = memory[:end].reshape(rows, T_COLUMNS)
-    lane = memory[end : end + sizes[1]].reshape(_2, lanes)
+    context = memory[end : end + contexts].reshape(lanes, C_COLUMNS)
+    address = memory[end + contexts : end + sizes[1]]
     end += sizes[1]
     value = memory[end : end + sizes[2]].view(np.float32).reshape(_2, lanes)
     end += sizes[2]
     row = memory[end : end + sizes[3]].reshape(_3, rows + _1)
     end += sizes[3]
     nothing = np.int64(memory.ctypes.data) + ((sizes[0] + sizes[1]) << _3)
-    lane[1, :] = nothing
+    address[:] = nothing
     return TokenBlock(
-        token, lane[0], lane[1], value[0], value[1], row[0], row[1], row[2],
+        token, context, address, value[0], value[1], row[0], row[1], row[2],
         memory[end : end + spare], memory[end + spare :].reshape(STAGE, S_COLUMNS),
         lengths, nothing,
     )  # fmt: skip
@@ -138,9 +148,24 @@ def keep_weight(b, place, code, table):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def level_of(tree, k):  # type: ignore[no-untyped-def]
-    """Of the contexts of k words."""
-    return first_level(tree) + (k - _2) * np.int64(at.LEVEL_PLACES << 3)
+def level_of(levels, k):  # type: ignore[no-untyped-def]
+    """Of the contexts of k words, in all trees."""
+    return levels + (k - _2) * np.int64(LEVEL_PLACES << 3)
+
+
+@inlined
+def keep_context(b, level, place, bit, is_root):  # type: ignore[no-untyped-def]
+    """Opens the record at a bit, and asks for what stands below it."""
+    shorter = b.context[place - _1, C_SIZE]
+    size, width, count, weight, words_at = open_record(level, bit, shorter, is_root)
+    family = words_at + words_bits(size, width, of(level, N_VALUE_BITS))
+    b.context[place, C_WORDS] = words_at
+    b.context[place, C_SIZE] = size
+    b.context[place, C_FAMILY] = family
+    b.context[place, C_COUNT] = count
+    raw = weight >> np.int64(32)
+    keep_weight(b, place, weight, _0 if raw else of(level, N_WEIGHT_TABLE))
+    ask_bits(family)
 
 
 # ------------------------------------------------------------------------- pairs of words
@@ -159,17 +184,17 @@ def ask_lists(low, words, reach, begin, part, asked, before, b):  # type: ignore
     first, size, bit, step, keys, rest = before
     for i in range(asked):
         word = np.int64(words[begin + i])
-        key = key_of(low, word)
-        if reach[begin + i] == 0:
+        width = width_of(step, rest)
+        key = mirrored(word, width)
+        if reach[begin + i] == 0 or word >> width:  # above all words of the list
             size, step = _0, _0
         ask_key(b.search, i, key, bit, step, keys, rest, _0, size)
         t = part + i + _1
-        b.token[t, T_SIZE] = size
         b.token[t, T_RANK] = first
         b.token[t, T_NODES] = _1
-        first, size, bit = list_after(low, word)
+        first, size, bit, width = list_after(low, word)
         keep_weight(b, t * b.lengths + _1, word_code(low, word), low.backoff_table)
-        step, keys, rest = open_list(bit, size, low.key_bits)
+        step, keys, rest = open_list(bit, size, width)
     return first, size, bit, step, keys, rest
 
 
@@ -215,7 +240,10 @@ def find_pairs(part, asked, pair_bits, pairs, b):  # type: ignore[no-untyped-def
         at_bit = b.search[i, S_BIT]
         place = find_few(at_bit, width, entries, b.search[i, S_KEY])
         there = np.int64(place < entries)
-        b.token[t, T_PLACE] = b.search[i, S_LOW] + place
+        # The number of the pair, and the place of the word among those that follow the one before.
+        rank = b.search[i, S_LOW] + place
+        b.token[t, T_SIZE] = b.token[t, T_RANK] + rank
+        b.token[t, T_RANK] = rank
         b.token[t, T_BIT] = at_bit + entries * width + place * pair_bits
         b.token[t, T_FOUND] = _1 + there
         b.token[t, T_MATCHED] = _1
@@ -234,38 +262,24 @@ def read_pairs(low, trees, slots, words, block, first, pairs, lonely, b):  # typ
     for j in range(first, pairs):
         t = b.found[j]
         at_bit = b.token[t, T_BIT]
-        value = field(at_bit, low.near_bits)
-        keep_weight(b, t * b.lengths + _2, pair_code(low, at_bit), low.pair_backoff_table)
+        value = field(at_bit, low.pair_bits)
         b.best[t] = pair_prob(low, value)
-        blank = np.int64(value & np.int64(BLANK) != 0)
-        b.token[t, T_STATE] = value & np.int64(STATE_LENGTH)
+        blank = np.int64(value & low.blank != 0)
+        b.token[t, T_STATE] = pair_state(low, value, np.int64(words[block + t - _1]))
         b.token[t, T_MATCHED] = _2 - blank
         b.alone[lonely] = t
         lonely += blank
-        pair = b.token[t, T_RANK] + b.token[t, T_PLACE]
-        b.token[t, T_RANK] = b.token[t, T_PLACE]
         tree = trees[0]
         if len(trees) > 1:
             tree = trees[slots[slot_of(words[block + t - _2], words[block + t - _1])]]
         b.token[t, T_TREE] = tree
-        roots = roots_of(tree)
-        ask_root(roots, pair)
-        b.token[t, T_BIT] = pair
+        family, count = roots_of(tree)
+        place = t * b.lengths + _1
+        b.context[place, C_FAMILY] = family
+        b.context[place, C_COUNT] = count
         b.kept[stored] = t
-        stored += np.int64(value & np.int64(STORED) != 0) & np.int64(roots.count > 0)
+        stored += np.int64(is_stored(value) != 0)
     return lonely, stored
-
-
-@inlined
-def open_roots(stored, b):  # type: ignore[no-untyped-def]
-    """5. Among which roots that of a pair is."""
-    for j in range(stored):
-        t = b.kept[j]
-        roots = roots_of(b.token[t, T_TREE])
-        first, end = root_bucket(roots, b.token[t, T_BIT])
-        b.search[j, S_LOW] = first
-        b.search[j, S_HIGH] = end - first
-        ask_root_keys(roots, first)
 
 
 @inlined
@@ -277,24 +291,6 @@ def read_alone(low, words, block, lonely, b):  # type: ignore[no-untyped-def]
         b.best[t] = prob
         if b.token[t, T_FOUND] == 1:
             b.token[t, T_STATE] = reaches
-
-
-@inlined
-def find_roots(stored, b):  # type: ignore[no-untyped-def]
-    """7. The roots."""
-    for j in range(stored):
-        t = b.kept[j]
-        tree = b.token[t, T_TREE]
-        roots = roots_of(tree)
-        first, entries = b.search[j, S_LOW], b.search[j, S_HIGH]
-        target = b.token[t, T_BIT] & mask_of(roots.key_bits)
-        place = find_few(
-            (roots.key << _3) + first * roots.key_bits, roots.key_bits, entries, target
-        )
-        if place < entries:
-            b.node[t * b.lengths + _2] = first + place
-            b.token[t, T_NODES] = _2
-            ask_place(first_level(tree), first + place)
 
 
 # ------------------------------------------------------------- longer contexts, a length at a time
@@ -312,40 +308,34 @@ def choose_live(reach, block, k, pairs, b):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def ask_node_lists(k, part, asked, b):  # type: ignore[no-untyped-def]
-    """8. The list of each node, which is in the tree of the token before."""
+def ask_words(k, part, asked, b):  # type: ignore[no-untyped-def]
+    """9. Where each word should be among those that follow the context before it, by its rank among
+    those that follow the shorter one."""
     for i in range(asked):
         t = b.live[part + i]
-        level = level_of(b.token[t - _1, T_TREE], k)
-        at_bit = node_list(level, b.node[(t - _1) * b.lengths + k])
-        b.search[i, S_LEVEL] = level
-        b.search[i, S_BIT] = at_bit
-        prefetch(at_bit >> _3)
-
-
-@inlined
-def open_node_lists(part, asked, b):  # type: ignore[no-untyped-def]
-    """9. Where each word should be in it, by its rank in the list of the shorter context."""
-    for i in range(asked):
-        t = b.live[part + i]
-        shorter = b.token[t, T_SIZE]
-        rank = b.token[t, T_RANK]
-        size, bit, step, keys, rest = open_ranks(b.search[i, S_BIT], shorter)
+        place = (t - _1) * b.lengths + k
+        size = b.context[place, C_SIZE]
+        rank, bit = b.token[t, T_RANK], b.context[place, C_WORDS]
+        if k == 2:
+            width = width_before(bit)
+            size = size if rank >> width == 0 else _0  # else the list has no such rank
+        else:
+            width = rank_bits(size, b.token[t, T_SIZE])
+        step, keys, rest = open_ranks(bit, size, width)
         # Where all words of the shorter context follow, ranks are places.
-        low, high = (rank, rank + _1) if size == shorter else (_0, size)
+        low, high = (_0, size) if width else (rank, rank + min(size, _1))
         ask_key(b.search, i, rank, bit, step, keys, rest, low, high)
         b.token[t, T_SIZE] = size
 
 
 @inlined
-def find_ranks(k, part, asked, pairs, b):  # type: ignore[no-untyped-def]
+def find_ranks(record, part, asked, pairs, b):  # type: ignore[no-untyped-def]
     """11. The words in those lists; how many are found in all."""
     for i in range(asked):
         t = b.live[part + i]
         entries = b.search[i, S_HIGH]
         width = b.search[i, S_REST]
         at_bit = b.search[i, S_BIT]
-        _, record = record_bits(b.search[i, S_LEVEL])
         place = find_few(at_bit, width, entries, b.search[i, S_KEY])
         place = place if width else _0
         b.token[t, T_RANK] = b.search[i, S_LOW] + place
@@ -356,93 +346,95 @@ def find_ranks(k, part, asked, pairs, b):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def read_records(low, words, block, k, first, pairs, extended, b):  # type: ignore[no-untyped-def]
+def read_values(low, levels, words, block, k, first, pairs, extended, b):  # type: ignore[no-untyped-def]
     """12. What they say; how many tokens may have a context of k + 1 words, in `kept`."""
+    level = level_of(levels, k)
+    flag_bits, record = record_bits(level)
     for j in range(first, pairs):
         t = b.found[j]
-        level = level_of(b.token[t - _1, T_TREE], k)
-        flag_bits, record = record_bits(level)
         value = field(b.token[t, T_BIT], record)
         b.token[t, T_FOUND] = k + _1
         if has_prob(value, flag_bits):
-            b.best[t] = log10_prob_of(value >> flag_bits, of(level, at.N_PROB_TABLE))
+            b.best[t] = log10_prob_of(value >> flag_bits, of(level, N_PROB_TABLE))
             b.token[t, T_MATCHED] = k + _1
         if matters(value, flag_bits):
             b.token[t, T_STATE] = k + _1
-            if add_suffixes(low, words, block, k, t, b) == k:
-                ask_children(level_of(b.token[t, T_TREE], k), b.node[t * b.lengths + k])
+            if add_suffixes(low, levels, words, block, k, t, b) == k:
                 b.kept[extended] = t
                 extended += _1
     return extended
 
 
 @inlined
-def add_suffixes(low, words, block, k, t, b):  # type: ignore[no-untyped-def]
+def add_suffixes(low, levels, words, block, k, t, b):  # type: ignore[no-untyped-def]
     """How many words the longest node of a token has, after those up to k words are found: a suffix
     that nothing extends was left out, and is on the way to them."""
     depth = b.token[t, T_NODES]
     while _2 <= depth and depth < k:
-        level = level_of(b.token[t, T_TREE], depth)
         place = t * b.lengths + depth
-        first, end = children(level, b.node[place])
-        level = below(level)
-        key = key_of(low, np.int64(words[block + t - depth - _1]))
-        n = find_key(of(level, at.N_KEY) << _3, low.key_bits, first, end, key)
-        if n < 0:
+        word = np.int64(words[block + t - depth - _1])
+        family, count = b.context[place, C_FAMILY], b.context[place, C_COUNT]
+        bit = find_child(family, count, word, key_of(low, word), low.key_bits)
+        if bit < 0:
             break
         depth += _1
-        b.node[place + _1] = n
-        keep_weight(b, place + _1, node_code(level, n), of(level, at.N_BACKOFF_TABLE))
+        keep_context(b, level_of(levels, depth), place + _1, bit, False)
         b.token[t, T_NODES] = depth
     return depth
 
 
 @inlined
-def ask_keys(low, words, block, k, part, asked, b):  # type: ignore[no-untyped-def]
-    """13. Where the context of k words should be below that of k - 1: what nothing extends has no
-    weight and no list. How many may be there, in `live`."""
+def ask_contexts(keys, words, block, k, part, asked, b):  # type: ignore[no-untyped-def]
+    """13. Where the context of k words should be in the family of that of k - 1: what nothing
+    extends has no weight and no list. How many may be there, in `live`; a family with a directory
+    takes two steps more."""
+    key_bits = keys.root_key_bits if k == 2 else keys.key_bits
     alive = _0
     for j in range(part, part + asked):
         t = b.kept[j]
-        level = level_of(b.token[t, T_TREE], k - _1)
-        first, end = children(level, b.node[t * b.lengths + k - _1])
-        if end > first:
-            key = key_of(low, np.int64(words[block + t - k]))
-            guess = first + share(key, end - first, low.key_bits)
-            level = below(level)
-            prefetch(of(level, at.N_KEY) + ((guess * low.key_bits) >> _3))
-            b.search[alive, S_LEVEL] = level
-            b.search[alive, S_LOW] = first
-            b.search[alive, S_HIGH] = end
-            b.search[alive, S_BIT] = guess
+        place = t * b.lengths + k - _1
+        family, count = b.context[place, C_FAMILY], b.context[place, C_COUNT]
+        if count:
+            word = b.token[t, T_SIZE]  # the number of the pair
+            key = word
+            if k > 2:
+                word = np.int64(words[block + t - k])
+                key = key_of(keys, word)
+            b.search[alive, S_LOW] = word
             b.search[alive, S_KEY] = key
+            if count > DIRECT:
+                prefetch(ask_directory(family, count, key, key_bits) >> _3)
             b.live[alive] = t
             alive += _1
+    for i in range(alive):
+        place = b.live[i] * b.lengths + k - _1
+        family, count = b.context[place, C_FAMILY], b.context[place, C_COUNT]
+        if count > DIRECT:
+            bucket, _ = bucket_of(family, count, b.search[i, S_KEY], key_bits)
+            ask_bits(bucket)
     return alive
 
 
 @inlined
-def find_contexts(low, k, alive, b):  # type: ignore[no-untyped-def]
-    """14. These contexts, and where their weights are."""
+def find_contexts(keys, levels, k, alive, b):  # type: ignore[no-untyped-def]
+    """14. These contexts, and their records."""
+    key_bits = keys.root_key_bits if k == 2 else keys.key_bits
     nodes = _0
     for i in range(alive):
         t = b.live[i]
-        level = b.search[i, S_LEVEL]
-        n = find_near(
-            of(level, at.N_KEY) << _3, low.key_bits, b.search[i, S_LOW], b.search[i, S_HIGH],
-            b.search[i, S_BIT], b.search[i, S_KEY],
-        )  # fmt: skip
-        if n >= 0:
-            b.node[t * b.lengths + k] = n
+        place = t * b.lengths + k - _1
+        family, count = b.context[place, C_FAMILY], b.context[place, C_COUNT]
+        bit = find_child(family, count, b.search[i, S_LOW], b.search[i, S_KEY], key_bits)
+        if bit >= 0:
             b.token[t, T_NODES] = k
-            ask_node_backoff(level, n)
-            ask_place(level, n)
+            ask_bits(bit)
             b.live[nodes] = t
+            b.search[nodes, S_BIT] = bit
             nodes += _1
+    level = level_of(levels, k)
     for i in range(nodes):
         place = b.live[i] * b.lengths + k
-        level = level_of(b.token[b.live[i], T_TREE], k)
-        keep_weight(b, place, node_code(level, b.node[place]), of(level, at.N_BACKOFF_TABLE))
+        keep_context(b, level, place, b.search[i, S_BIT], k == 2)
 
 
 # ---------------------------------------------------------------------------------- the answers
@@ -482,7 +474,8 @@ def begin_next(here, b):  # type: ignore[no-untyped-def]
     """The last token stands before the next block."""
     last = here * b.lengths
     for k in range(_1, b.lengths):
-        b.node[k] = b.node[last + k]
+        for i in range(C_COLUMNS):  # for slices, numba compiles an error, too
+            b.context[k, i] = b.context[last + k, i]
         b.weight[k] = b.weight[last + k]
         inside = b.address[last + k] == b.nothing + ((last + k) << _2)
         b.address[k] = b.nothing + (k << _2) if inside else b.address[last + k]
@@ -491,13 +484,14 @@ def begin_next(here, b):  # type: ignore[no-untyped-def]
     b.token[0, T_STATE] = b.token[here, T_STATE]
 
 
-@kernel(f"int64[:], uint16[:], int64, uint32[:], uint8[:], {ANSWERS}")
+@kernel(f"int64[:], int64[:], uint16[:], int64, uint32[:], uint8[:], {ANSWERS}")
 def score_tokens(  # type: ignore[no-untyped-def]
-    trees, slots, order, words, reach, log10_prob, matched_order, ngram_length, state_length
+    view, trees, slots, order, words, reach, log10_prob, matched_order, ngram_length, state_length
 ):
     """Scores each word after those before it.
 
-    Shapes      trees  (B,)  address of the view.tree_view of each shard of a set;  order  N
+    Shapes      view   view.low_view;  order  N
+                trees  (B,)  address of the view.tree_view of each shard of a set
                 slots  (4096,)  the shard of each slot
                 words  (T,)  word ids, sentence after sentence
                 reach  (T,) uint8  words of the sentence before each, N - 1 at most
@@ -506,10 +500,11 @@ def score_tokens(  # type: ignore[no-untyped-def]
     Guarantees  equals ngram.backoff.score bit for bit
     Trusts      ids below the vocabulary's size; reach[i] <= reach[i - 1] + 1: checked in text.score
     """
-    low = low_of(trees[0])
+    low = low_of(address_of(view))
+    keys, levels = keys_of(trees[0]), first_level(trees[0])  # all trees have the same
     count = np.int64(len(words))
     b = make_block(count, order)
-    before = _0, _0, low.list, _0, low.list, low.key_bits
+    before = _0, _0, low.list, _0, low.list, _1
     ask_entries(low, words, _0, count)
     block = _0
     while block < count:
@@ -528,31 +523,32 @@ def score_tokens(  # type: ignore[no-untyped-def]
             for j in range(lonely):
                 ask_alone(low, np.int64(words[block + b.alone[j] - _1]))
             lonely, stored = read_pairs(low, trees, slots, words, block, first, pairs, lonely, b)
-            open_roots(stored, b)
+            stored = stored if order > 2 else _0
             read_alone(low, words, block, lonely, b)
-            find_roots(stored, b)
+            alive = ask_contexts(keys, words, block, _2, _0, stored, b)
+            find_contexts(keys, levels, _2, alive, b)
             part += asked
         k = _2
         while k < order and pairs:
             alive = choose_live(reach, block, k, pairs, b)
+            _, record = record_bits(level_of(levels, k))
             pairs, extended = _0, _0
             part = _0
             while part < alive:
                 asked = min(alive - part, np.int64(STAGE))
-                ask_node_lists(k, part, asked, b)
-                open_node_lists(part, asked, b)
+                ask_words(k, part, asked, b)
                 for i in range(asked):  # 10.
-                    _, record = record_bits(b.search[i, S_LEVEL])
                     ask_bucket(b.search, i, record)
                 first = pairs
-                pairs = find_ranks(k, part, asked, pairs, b)
-                extended = read_records(low, words, block, k, first, pairs, extended, b)
+                pairs = find_ranks(record, part, asked, pairs, b)
+                extended = read_values(low, levels, words, block, k, first, pairs, extended, b)
                 part += asked
             k += _1
             part = _0
             while k < order and part < extended:
                 asked = min(extended - part, np.int64(STAGE))
-                find_contexts(low, k, ask_keys(low, words, block, k, part, asked, b), b)
+                alive = ask_contexts(keys, words, block, k, part, asked, b)
+                find_contexts(keys, levels, k, alive, b)
                 part += asked
         put_answers(
             order, reach, block, here, b, log10_prob, matched_order, ngram_length, state_length

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.index.search.shard import LowOrders
 from dlm.index.search.text import kernels, line_kernels
 from dlm.kenlm.model import KenlmFile
 from dlm.kenlm.score_kernels import sum_sentences as sum_as_kenlm
@@ -31,6 +32,10 @@ class WholeModel(Protocol):
     @property
     def word_table(self) -> WordTable:
         """Ids of many words at once."""
+
+    @property
+    def low(self) -> LowOrders:
+        """Its 1- and 2-grams."""
 
     @property
     def trees(self) -> NDArray[np.int64]:
@@ -135,8 +140,8 @@ def score_lines(
     else:
         answers = Answers.empty(size)
         kernels.score_tokens(
-            model.trees, model.slots, model.order, words, reach, answers.log10_prob,
-            answers.matched_order, answers.ngram_length, answers.state_length,
+            model.low.view, model.trees, model.slots, model.order, words, reach,
+            answers.log10_prob, answers.matched_order, answers.ngram_length, answers.state_length,
         )  # fmt: skip
     totals = np.empty(sentences)
     add = sum_as_kenlm if is_file else line_kernels.sum_sentences

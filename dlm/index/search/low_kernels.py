@@ -1,0 +1,305 @@
+"""The search in the low orders, by which a client answers most queries itself.
+
+A block of contexts, then of words, goes through the stages together, and each stage asks for the
+cache lines that the next will read. Nothing here checks an index: `search_low` says who does.
+"""
+
+# mypy: disable-error-code="assignment"
+from __future__ import annotations
+
+import numpy as np
+
+from dlm.index.packed.kernels import find_key
+from dlm.index.search.step_kernels import (
+    address_of,
+    alone,
+    ask_alone,
+    ask_entry,
+    is_stored,
+    list_after,
+    low_of,
+    open_list,
+    pair_prob,
+    pair_state,
+    width_of,
+    word_backoff,
+)
+from dlm.jit import inlined, kernel
+from dlm.ngram.kernels import NO_RANK
+from dlm.ngram.memory_kernels import field, mask_of, mirrored, prefetch, two_fields
+
+CONTEXTS = 32  # of a block
+WORDS = 64
+# Columns of the tables that hold the state of a block. One row is one cache line: separate arrays
+# took twice the time, since their lines evict each other.
+L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: its first bit and what `open_list` says
+L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # of the list that a pair is searched in: what is read next; its
+#                                  first pair
+L_KEY = L_SIZE  # there, the key of the pair; the size is in L_HIGH until the bucket is known
+Q_AT, Q_SIZE, Q_KEY, Q_CONTEXT, Q_RANK = range(5)  # a word asked
+COLUMNS = 8
+
+_0, _1, _2 = np.int64(0), np.int64(1), np.int64(2)
+
+# Shapes of the state of a block, c a context of it, i a word asked:
+#   lists, older (CONTEXTS, COLUMNS): the lists of the last word, and of the one before it
+#   active (CONTEXTS,): the contexts that go on;  query (WORDS, COLUMNS)
+#   alone_ (WORDS,): the words that need their 1-gram
+
+
+@inlined
+def put_list(lists, row, bit, size, step, keys, rest):  # type: ignore[no-untyped-def]
+    lists[row, L_BIT] = bit
+    lists[row, L_SIZE] = size
+    lists[row, L_STEP] = step
+    lists[row, L_KEYS] = keys
+    lists[row, L_REST] = rest
+
+
+@inlined
+def ask_contexts(low, context_begin, context_words, block, here):  # type: ignore[no-untyped-def]
+    """1. Asks for what stands beside the last two words."""
+    for c in range(here):
+        end = context_begin[block + c + 1]
+        length = end - context_begin[block + c]
+        if length >= 1:
+            ask_entry(low, np.int64(context_words[end - 1]))
+        if length >= 2:
+            ask_entry(low, np.int64(context_words[end - 2]))
+
+
+@inlined
+def open_words(  # type: ignore[no-untyped-def]
+    low,
+    order,
+    context_begin,
+    context_words,
+    block,
+    here,
+    needs_shard,
+    backoff,
+    lists,
+    older,
+    active,
+):
+    """2. The list of the last word; where the pair of the last two should be in that of the
+    other; how many contexts go on."""
+    pairs = _0
+    for c in range(here):
+        end = context_begin[block + c + 1]
+        length = end - context_begin[block + c]
+        needs_shard[block + c] = np.uint8(0)
+        if length == 0:
+            put_list(lists, c, low.list, _0, _0, low.list, _1)  # empty: never read
+            backoff[c] = np.float32(0.0)
+            continue
+        last = np.int64(context_words[end - 1])
+        backoff[c] = word_backoff(low, last)
+        _, size, bit, width = list_after(low, last)
+        step, keys, rest = open_list(bit, size, width)
+        put_list(lists, c, bit, size, step, keys, rest)
+        if length < 2 or order < 3:
+            continue
+        first, size, bit, width = list_after(low, np.int64(context_words[end - 2]))
+        if size == 0 or last >> width:
+            continue
+        older[c, L_FIRST] = first
+        step, keys, rest = open_list(bit, size, width)
+        put_list(older, c, bit, size, step, keys, rest)
+        key = mirrored(last, width)
+        older[c, L_KEY], older[c, L_HIGH] = key & mask_of(rest), size
+        older[c, L_LOW] = bit + (key >> rest) * step
+        prefetch(older[c, L_LOW] >> np.int64(3))
+        active[pairs] = c
+        pairs += _1
+    return pairs
+
+
+@inlined
+def open_buckets(low, older, active, pairs):  # type: ignore[no-untyped-def]
+    """3. The bucket of the pair."""
+    for i in range(pairs):
+        c = active[i]
+        step = older[c, L_STEP]
+        begin, end = _0, older[c, L_HIGH]
+        if step:
+            begin, end = two_fields(older[c, L_LOW], step)
+        bit = older[c, L_KEYS] + begin * (older[c, L_REST] + low.pair_bits)
+        older[c, L_BIT] = bit
+        older[c, L_LOW] = begin
+        older[c, L_HIGH] = end - begin
+        prefetch(bit >> np.int64(3))
+        prefetch((bit >> np.int64(3)) + np.int64(64))
+
+
+@inlined
+def find_stored(  # type: ignore[no-untyped-def]
+    low, context_begin, context_words, block, pairs, needs_shard, older, active, count
+):
+    """4. Whether anything is stored under the pair, and its number."""
+    for i in range(count):
+        c = active[i]
+        rest, size = older[c, L_REST], older[c, L_HIGH]
+        place = find_key(older[c, L_BIT], rest, _0, size, older[c, L_KEY])
+        if place >= 0:
+            value = older[c, L_BIT] + size * rest + place * low.pair_bits
+            if is_stored(field(value, _2)):
+                needs_shard[block + c] = np.uint8(1)
+                pairs[block + c] = np.uint32(older[c, L_FIRST] + older[c, L_LOW] + place)
+
+
+@inlined
+def ask_lists(low, word_begin, words, block, context, first, asked, lists, query):  # type: ignore[no-untyped-def]
+    """5. Asks for where each word should be in the list of its context's last word."""
+    i = _0
+    while i < asked:
+        while word_begin[block + context + 1] <= first + i:
+            context += _1
+        until = min(word_begin[block + context + 1] - first, asked)
+        bit, step, rest = lists[context, L_BIT], lists[context, L_STEP], lists[context, L_REST]
+        width = width_of(step, rest)
+        while i < until:
+            word = np.int64(words[first + i])
+            key = mirrored(word, width)
+            place = bit + (key >> rest) * step
+            prefetch(place >> np.int64(3))
+            # Above all words of the list, a word has the key of another one.
+            query[i, Q_KEY] = key & mask_of(rest) if word >> width == 0 else -_1
+            query[i, Q_AT] = place
+            query[i, Q_CONTEXT] = context
+            i += _1
+    return context
+
+
+@inlined
+def ask_buckets(low, asked, lists, query):  # type: ignore[no-untyped-def]
+    """6. The bucket."""
+    for i in range(asked):
+        c = query[i, Q_CONTEXT]
+        step = lists[c, L_STEP]
+        begin, end = _0, lists[c, L_SIZE]
+        if step:
+            begin, end = two_fields(query[i, Q_AT], step)
+        end = end if query[i, Q_KEY] >= 0 else begin
+        stride = lists[c, L_REST] + low.pair_bits
+        bit = lists[c, L_KEYS] + begin * stride
+        prefetch(bit >> np.int64(3))
+        prefetch((bit + (end - begin) * stride) >> np.int64(3))
+        query[i, Q_RANK] = begin
+        query[i, Q_SIZE] = end - begin
+        query[i, Q_AT] = bit
+
+
+@inlined
+def find_in_pairs(  # type: ignore[no-untyped-def]
+    low, words, first, asked, backoff, lists, query, log10_prob, log10_backoff, matched_order,
+    ngram_length, state_length, ranks, alone_,
+):  # fmt: skip
+    """7. The word in the list of the last word; how many need their 1-gram."""
+    lonely = _0
+    for i in range(asked):
+        q = first + i
+        c = query[i, Q_CONTEXT]
+        size, rest = query[i, Q_SIZE], lists[c, L_REST]
+        place = find_key(query[i, Q_AT], rest, _0, size, query[i, Q_KEY])
+        matched_order[q] = np.uint8(1)
+        ngram_length[q] = np.uint8(1)
+        log10_backoff[q] = backoff[c]
+        ranks[q] = np.uint32(NO_RANK)
+        if place >= 0:
+            ranks[q] = np.uint32(query[i, Q_RANK] + place)
+            value = field(query[i, Q_AT] + size * rest + place * low.pair_bits, low.pair_bits)
+            ngram_length[q] = np.uint8(2)
+            state_length[q] = np.uint8(pair_state(low, value, np.int64(words[q])))
+            if value & low.blank == 0:
+                log10_prob[q] = pair_prob(low, value)
+                log10_backoff[q] = np.float32(0.0)
+                matched_order[q] = np.uint8(2)
+                continue
+        alone_[lonely] = q
+        lonely += _1
+        ask_alone(low, np.int64(words[q]))
+    return lonely
+
+
+@inlined
+def read_alone(low, words, lonely, log10_prob, ngram_length, state_length, alone_):  # type: ignore[no-untyped-def]
+    """8. The 1-grams of those that have nothing longer."""
+    for j in range(lonely):
+        q = alone_[j]
+        prob, reaches = alone(low, np.int64(words[q]))
+        log10_prob[q] = prob
+        if ngram_length[q] == 1:
+            state_length[q] = np.uint8(reaches)
+
+
+@kernel
+def search_low(  # type: ignore[no-untyped-def]
+    view,
+    order,
+    context_begin,
+    context_words,
+    word_begin,
+    words,
+    log10_prob,
+    log10_backoff,
+    matched_order,
+    ngram_length,
+    state_length,
+    needs_shard,
+    pairs,
+    ranks,
+):
+    """What the low orders know of words after contexts.
+
+    Shapes  view           view.low_view;  order  N
+            context_begin  (C + 1,)  where each context begins in context_words
+            context_words  word ids, most recent last, at most N - 1 a context
+            word_begin     (C + 1,)  where the words of each context begin in words
+            words          (Q,)
+            log10_prob     (Q,) float32 filled, like the four after it: of the 2-gram, or, where
+                           there is none, of the 1-gram
+            log10_backoff  (Q,) float32  what is added before that: the weight of the context's last
+                           word, or 0 where there is a 2-gram
+            matched_order, ngram_length, state_length  (Q,) uint8  as far as the low orders know
+            needs_shard    (C,) uint8  1 where something is stored under the last two words: then
+                           the low orders alone cannot answer
+            pairs          (C,) uint32  filled where 1: the number of the 2-gram of these words
+            ranks          (Q,) uint32 filled: the place of the word among those that follow the
+                           context's last word; NO_RANK where it does not
+    Trusts  ids below the vocabulary's size, lengths below the order, begins in order: checked in
+            `kernels.score_lengths`; the columns: checked when they are mapped
+    """
+    low = low_of(address_of(view))
+    # Few allocations: each takes as long as a word.
+    tables = np.empty((2 * CONTEXTS + WORDS, COLUMNS), np.int64)
+    lists, older, query = tables[:CONTEXTS], tables[CONTEXTS:-WORDS], tables[-WORDS:]
+    rows = np.empty((2, WORDS), np.int64)
+    active, alone_ = rows[0], rows[1]
+    backoff = np.empty(CONTEXTS, np.float32)
+    contexts = np.int64(len(context_begin) - 1)
+    block = _0
+    while block < contexts:
+        here = min(contexts - block, np.int64(CONTEXTS))
+        ask_contexts(low, context_begin, context_words, block, here)
+        left = open_words(
+            low, order, context_begin, context_words, block, here, needs_shard, backoff, lists,
+            older, active,
+        )  # fmt: skip
+        open_buckets(low, older, active, left)
+        find_stored(
+            low, context_begin, context_words, block, pairs, needs_shard, older, active, left
+        )
+        context = _0
+        first, end = word_begin[block], word_begin[block + here]
+        while first < end:
+            asked = min(end - first, np.int64(WORDS))
+            context = ask_lists(low, word_begin, words, block, context, first, asked, lists, query)
+            ask_buckets(low, asked, lists, query)
+            lonely = find_in_pairs(
+                low, words, first, asked, backoff, lists, query, log10_prob, log10_backoff,
+                matched_order, ngram_length, state_length, ranks, alone_,
+            )  # fmt: skip
+            read_alone(low, words, lonely, log10_prob, ngram_length, state_length, alone_)
+            first += asked
+        block += here
