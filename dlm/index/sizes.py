@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dlm.index.coding import Coding, ValueHistogram, coding_of, weight_bits
 from dlm.index.packed.columns import BACKOFF_BITS, magnitudes_of
-from dlm.index.packed.low import BLOCK_WORDS, PAIR_STATE_BITS, key_bits_of
+from dlm.index.packed.low import BLOCK_WORDS, ONE_FLAG, key_bits_of
 from dlm.index.packed.record_kernels import WIDTH_BITS
 from dlm.kenlm.open import open_ngrams
 from dlm.progress import Tell
@@ -138,8 +138,7 @@ def estimate_sizes(
     low = words * 64 // BLOCK_WORDS + m.runs * 32
     low += m.contexts[0] * (offset + WIDTH_BITS + weight)
     if order > 1:
-        entry = PAIR_STATE_BITS + _prob_bits(m, coding, 2) + m.key_bits
-        low += int(pairs * entry)
+        low += int(pairs * (ONE_FLAG + _prob_bits(m, coding, 2) + m.key_bits))
     trees = 0
     previous = m.rank_bits
     for k in range(3, order + 1):

@@ -532,7 +532,10 @@ def pack_low(low: LowPlain, prob_table: int) -> Arrays:
     weight = coded_weights(np.append(low.log10_backoff[:count], F32(0)), 1 << 31)
     blank = low.pair_flags & BLANK != 0
     prob = coded_probs(low.pair_log10_prob, prob_table, blank)
-    flag_bits = 3 if blank.any() else 2
+    state, stored = low.pair_flags & STATE_LENGTH, low.pair_flags & STORED != 0
+    plain = low.extended[1:count].all() and not low.extended[max(count, 1) :].any()
+    plain = plain and not (stored & (state < 2) | blank).any()
+    flag_bits = 1 if plain else 3
     value_bits = flag_bits + prob.bits
     begin, widths = low.begin[: count + 1], np.ones(count, I64)
     key = low.key.copy()
@@ -543,9 +546,8 @@ def pack_low(low: LowPlain, prob_table: int) -> Arrays:
     place = np.empty(count + 1, np.int64)
     kernels.key_list_bits(begin, widths, value_bits, place)
     lists = room(int(place[-1]))
-    state, stored = low.pair_flags & STATE_LENGTH, low.pair_flags & STORED != 0
-    state = np.where(stored & (state < 2), 3, state)
-    near = (prob.codes << np.uint64(flag_bits)) | (state | blank.astype(np.uint64) << np.uint64(2))
+    state = stored if flag_bits == 1 else np.where(stored & (state < 2), 3, state)
+    near = prob.codes << np.uint64(flag_bits) | state | blank.astype(np.uint64) << np.uint64(2)
     kernels.put_key_lists(lists, place, begin, widths, value_bits, key, near)
     begin_bits, place_bits = bits_of(len(low.key)), bits_of(int(place[-1]))
     entries, words = BitWriter(), BitWriter()

@@ -97,10 +97,10 @@ def test_the_constants_of_the_document_are_those_of_the_code() -> None:
     for kind in layout.COLUMNS:
         for column in layout.COLUMNS[kind]:
             assert f"| `{column}` |" in text, (kind, column)
-    for word in (layout.FORMAT_NAME, "9E3779B97F4A7C15", "state (2 bits), BLANK"):
+    for word in (layout.FORMAT_NAME, "9E3779B97F4A7C15", "STORED alone"):
         assert word in text
-    found = low.PAIR_STATE_BITS, low.NOT_EXTENDED, low.BLOCK_WORDS, low.FIRST, low.EXTENDED
-    assert found == (2, 3, 16, 32, 48)
+    found = low.ONE_FLAG, low.ALL_FLAGS, low.NOT_EXTENDED, low.BLOCK_WORDS, low.FIRST, low.EXTENDED
+    assert found == (1, 3, 3, 16, 32, 48)
     assert kernels.DIRECT == 8
     assert (layout.FORMAT_VERSION, layout.MAX_ORDER) == (3, 15)
 

@@ -104,7 +104,7 @@ def walk(view, tree, order, row, contexts):  # type: ignore[no-untyped-def]
     if place < 0:
         return
     context = contexts + np.int64(CONTEXT_BYTES)
-    if order < 3 or is_stored(field(value, _2)) == 0:
+    if order < 3 or is_stored(low, field(value, _2)) == 0:
         return
     store32(row + _4, _1)
     if tree == 0:

@@ -32,9 +32,10 @@ from dlm.index.packed.columns import (
     room,
 )
 from dlm.index.packed.low import (
+    ALL_FLAGS,
     LOW_SHAPE,
     NOT_EXTENDED,
-    PAIR_STATE_BITS,
+    ONE_FLAG,
     mirrored,
     pack_words,
 )
@@ -307,12 +308,13 @@ def low_columns(c: Context) -> dict[str, Any]:
     backoff = found.code(BACKOFF_BITS)
 
     probs = ValueHistogram(c.coding.prob_table, np.uint32)
-    widths = np.ones(count, I64)
+    widths, plain = np.ones(count, I64), bool(extended[1:count].all())
     for first, last, chunk in _pairs_of_words(c, begin):
+        plain &= bool((chunk[:, 2] & U32(6) == (chunk[:, 2] & U32(1)) << U32(1)).all())
         probs.add(chunk[chunk[:, 2] & U32(4) == 0, 1] & U32(0x7FFFFFFF))
         widths[first:last] = _key_widths(chunk[:, 0], begin[first : last + 1], c.key_bits)
     prob = probs.code()
-    flag_bits = PAIR_STATE_BITS + (c.order > 1 and c.work.info["blanks"][1] > 0)
+    flag_bits = ONE_FLAG if plain else ALL_FLAGS
     value_bits = flag_bits + prob.bits
     place = np.empty(count + 1, I64)
     packed.key_list_bits(begin, widths, value_bits, place)
@@ -320,7 +322,7 @@ def low_columns(c: Context) -> dict[str, Any]:
     for first, last, chunk in _pairs_of_words(c, begin):
         of_pairs = prob.codes(chunk[:, 1] & U32(0x7FFFFFFF))
         of_pairs[chunk[:, 2] & U32(4) != 0] = 0
-        of_pairs = (of_pairs << U64(flag_bits)) | _pair_flags(c, chunk, extended)
+        of_pairs = (of_pairs << U64(flag_bits)) | _pair_flags(c, chunk, extended, flag_bits)
         some = begin[first : last + 1] - begin[first]
         shift = np.repeat(c.key_bits - widths[first:last], np.diff(some)).astype(U32)
         bits = int(place[last] - place[first])
@@ -390,9 +392,11 @@ def _key_widths(
 
 
 def _pair_flags(
-    c: Context, rows: NDArray[np.uint32], extended: NDArray[np.bool_]
+    c: Context, rows: NDArray[np.uint32], extended: NDArray[np.bool_], flag_bits: int
 ) -> NDArray[np.uint64]:
     bits = rows[:, 2]
+    if flag_bits == ONE_FLAG:
+        return (bits & U32(1)).astype(U64)
     state = extended[mirrored(rows[:, 0], c.key_bits)].astype(U64)
     state[bits & U32(2) != 0] = NOT_EXTENDED
     state[bits & U32(1) != 0] = 2

@@ -14,9 +14,10 @@ from dlm.index.packed import check_kernels as checks
 from dlm.index.packed import kernels
 from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS
 from dlm.index.packed.low import (
+    ALL_FLAGS,
     BLOCK_WORDS,
     LOW_SHAPE,
-    PAIR_STATE_BITS,
+    ONE_FLAG,
     Arrays,
     entry_bits_of,
     key_bits_of,
@@ -87,7 +88,7 @@ def check_low(a: Arrays, words: int, order: int) -> int:
         pairs < 1 << 32 and (order > 1 or not pairs),
         "there are fewer than 2**32 2-grams, and none at order 1",
     )
-    _require(PAIR_STATE_BITS <= s["pair_flag_bits"] <= PAIR_STATE_BITS + 1, "pair_flag_bits")
+    _require(s["pair_flag_bits"] in (ONE_FLAG, ALL_FLAGS), "pair_flag_bits")
     _require(s["word_backoff_bits"] <= BACKOFF_BITS, "word_backoff_bits")
     _require(s["begin_bits"] <= 32 and s["place_bits"] <= 48, "begin_bits, place_bits")
     stride = entry_bits_of(s)

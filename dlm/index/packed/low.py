@@ -32,8 +32,10 @@ LOW_SHAPE = (
 # DO NOT CHANGE: on disk.
 BLOCK_WORDS = 16  # of a number of `word_value`
 FIRST, EXTENDED = 32, 48  # its bits: from here on, whether each begins a run, and is extended
-PAIR_STATE_BITS = 2
-# In place of the state length of a pair: STORED, but not extended, so that it is its word's.
+# Flag bits of a pair: STORED, which says its state length where all that is stored is extended, and
+# so are all words of `entries`; or its state length and BLANK, with NOT_EXTENDED where it is stored
+# and has the state length of its word.
+ONE_FLAG, ALL_FLAGS = 1, 3
 NOT_EXTENDED = 3
 
 PIECE = 1 << 20  # pairs unpacked at a time, about
@@ -111,6 +113,11 @@ def unpack_words(
     return np.cumsum(first) - 1, extended
 
 
+def extended_from(a: Arrays) -> int:
+    """The first extended word, where those up to `entries` are, but perhaps the unknown one."""
+    return 1 - (int(a["word_value"][0]) >> EXTENDED & 1)
+
+
 def word_lists(
     a: Arrays, s: dict[str, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -183,11 +190,15 @@ def unpack_low(a: Arrays) -> LowPlain:
     keys, values = _keys_and_values(a, s, place, begin, widths, 0, s["entries"])
     codes = values >> np.uint64(flag_bits)
     pair_prob = decode_probs(codes, s["pair_prob_base"], a["pair_prob_table"])
-    blank = (values & np.uint64(4) != 0) & (flag_bits > PAIR_STATE_BITS)
+    blank = (values & np.uint64(4) != 0) & (flag_bits == ALL_FLAGS)
     pair_prob[blank & (codes == 0)] = 0
-    state = (values & np.uint64(NOT_EXTENDED)).astype(np.uint8)
+    state, second = (values & np.uint64(3)).astype(np.uint8), mirrored(keys, key_bits_of(size))
+    of_word = extended[second]
+    if flag_bits == ONE_FLAG:
+        of_word = (second >= extended_from(a)) & (second < s["entries"])
+        state = np.where(state & 1, np.uint8(2), of_word)
     flags = np.where(state > 1, STORED, 0) | np.where(blank, BLANK, 0)
-    state = np.where(state == NOT_EXTENDED, extended[mirrored(keys, key_bits_of(size))], state)
+    state = np.where(state == NOT_EXTENDED, of_word, state)
     return LowPlain(
         a["word_prob_table"][runs],
         np.append(

@@ -121,7 +121,7 @@ def find_stored(view, first, second, pairs):  # type: ignore[no-untyped-def]
         begin, size, bit, width = list_after(low, np.int64(first[i]))
         place, value = find_pair(low, size, bit, width, np.int64(second[i]))
         pairs[i] = np.uint32(NO_RANK)
-        if place >= 0 and is_stored(field(value, _2)):
+        if place >= 0 and is_stored(low, field(value, _2)):
             pairs[i] = np.uint32(begin + place)
     return 0
 

@@ -143,7 +143,7 @@ def find_stored(  # type: ignore[no-untyped-def]
         place = find_key(older[c, L_BIT], rest, _0, size, older[c, L_KEY])
         if place >= 0:
             value = older[c, L_BIT] + size * rest + place * low.pair_bits
-            if is_stored(field(value, _2)):
+            if is_stored(low, field(value, _2)):
                 needs_shard[block + c] = np.uint8(1)
                 pairs[block + c] = np.uint32(older[c, L_FIRST] + older[c, L_LOW] + place)
 

@@ -39,6 +39,7 @@ from dlm.ngram.memory_kernels import (
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 _SIGN = np.int64(1 << 31)
+_BLOCK = np.int64(BLOCK_WORDS.bit_length() - 1)  # a shift: to divide numbers with a sign takes more
 
 
 # ------------------------------------------------------------------------------- the numbers
@@ -59,7 +60,9 @@ class Low(NamedTuple):
     backoff_table: int
     list: int  # bit of the lists of pairs
     flag_bits: int  # of the value of a pair
+    stored: int  # the bit that says that a pair is a root in some tree
     blank: int  # the bit that says that a pair is a blank; 0 where there are none
+    extended: int  # of pairs with one flag: the words from here to `entries` are extended
     pair_bits: int  # flags and probability
     pair_prob_table: int
 
@@ -93,7 +96,9 @@ def low_of(view):  # type: ignore[no-untyped-def]
         of(view, at.WORD_BACKOFF_TABLE),
         of(view, at.LIST) << _3,
         flag_bits,
-        ((_1 << flag_bits) & np.int64(8)) >> _1,
+        _1 + np.int64(flag_bits > 1),
+        np.int64(4) * np.int64(flag_bits > 1),
+        of(view, at.EXTENDED_FROM),
         of(view, at.PAIR_PROB_BITS) + flag_bits,
         of(view, at.PAIR_PROB_TABLE),
     )
@@ -199,13 +204,13 @@ def word_backoff(low, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_alone(low, word):  # type: ignore[no-untyped-def]
-    prefetch(low.value + ((word // np.int64(BLOCK_WORDS)) << _3))
+    prefetch(low.value + ((word >> _BLOCK) << _3))
 
 
 @inlined
 def alone(low, word):  # type: ignore[no-untyped-def]
     """Of a 1-gram: log10 P, and 1 if it matters to the right."""
-    block = load64(low.value + ((word // np.int64(BLOCK_WORDS)) << _3))
+    block = load64(low.value + ((word >> _BLOCK) << _3))
     place = word & np.int64(BLOCK_WORDS - 1)
     begun = ones_in((block >> np.int64(FIRST)) & mask_of(place + _1))
     run = (block & mask_of(np.int64(FIRST))) + begun - _1
@@ -239,14 +244,18 @@ def find_pair(low, size, bit, width, word):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def is_stored(value):  # type: ignore[no-untyped-def]
-    """Whether the pair with this value is a root in some tree: 2 or NOT_EXTENDED."""
-    return value & _2
+def is_stored(low, value):  # type: ignore[no-untyped-def]
+    """Whether the pair with this value is a root in some tree."""
+    return value & low.stored
 
 
 @inlined
 def pair_state(low, value, word):  # type: ignore[no-untyped-def]
     """The state length of a pair with this value, whose second word this is."""
+    if low.flag_bits == 1:
+        if value & _1:
+            return _2
+        return _1 if low.extended <= word < low.entries else _0
     state = value & np.int64(NOT_EXTENDED)
     if state == NOT_EXTENDED:
         _, state = alone(low, word)

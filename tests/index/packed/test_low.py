@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.index.packed.low import BLANK, STORED, LowPlain, key_bits_of, mirrored, unpack_low
+from dlm.index.packed.low import (
+    BLANK,
+    LOW_SHAPE,
+    ONE_FLAG,
+    STORED,
+    LowPlain,
+    key_bits_of,
+    mirrored,
+    unpack_low,
+)
 from index.oracle import pack_low
 
 
@@ -20,23 +29,32 @@ def values(rng: np.random.Generator, count: int, distinct: int) -> np.ndarray:
     return book[rng.integers(0, distinct, count)]
 
 
-def random_low(rng: np.random.Generator, words: int, most: int, distinct: int) -> LowPlain:
-    """Lists of up to `most` words, some of them empty, one of them of all words."""
+def random_low(
+    rng: np.random.Generator, words: int, most: int, distinct: int, plain: bool
+) -> LowPlain:
+    """Lists of up to `most` words, some of them empty, one of them of all words. Where it is plain,
+    one flag says what the low orders know of a pair."""
     sizes = rng.integers(0, min(most, words) + 1, words)
     sizes[rng.integers(words)] = words
     sizes[rng.integers(words)] = 0
     ids = [rng.choice(words, size, replace=False) for size in sizes]
     keys = [np.sort(mirrored(i, key_bits_of(words))) for i in ids]
     key = np.concatenate([*keys, np.zeros(0, np.uint32)]).astype(np.uint32)
+    weights = -values(rng, words, distinct) * (np.arange(words) < rng.integers(0, words + 1))
     extended = rng.random(words) < 0.5
+    if plain:
+        extended[1:] = np.arange(1, words) <= np.flatnonzero((sizes > 0) | (weights != 0)).max(
+            initial=0
+        )
     # A state has two words, or as many as that of the second word alone.
     own = extended[mirrored(key, key_bits_of(words))]
     kinds = np.array([[0, 1, 2 | STORED, 0], [0, 1, 2 | STORED, 1]]) | STORED * (np.arange(4) == 3)
-    flags = kinds[own.astype(int), rng.integers(0, 4, len(key))].astype(np.uint8)
-    flags |= (BLANK * rng.integers(0, 2, len(key))).astype(np.uint8)
+    flags = kinds[own.astype(int), rng.integers(0, 4 - plain, len(key))].astype(np.uint8)
+    flags[(flags < 2) & plain] = own[(flags < 2) & plain]
+    flags |= (BLANK * rng.integers(0, 2 - plain, len(key))).astype(np.uint8)
     return LowPlain(
         values(rng, words, distinct),
-        -values(rng, words, distinct) * (np.arange(words) < rng.integers(0, words + 1)),
+        weights,
         extended,
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         key,
@@ -52,13 +70,15 @@ def random_low(rng: np.random.Generator, words: int, most: int, distinct: int) -
     most=st.sampled_from([0, 1, 8, 9, 130]),
     distinct=st.sampled_from([1, 2, 7, 5000]),
     prob_table=st.sampled_from([0, 5, 1 << 31]),
+    plain=st.booleans(),
 )
 def test_low_orders_come_back(
-    seed: int, words: int, most: int, distinct: int, prob_table: int
+    seed: int, words: int, most: int, distinct: int, prob_table: int, plain: bool
 ) -> None:
     """Lists short, long and whole; values by table and without; one word alone."""
-    low = random_low(np.random.default_rng(seed), words, most, distinct)
+    low = random_low(np.random.default_rng(seed), words, most, distinct, plain)
     packed = pack_low(low, prob_table)
+    assert not plain or packed["shape"][LOW_SHAPE.index("pair_flag_bits")] == ONE_FLAG
     for name, column in packed.items():
         assert column.dtype == (np.float32 if name.endswith("table") else np.uint64), name
     again = unpack_low(packed)

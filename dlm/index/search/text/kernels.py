@@ -278,7 +278,7 @@ def read_pairs(low, trees, slots, words, block, first, pairs, lonely, b):  # typ
         b.context[place, C_FAMILY] = family
         b.context[place, C_COUNT] = count
         b.kept[stored] = t
-        stored += np.int64(is_stored(value) != 0)
+        stored += np.int64(is_stored(low, value) != 0)
     return lonely, stored
 
 
