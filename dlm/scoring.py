@@ -163,7 +163,7 @@ class _Here:
         import numpy as np
 
         from dlm.client import SentenceScore
-        from dlm.client.api.splitting import split_words
+        from dlm.client.phrases import split_words
         from dlm.ngram.query import FULL
         from dlm.ngram.vocab import UNK_ID
 
@@ -193,7 +193,7 @@ class _Here:
 def scored_by_servers(
     utterance: Utterance, blocks: Iterable[Block]
 ) -> Iterator[tuple[Block, Scored]]:
-    from dlm.client.api.splitting import split_words
+    from dlm.client.phrases import split_words
 
     for block in blocks:
         words = [split_words(line) for line in block.lines.split(b"\n")] if block.size else []

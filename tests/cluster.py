@@ -33,8 +33,8 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from dlm.client.config.cluster_file import Endpoint, write_cluster_file
-from dlm.client.deliver.transport import GrpcConnection
+from dlm.client.cluster_file import Endpoint, write_cluster_file
+from dlm.client.server import GrpcConnection
 from dlm.index.layout import Manifest, read_manifest
 from dlm.index.making import build_shard_set
 from dlm.index.search.shard import Shard

@@ -15,7 +15,7 @@ import typer
 
 import forked
 from dlm.cli.main import app
-from dlm.client.config.cluster_file import write_cluster_file
+from dlm.client.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
 from dlm.index.making import build_shard_set
 from models import PlainModel

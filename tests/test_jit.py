@@ -145,7 +145,7 @@ AHEAD = """
 import os
 import sys
 from dlm import jit
-from dlm.client.plan.kernels import next_states
+from dlm.client.kernels import next_states
 from dlm.server.kernels import count_orders
 from dlm.wire.kernels import totals
 kernels = (next_states, count_orders, totals)

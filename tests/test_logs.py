@@ -21,7 +21,7 @@ from client.scripted import Clients, Network
 from cluster import WAIT_S, Cluster, build, until
 from dlm.cli.reference import is_named
 from dlm.cli.serve import JsonLines
-from dlm.client.events import EVENTS as client_events
+from dlm.client.metrics import EVENTS as client_events
 from dlm.errors import DlmError, QueryError
 from dlm.gateway.events import EVENTS as gateway_events
 from dlm.logs import EventLog
@@ -149,7 +149,7 @@ def test_an_application_with_the_default_format_reads_which_server_is_gone_and_w
             utterance = connect(cluster, bigram_fallback=True).utterance()
             address = cluster.addresses[0]
             cluster.servers[0].end()
-            logger = "dlm.client.health.cascade"
+            logger = "dlm.client.cascade"
             named = f"WARNING:{logger}:client.server.changed address={address} shard=0 "
             until(lambda: named in shown.getvalue())
             assert re.search(

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from cluster import build
-from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
-from dlm.client.config.rollout import Rollout, edited
-from dlm.client.config.security import ClientSecurity
+from dlm.client.cluster_file import ClusterToml, Endpoint, Rollout, edited, write_cluster_file
+from dlm.client.config import ClientSecurity
 from dlm.cluster.rolling import (
     Pair,
     Rolling,

@@ -119,7 +119,7 @@ def test_an_option_has_the_names_and_the_help_of_its_field(
 # The files of settings that commands import for their help.
 LIGHT = [
     "dlm.asr.settings",
-    "dlm.client.config.settings",
+    "dlm.client.config",
     "dlm.distill.settings",
     "dlm.estimate.goal",
     "dlm.estimate.settings",
@@ -144,7 +144,7 @@ def test_files_of_settings_import_only_the_standard_library() -> None:
     loaded = modules(*LIGHT)
     own = {name for name in loaded if name.partition(".")[0] == "dlm"}
     packages = {".".join(one.split(".")[:i]) for one in LIGHT for i in range(1, one.count(".") + 1)}
-    beside = {"dlm.client.config.security", "dlm.wire", "dlm.wire.secret"}
+    beside = {"dlm.client.config", "dlm.wire", "dlm.wire.secret"}
     light = {"dlm.errors", "dlm.units", "dlm.config", "dlm.resources", *packages, *LIGHT}
     assert own <= light | beside
     # The environment's own start may import more, such as finders of editable packages.

@@ -190,8 +190,8 @@ def test_nothing_of_opentelemetry_is_imported_unless_asked_for() -> None:
     code = """
 import sys
 from dlm.client import Client, ClientConfig
-from dlm.client.api.core import Core
-from dlm.client.config.cluster_file import FixedEndpoints
+from dlm.client.core import Core
+from dlm.client.cluster_file import FixedEndpoints
 import dlm.cli.main, dlm.server.app
 Core(FixedEndpoints([]), ClientConfig())
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]

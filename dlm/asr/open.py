@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from dlm.client import Client, ClientConfig
-from dlm.client.config.security import check_address
-from dlm.client.config.settings import default_cache_dir
+from dlm.client.config import check_address, default_cache_dir
 from dlm.errors import ArpaError, ConfigError
 from dlm.files import claim, evict, locked
 from dlm.index.layout import FORMAT_VERSION, MANIFEST

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dlm.asr.lines import finite, read_utf8
 from dlm.client import Client, Phrases
-from dlm.client.api.phrases import units_of, words_of
+from dlm.client.phrases import units_of, words_of
 from dlm.errors import QueryError, TextError
 from dlm.ngram.vocab import as_bytes
 from dlm.units import counted

@@ -14,14 +14,14 @@ import typer
 from dlm.cli.checks import WRITE, check_reads
 from dlm.cli.options import ACCESS, LogLevel, Options
 from dlm.cli.output import compile_kernels, print_json_line
-from dlm.client.config.security import ClientSecurity
+from dlm.client.config import ClientSecurity
 from dlm.errors import ConfigError
 from dlm.server.config import ServerConfig
 from dlm.signals import stopping
 from dlm.units import counted
 
 if TYPE_CHECKING:
-    from dlm.client.config.cluster_file import Endpoint
+    from dlm.client.cluster_file import Endpoint
     from dlm.cluster.processes import Server
     from dlm.index.layout import Manifest
 
@@ -84,7 +84,7 @@ def cluster(
         dlm cluster shards/model
         dlm cluster shards/model --replicas 2 --restart --local-fallback shards/small
     """
-    from dlm.client.config.cluster_file import ClusterToml, write_cluster_file
+    from dlm.client.cluster_file import ClusterToml, write_cluster_file
     from dlm.cluster.processes import (
         by_number,
         claim,

@@ -74,7 +74,7 @@ def _kernels_of(command: _For) -> list[Any]:
 
         return list(SERVING)
     if command is _For.SCORE:
-        from dlm.client.deliver.warm import KERNELS as ASKING
+        from dlm.client.table import KERNELS as ASKING
         from dlm.index.search.shard import OPENING
         from dlm.index.search.text.score import KERNELS as SCORING
 

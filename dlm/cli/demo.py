@@ -18,7 +18,7 @@ from dlm.units import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dlm.client.deliver.counts import Stats
+    from dlm.client.metrics import Stats
     from dlm.cluster.check import Checked
     from dlm.cluster.processes import Server
 
@@ -60,7 +60,7 @@ def demo(
     from rich.console import Console
 
     from dlm.client import Client, ClientConfig
-    from dlm.client.deliver.warm import KERNELS as asking
+    from dlm.client.table import KERNELS as asking
     from dlm.cluster.check import check_rescoring, check_sentences, counted_by_servers
     from dlm.cluster.processes import running_servers
     from dlm.files import scratch_folder
@@ -131,7 +131,7 @@ def _show_page(servers: list[Server], cluster: Path, tell: Callable[[str], None]
     """Opens the page of a gateway to these servers in a browser, until Ctrl-C."""
     import webbrowser
 
-    from dlm.client.config.cluster_file import write_cluster_file
+    from dlm.client.cluster_file import write_cluster_file
     from dlm.cluster.processes import running_gateway
 
     write_cluster_file(cluster, [one.endpoint for one in servers if one.process.poll() is None])

@@ -10,7 +10,7 @@ import typer
 
 from dlm.cli.checks import READ, READ_ANY, WRITE
 from dlm.cli.options import ACCESS, CREDENTIALS, ClusterFile, LogLevel, Options, ServedModel
-from dlm.client.config.security import ClientSecurity
+from dlm.client.config import ClientSecurity
 from dlm.config import resolve
 from dlm.errors import ConfigError
 from dlm.gateway.config import GatewayConfig

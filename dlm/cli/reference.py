@@ -58,9 +58,9 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
         "These are arguments of `ClientConfig`. Credentials that are not given come from "
         "`cluster.toml`.",
         {
-            "ClientConfig": "dlm.client.config.settings:ClientConfig",
-            "HeartbeatConfig": "dlm.client.config.settings:HeartbeatConfig",
-            "FailoverConfig": "dlm.client.config.settings:FailoverConfig",
+            "ClientConfig": "dlm.client.config:ClientConfig",
+            "HeartbeatConfig": "dlm.client.config:HeartbeatConfig",
+            "FailoverConfig": "dlm.client.config:FailoverConfig",
         },
     ),
     "cluster": (
@@ -69,10 +69,10 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
         "write it yourself for servers on several machines. Running clients follow its servers, "
         "model and roll-out.",
         {
-            "cluster.toml": "dlm.client.config.cluster_file:ClusterSettings",
-            "[tls]": "dlm.client.config.cluster_file:TlsSettings",
-            "[rollout]": "dlm.client.config.rollout:Rollout",
-            "[[server]]": "dlm.client.config.cluster_file:Endpoint",
+            "cluster.toml": "dlm.client.cluster_file:ClusterSettings",
+            "[tls]": "dlm.client.cluster_file:TlsSettings",
+            "[rollout]": "dlm.client.cluster_file:Rollout",
+            "[[server]]": "dlm.client.cluster_file:Endpoint",
         },
     ),
     "rollout": (
@@ -166,12 +166,12 @@ def _in_a_pipeline(table: str, declared: Iterable[Setting]) -> list[Setting]:
 
 def events() -> Topic:
     """What servers, gateways and clients log."""
-    import dlm.client.events
+    import dlm.client.metrics
     import dlm.gateway.events
     import dlm.server.events
 
     parts = {
-        "Client": dlm.client.events.EVENTS,
+        "Client": dlm.client.metrics.EVENTS,
         "Server": dlm.server.events.EVENTS,
         "Gateway": dlm.gateway.events.EVENTS,
     }
@@ -194,12 +194,12 @@ def events() -> Topic:
 
 def metrics() -> Topic:
     """What servers, gateways and clients count."""
-    import dlm.client.api.metrics
+    import dlm.client.metrics
     import dlm.gateway.metrics
     import dlm.server.metrics
 
     parts = {
-        "Client": dlm.client.api.metrics.FAMILIES,
+        "Client": dlm.client.metrics.FAMILIES,
         "Server": dlm.server.metrics.FAMILIES,
         "Gateway": dlm.gateway.metrics.FAMILIES,
     }

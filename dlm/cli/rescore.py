@@ -131,7 +131,7 @@ def rescore(
     from dlm.asr.rescoring.lattice_files import SLF, FileWriter, FolderWriter, LatticeFiles
     from dlm.asr.rescoring.rescore import Search, rescore_many
     from dlm.client import ClientConfig
-    from dlm.client.deliver.warm import KERNELS
+    from dlm.client.table import KERNELS
     from dlm.progress import ProgressReporter
 
     search = Search(**vars(searching))

@@ -10,7 +10,7 @@ import typer
 from dlm.cli.checks import READ, READ_FOLDER, parsed
 from dlm.cli.options import SECURITY, ClusterFile, Json, Options, option
 from dlm.cli.output import print_json
-from dlm.client.config.security import ClientSecurity
+from dlm.client.config import ClientSecurity
 from dlm.cluster.rollout import Rules
 from dlm.errors import ConfigError, DlmError
 
@@ -72,10 +72,8 @@ def rollout(
     from dlm.resources import give_way
 
     give_way()  # before what takes time: servers may share this machine
-    from dlm.client.config.cluster_file import ClusterToml
-    from dlm.client.config.credentials import check_files
-    from dlm.client.config.rollout import edited
-    from dlm.client.deliver.transport import GrpcConnection
+    from dlm.client.cluster_file import ClusterToml, check_files, edited
+    from dlm.client.server import GrpcConnection
     from dlm.cluster.rolling import (
         Rolling,
         check_files_whole,

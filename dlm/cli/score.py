@@ -15,7 +15,7 @@ from dlm.cli.checks import SCRATCH, check_reads, within
 from dlm.cli.options import SECURITY, Options, Quiet, ServedModel, Skip, TextColumn, Threads
 from dlm.cli.output import as_json_line, compile_kernels, print_json_line, stage_printer
 from dlm.cli.scoring import any_bytes_on_stdout, open_here, open_text, print_summary, quick_start
-from dlm.client.config.security import PLAIN, ClientSecurity
+from dlm.client.config import PLAIN, ClientSecurity
 from dlm.errors import ConfigError
 from dlm.resources import parse_size
 from dlm.scoring import (
@@ -105,8 +105,8 @@ def score(
             scored = scored_here(opened, reader.read(), threads)
         else:
             from dlm.client import Client, ClientConfig
-            from dlm.client.config.cluster_file import ClusterToml
-            from dlm.client.deliver.warm import KERNELS as ASKING
+            from dlm.client.cluster_file import ClusterToml
+            from dlm.client.table import KERNELS as ASKING
 
             cluster = cluster or Path("cluster.toml")
             ClusterToml(cluster).servers()
@@ -249,7 +249,7 @@ def perplexity(
     with ExitStack() as stack:
         if cluster is not None:
             from dlm.client import Client, ClientConfig
-            from dlm.client.deliver.warm import KERNELS as ASKING
+            from dlm.client.table import KERNELS as ASKING
 
             if memory is not None or tmp is not None:
                 raise ConfigError(

@@ -14,14 +14,14 @@ import typer
 from dlm.cli.checks import within
 from dlm.cli.options import SECURITY, ClusterFile, Json, Options
 from dlm.cli.output import print_json
-from dlm.client.config.security import ClientSecurity
+from dlm.client.config import ClientSecurity
 from dlm.errors import ConfigError
 from dlm.units import size_text
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from dlm.client.config.rollout import Rollout
+    from dlm.client.cluster_file import Rollout
     from dlm.cluster.status import ClusterSnapshot, ClusterStatus, Row
 
 SHARD_SET = "shard set"
@@ -91,9 +91,8 @@ def status(
     from contextlib import suppress
     from functools import partial
 
-    from dlm.client.config.cluster_file import ClusterToml
-    from dlm.client.config.credentials import check_files
-    from dlm.client.deliver.transport import GrpcConnection
+    from dlm.client.cluster_file import ClusterToml, check_files
+    from dlm.client.server import GrpcConnection
     from dlm.cluster.status import ClusterStatus
     from dlm.wire.secret import signature
 
@@ -242,7 +241,7 @@ def _drawn(lines: Sequence[tuple[str, str]], rows: Sequence[Row], width: int | N
 
 def problems(snapshot: ClusterSnapshot) -> list[str]:
     """One line per problem; servers with the same problem share a line."""
-    from dlm.client.plan.census import dedupe_faults
+    from dlm.client.census import dedupe_faults
 
     out = dedupe_faults((row.address, row.error) for row in snapshot.rows if row.error)
     out += [f"shard {shard}: no server is ready" for shard in snapshot.missing]
@@ -288,7 +287,7 @@ def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
 
 def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
     """Which model clients use, as heartbeats show it; and the colour of that line."""
-    from dlm.client.health.modes import Mode
+    from dlm.client.modes import Mode
 
     if snapshot.mode is Mode.FULL:
         return "mode: full", "green"

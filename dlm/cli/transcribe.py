@@ -96,7 +96,7 @@ def transcribe(
     from dlm.asr.speech.transcribe import Transcriber
     from dlm.cli.scoring import any_bytes_on_stdout
     from dlm.client import ClientConfig
-    from dlm.client.deliver.warm import KERNELS
+    from dlm.client.table import KERNELS
     from dlm.progress import ProgressReporter
 
     config = ClientConfig(bigram_fallback=bigram_fallback, deadline_s=deadline)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 if TYPE_CHECKING:
-    from dlm.client.api.blocks import ContextBlocks
-    from dlm.client.api.client import AsyncClient, Client
-    from dlm.client.api.mixture import AsyncMixture, Mixture
-    from dlm.client.api.phrases import Phrases
-    from dlm.client.api.states import Extension, ModelInfo, SentenceScore, State, States
-    from dlm.client.api.utterance import AsyncUtterance, Utterance
-    from dlm.client.config.settings import ClientConfig
+    from dlm.client.blocks import ContextBlocks
+    from dlm.client.client import AsyncClient, Client
+    from dlm.client.config import ClientConfig
+    from dlm.client.mixture import AsyncMixture, Mixture
+    from dlm.client.phrases import Phrases
+    from dlm.client.states import Extension, ModelInfo, SentenceScore, State, States
+    from dlm.client.utterance import AsyncUtterance, Utterance
 
 __all__ = [
     "AsyncClient",
@@ -37,20 +37,20 @@ __all__ = [
 ]
 
 _LIES_IN = {
-    "AsyncClient": "api.client",
-    "AsyncMixture": "api.mixture",
-    "AsyncUtterance": "api.utterance",
-    "Client": "api.client",
-    "ClientConfig": "config.settings",
-    "ContextBlocks": "api.blocks",
-    "Extension": "api.states",
-    "Mixture": "api.mixture",
-    "ModelInfo": "api.states",
-    "Phrases": "api.phrases",
-    "SentenceScore": "api.states",
-    "State": "api.states",
-    "States": "api.states",
-    "Utterance": "api.utterance",
+    "AsyncClient": "client",
+    "AsyncMixture": "mixture",
+    "AsyncUtterance": "utterance",
+    "Client": "client",
+    "ClientConfig": "config",
+    "ContextBlocks": "blocks",
+    "Extension": "states",
+    "Mixture": "mixture",
+    "ModelInfo": "states",
+    "Phrases": "phrases",
+    "SentenceScore": "states",
+    "State": "states",
+    "States": "states",
+    "Utterance": "utterance",
 }
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import Client, State, Utterance
-from dlm.client.api.core import Core
-from dlm.client.api.splitting import split_words
-from dlm.client.deliver.counts import Stats
+from dlm.client.core import Core
+from dlm.client.metrics import Stats
+from dlm.client.phrases import split_words
 from dlm.ngram.backoff import DictModel
 from dlm.wire._pb import shard_pb2 as pb
 

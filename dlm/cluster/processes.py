@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dlm.client.config.cluster_file import WRITTEN_BY, ClusterToml, Endpoint, replace_servers
+from dlm.client.cluster_file import WRITTEN_BY, ClusterToml, Endpoint, replace_servers
 from dlm.errors import ConfigError, DlmError, ShardDown
 from dlm.files import locked, scratch_folder
 from dlm.index.layout import Manifest, read_manifest

@@ -13,14 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.api.client import Client
-from dlm.client.config.cluster_file import ClusterToml, Endpoint, edit
-from dlm.client.config.credentials import check_files
-from dlm.client.config.rollout import edited
-from dlm.client.config.security import ClientSecurity
-from dlm.client.config.settings import ClientConfig
-from dlm.client.deliver.table import take_census
-from dlm.client.deliver.transport import GrpcConnection
+from dlm.client.client import Client
+from dlm.client.cluster_file import ClusterToml, Endpoint, check_files, edit, edited
+from dlm.client.config import ClientConfig, ClientSecurity
+from dlm.client.server import GrpcConnection
+from dlm.client.table import take_census
 from dlm.cluster.rollout import (
     Actions,
     Compare,

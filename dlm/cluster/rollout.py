@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
-from dlm.client.config.rollout import Rollout
+from dlm.client.cluster_file import Rollout
 from dlm.config import check, setting
 
 ADDRESSES_SHOWN = 4

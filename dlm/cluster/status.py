@@ -11,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dlm.client.config.cluster_file import Endpoint
-from dlm.client.config.rollout import Rollout
-from dlm.client.config.settings import HeartbeatConfig
-from dlm.client.deliver.table import MAX_ASKED
-from dlm.client.deliver.transport import Connect, Connection
-from dlm.client.health.membership import FIRST_BEATS, Member, behind, measured
-from dlm.client.health.modes import Mode
-from dlm.client.plan.census import read_description
+from dlm.client.census import read_description
+from dlm.client.cluster_file import Endpoint, Rollout
+from dlm.client.config import HeartbeatConfig
+from dlm.client.membership import FIRST_BEATS, Member, behind, measured
+from dlm.client.modes import Mode
+from dlm.client.server import Connect, Connection
+from dlm.client.table import MAX_ASKED
 from dlm.errors import AuthenticationError, DlmError, StaleShardSet
 from dlm.index.layout import Manifest
 from dlm.wire._pb import shard_pb2 as pb

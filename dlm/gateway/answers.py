@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from dlm.asr.rescoring.lattice import Scales
 from dlm.asr.rescoring.nbest import Hypothesis
 from dlm.client import AsyncClient, AsyncUtterance, Extension, Phrases, States
-from dlm.client.api.routes import shards_of
-from dlm.client.api.splitting import split_words
-from dlm.client.api.states import MODEL_BYTES, SentenceScore, state_head
+from dlm.client.inputs import shards_of
+from dlm.client.phrases import split_words
+from dlm.client.states import MODEL_BYTES, SentenceScore, state_head
 from dlm.errors import ConfigError, QueryError, StaleShardSet
 from dlm.gateway import kernels
 from dlm.gateway.config import GatewayConfig

@@ -7,9 +7,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from dlm.client import AsyncClient, Phrases
-from dlm.client.deliver import loop
-from dlm.client.deliver.warm import KERNELS
+from dlm.client import AsyncClient, Phrases, loop
+from dlm.client.table import KERNELS
 from dlm.errors import ConfigError
 from dlm.gateway import kernels
 from dlm.gateway.answers import SERVICE

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from dlm.client import ModelInfo
-from dlm.client.deliver.counts import Stats
-from dlm.client.deliver.transport import GrpcConnection
+from dlm.client.metrics import Stats
+from dlm.client.server import GrpcConnection
 from dlm.errors import ConfigError, DlmError
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import Vocabulary

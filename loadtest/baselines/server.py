@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from dlm.client.deliver.exchange import SERVICE
+from dlm.client.stream import SERVICE
 from dlm.errors import ShardDown
 from dlm.ngram.query import QueryGroups
 from dlm.server.security import channel_options

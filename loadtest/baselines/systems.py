@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.plan.router import group
+from dlm.client.router import group
 from dlm.errors import ConfigError
 from dlm.ngram.partition import balanced_slot_table, slots_of
 from dlm.ngram.query import Answers, QueryGroups

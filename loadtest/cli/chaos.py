@@ -47,7 +47,7 @@ def chaos(
 
     Example: python -m loadtest chaos cluster.toml --through chaos.toml
     """
-    from dlm.client.config.cluster_file import WRITTEN_BY, ClusterToml
+    from dlm.client.cluster_file import WRITTEN_BY, ClusterToml
     from dlm.cluster.processes import claim
     from loadtest.run.chaos import Chaos, random_faults, read_script, server_pid, write_through
     from loadtest.run.proxy import Proxies

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.plan.lowgrams import LowGrams
+from dlm.client.router import LowGrams
 from dlm.errors import FormatError
 from dlm.index.layout import read_manifest
 from dlm.ngram.arpa import ArpaReader

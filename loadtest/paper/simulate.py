@@ -18,8 +18,8 @@ import simpy
 from numpy.typing import NDArray
 
 from dlm.client import ClientConfig
-from dlm.client.deliver.lane import Lane
-from dlm.client.deliver.replicas import Usual, late_after
+from dlm.client.after import Usual, late_after
+from dlm.client.runtime import Lane
 from dlm.errors import ConfigError
 from loadtest.traces.routes import Routed
 

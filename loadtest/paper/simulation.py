@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import Client, ClientConfig
-from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
+from dlm.client.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.files import scratch_folder
 from dlm.index.layout import read_manifest
 from loadtest.paper.calibration import costs_of

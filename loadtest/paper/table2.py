@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from dlm.client import Client, ClientConfig
-from dlm.client.config.cluster_file import write_cluster_file
+from dlm.client.cluster_file import write_cluster_file
 from dlm.cluster.processes import free_port, running_servers
 from dlm.files import scratch_folder
 from loadtest.paper.clusters import DEADLINE_S, prepared

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dlm.client.deliver.counts import OK
+from dlm.client.metrics import OK
 from dlm.errors import FormatError
 from loadtest.run.latency import Latencies
 from loadtest.run.replay import Record

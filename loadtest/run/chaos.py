@@ -13,11 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlm.client.config.cluster_file import (
-    ClusterToml,
-    Endpoint,
-    write_cluster_file,
-)
+from dlm.client.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.errors import ConfigError
 from loadtest.run.proxy import Faults, Proxies
 

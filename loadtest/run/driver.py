@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 
 from dlm.client import ClientConfig
-from dlm.client.config.cluster_file import ClusterFile
-from dlm.client.deliver.counts import OK
-from dlm.client.deliver.transport import GrpcConnection
+from dlm.client.cluster_file import ClusterFile
+from dlm.client.metrics import OK
+from dlm.client.server import GrpcConnection
 from dlm.cluster.status import ClusterStatus
 from dlm.errors import ConfigError, DlmError
 from dlm.units import counted

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlm.client.config.cluster_file import ClusterToml
+from dlm.client.cluster_file import ClusterToml
 from dlm.errors import ConfigError, DlmError
 from dlm.files import scratch_folder
 from loadtest.run.chaos import Chaos, Command, read_script, server_pid, write_through

@@ -10,8 +10,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from dlm.cli.output import compile_kernels
-from dlm.client.config.cluster_file import write_cluster_file
-from dlm.client.deliver.warm import KERNELS as ASKING
+from dlm.client.cluster_file import write_cluster_file
+from dlm.client.table import KERNELS as ASKING
 from dlm.cluster.processes import Server, running_servers
 from dlm.errors import ConfigError
 from dlm.files import scratch_folder

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlm.client.config.cluster_file import ClusterToml, replace_servers
+from dlm.client.cluster_file import ClusterToml, replace_servers
 from dlm.cluster.processes import Server, stop
 from dlm.errors import DlmError
 from dlm.index.layout import read_manifest

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import ModelInfo, States
-from dlm.client.deliver.counts import FAILED, OK, Stats, result_of
+from dlm.client.metrics import FAILED, OK, Stats, result_of
 from dlm.errors import DlmError
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
 from loadtest.run.latency import Latencies

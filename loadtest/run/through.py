@@ -12,7 +12,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from dlm.client import AsyncClient, States
-from dlm.client.deliver.counts import Stats
+from dlm.client.metrics import Stats
 from dlm.errors import ConfigError
 from dlm.gateway.answers import SERVICE, sealed
 from dlm.gateway.calls import CALLS

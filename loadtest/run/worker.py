@@ -26,7 +26,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from dlm.client import AsyncClient, ClientConfig
-from dlm.client.deliver.counts import Stats
+from dlm.client.metrics import Stats
 from dlm.errors import ConfigError, DlmError
 from loadtest.run.replay import Record, Replay
 from loadtest.traces.schedule import Load, Schedule, Segment, schedule, shuffled

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from dlm.client import Client, ContextBlocks, Extension, SentenceScore, State, States, Utterance
-from dlm.client.api.inputs import Sentence, Word
-from dlm.client.api.splitting import split_words
-from dlm.client.deliver.counts import Stats
+from dlm.client.inputs import Sentence, Word
+from dlm.client.metrics import Stats
+from dlm.client.phrases import split_words
 from dlm.errors import QueryError
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary, as_bytes

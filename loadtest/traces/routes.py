@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.plan import router
-from dlm.client.plan.lowgrams import LowGrams
+from dlm.client import router
+from dlm.client.router import LowGrams
 from dlm.errors import ConfigError
 from dlm.index.layout import read_manifest
 from dlm.index.search.shard import run_kernel

@@ -14,7 +14,7 @@ pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 from asr.decoding import BLANK, SPACE, TOKENS, posteriors, spelled, spoken_model
 from cluster import Cluster, build
 from dlm.client import Client
-from dlm.client.config.cluster_file import Endpoint, write_cluster_file
+from dlm.client.cluster_file import Endpoint, write_cluster_file
 
 PAGE = Path(__file__).parents[2] / "dlm/asr/README.md"
 SECTION = "## flashlight-text, pyctcdecode, whole vocabularies"

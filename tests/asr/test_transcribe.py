@@ -33,7 +33,7 @@ from dlm.asr.speech.transcribe import Transcriber
 from dlm.asr.speech.wer import word_errors
 from dlm.cli.main import app
 from dlm.client import Client, ClientConfig
-from dlm.client.config.cluster_file import Endpoint, write_cluster_file
+from dlm.client.cluster_file import Endpoint, write_cluster_file
 from dlm.errors import ConfigError, UnavailableError
 from dlm.index.making import build_shard_set
 from dlm.units import LN_10

@@ -49,10 +49,9 @@ from cluster import Cluster, ModelFiles, ProcessServer
 from dlm.asr.decoders.contexts import Counts
 from dlm.asr.decoders.flashlight import DlmLM
 from dlm.client import Client, ClientConfig, Phrases, Utterance
-from dlm.client.api.core import Core
-from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
-from dlm.client.config.credentials import Metadata
-from dlm.client.deliver.transport import GrpcConnection, Reply, Withdraw
+from dlm.client.cluster_file import Endpoint, FixedEndpoints, Metadata
+from dlm.client.core import Core
+from dlm.client.server import GrpcConnection, Reply, Withdraw
 from dlm.errors import DlmError
 from dlm.index.making import build_shard_set
 from dlm.ngram.arpa.source import TextSource

@@ -41,8 +41,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import settings
 from benchmarks.workload import Mix, Workload, from_text
 from dlm.client import AsyncClient, Client, ClientConfig, Phrases, States
-from dlm.client.config.cluster_file import write_cluster_file
-from dlm.client.deliver.transport import GrpcConnection
+from dlm.client.cluster_file import write_cluster_file
+from dlm.client.server import GrpcConnection
 from dlm.cluster.processes import running_servers
 from dlm.index.layout import read_manifest
 from dlm.wire._pb import shard_pb2 as pb

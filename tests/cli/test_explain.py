@@ -8,8 +8,8 @@ import pytest
 
 from cli.conftest import Run
 from dlm.cli.reference import TOPICS
-from dlm.client.api.metrics import FAMILIES
-from dlm.client.config.settings import ClientConfig
+from dlm.client.config import ClientConfig
+from dlm.client.metrics import FAMILIES
 from dlm.config import settings_of
 
 

@@ -47,7 +47,7 @@ def test_a_first_start_says_that_it_compiles_and_a_second_does_not(tmp_path: Pat
     assert ahead > 20
     folder = tmp_path / "kernels"
     script = (
-        "from dlm.client.deliver.warm import KERNELS as asking; "
+        "from dlm.client.table import KERNELS as asking; "
         "from dlm.ngram.arpa.rows import KERNELS as r; "
         "from dlm.server.compiling import KERNELS as s; "
         "print(*{f'{k.py_func.__module__}.{k.py_func.__name__}' for k in (*asking, *r, *s)})"

@@ -14,7 +14,7 @@ import forked
 from cluster import WAIT_S, command
 from dlm.cli.main import app
 from dlm.cli.output import as_json_line
-from dlm.client.config.cluster_file import ClusterToml
+from dlm.client.cluster_file import ClusterToml
 from dlm.ngram.arpa import ArpaReader
 from dlm.server.tokens import read_tokens
 from normalised import normalised_model

@@ -24,14 +24,15 @@ import forked
 from certificates import Authority
 from cli.conftest import Run
 from cluster import WAIT_S, CommandServer, command, free_ports, gone, until
-from dlm.client.config.cluster_file import (
+from dlm.client.cluster_file import (
     ClusterToml,
     Endpoint,
+    Rollout,
     edit,
+    edited,
     replace_servers,
     write_cluster_file,
 )
-from dlm.client.config.rollout import Rollout, edited
 from dlm.cluster import processes
 from dlm.errors import ConfigError
 from dlm.files import Replacement

@@ -16,7 +16,7 @@ import pytest
 import forked
 from cluster import WAIT_S, CommandServer, ModelFiles, build, command, until
 from dlm.client import Client, ClientConfig
-from dlm.client.config.rollout import Rollout, edited
+from dlm.client.cluster_file import Rollout, edited
 from dlm.errors import DlmError
 from dlm.files import locked, write_whole
 from dlm.index.layout import read_manifest

@@ -14,7 +14,7 @@ import forked
 from cli.conftest import Run
 from cluster import WAIT_S, CommandServer, command
 from dlm.cli.main import app
-from dlm.client.config.cluster_file import ClusterToml
+from dlm.client.cluster_file import ClusterToml
 from dlm.server.tokens import MAX_TOKENS, read_tokens
 from dlm.wire.secret import digest
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from cluster import Cluster
 from dlm.client import Client, ClientConfig
-from dlm.client.api.core import Core
-from dlm.client.config.cluster_file import ClusterFile, Endpoint, FixedEndpoints
-from dlm.client.config.credentials import Metadata
-from dlm.client.deliver.transport import GrpcConnection, Reply
-from dlm.client.health.cascade import BeatReply
+from dlm.client.cascade import BeatReply
+from dlm.client.cluster_file import ClusterFile, Endpoint, FixedEndpoints, Metadata
+from dlm.client.core import Core
+from dlm.client.server import GrpcConnection, Reply
 from dlm.errors import DlmError
 from dlm.index.layout import Manifest
 from dlm.wire import codec

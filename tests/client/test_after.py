@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dlm.client.deliver.after import (
+from dlm.client.after import (
+    LEAST_S,
     MAX_PAUSE_S,
     Again,
     Alone,
@@ -17,6 +18,7 @@ from dlm.client.deliver.after import (
     Elsewhere,
     Failed,
     GiveUp,
+    Heard,
     Late,
     Later,
     Look,
@@ -24,14 +26,14 @@ from dlm.client.deliver.after import (
     Move,
     NotYet,
     Outcome,
+    TokenBucket,
     after,
     after_call,
     after_file,
     after_files,
     after_stream,
 )
-from dlm.client.deliver.replicas import LEAST_S, Heard, TokenBucket
-from dlm.client.deliver.runtime import HEDGE_BURST, HEDGED
+from dlm.client.runtime import HEDGE_BURST, HEDGED
 from dlm.errors import (
     AuthenticationError,
     DeadlineExceeded,

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dlm.client.plan.automaton import UNIT, PhraseAutomaton
+from dlm.client.phrases import UNIT, PhraseAutomaton
 
 SYMBOLS = 4
 

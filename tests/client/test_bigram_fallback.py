@@ -13,9 +13,9 @@ from client.questions import queries_to, random_queries, submit
 from client.scripted import Network, free
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient
-from dlm.client.api.core import Core
-from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
-from dlm.client.plan import lowgrams
+from dlm.client import router as lowgrams
+from dlm.client.cluster_file import Endpoint, FixedEndpoints
+from dlm.client.core import Core
 from dlm.errors import (
     AuthenticationError,
     ConfigError,
@@ -399,7 +399,7 @@ def test_what_waits_while_the_table_changes_is_not_refused_after_it(
             network.moved = dict(zip(cluster.addresses, others.addresses, strict=True))
             core.refresh_later()
             until(lambda: core.snapshot().shard_set == other.manifest.shard_set)
-            monkeypatch.setattr("dlm.client.deliver.lane.PATIENCE", 0.0)  # all would wait too long
+            monkeypatch.setattr("dlm.client.runtime.PATIENCE", 0.0)  # all would wait too long
         answers = waiting.result(WAIT_S)
         for future in first:
             future.result(WAIT_S)

@@ -11,8 +11,8 @@ from client.questions import queries_to, submit
 from client.scripted import Network
 from client.test_bigram_fallback import assert_each_is_of_its_model
 from cluster import WAIT_S, Cluster, until
-from dlm.client.deliver.call import Call
-from dlm.client.plan import router
+from dlm.client import router
+from dlm.client.call import Call
 from dlm.errors import DeadlineExceeded, ShardDown, StaleShardSet
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers, QueryGroups
 

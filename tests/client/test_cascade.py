@@ -16,13 +16,12 @@ from client.questions import random_queries
 from client.scripted import Network
 from client.test_bigram_fallback import ask, assert_each_is_of_its_model
 from cluster import Cluster, ModelFiles, ProcessServer, build, until
-from dlm.client import Client, ClientConfig, Utterance
-from dlm.client.api.client import open_local_fallback
-from dlm.client.config.cluster_file import Endpoint, write_cluster_file
-from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
-from dlm.client.health import cascade
-from dlm.client.health.membership import Liveness
-from dlm.client.health.modes import Mode
+from dlm.client import Client, ClientConfig, Utterance, cascade
+from dlm.client.client import open_local_fallback
+from dlm.client.cluster_file import Endpoint, write_cluster_file
+from dlm.client.config import FailoverConfig, HeartbeatConfig
+from dlm.client.membership import Liveness
+from dlm.client.modes import Mode
 from dlm.errors import (
     ConfigError,
     ModelMismatch,
@@ -344,9 +343,9 @@ def test_a_client_with_partial_takes_the_small_model_that_cluster_toml_names(
 FORKING = """
 import multiprocessing, sys, time
 from dlm.client import Client, ClientConfig
-from dlm.client.config.settings import HeartbeatConfig
-from dlm.client.health.modes import Mode
-from dlm.client.config.settings import FailoverConfig
+from dlm.client.config import HeartbeatConfig
+from dlm.client.modes import Mode
+from dlm.client.config import FailoverConfig
 from dlm.errors import ShardDown
 
 def until(true):
@@ -496,7 +495,7 @@ def test_the_heartbeats_of_a_client_take_no_thread(cluster, connect) -> None:
 FORKS = """
 import os, sys, time
 from dlm.client import Client, ClientConfig
-from dlm.client.config.settings import HeartbeatConfig
+from dlm.client.config import HeartbeatConfig
 
 config = ClientConfig(
     cache_dir=sys.argv[1], heartbeats=True, heartbeat_config=HeartbeatConfig(interval_s=0.05,

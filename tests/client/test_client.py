@@ -30,10 +30,10 @@ from client.questions import (
 from client.scripted import Network, free, settle
 from cluster import WAIT_S, Cluster, build, until
 from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.client.api.core import SURELY_EVERYWHERE
-from dlm.client.deliver.call import Call
-from dlm.client.deliver.message import Attempt, Message
-from dlm.client.deliver.runtime import closed_error
+from dlm.client.call import Call
+from dlm.client.core import SURELY_EVERYWHERE
+from dlm.client.lanes import Attempt, Message
+from dlm.client.runtime import closed_error
 from dlm.errors import (
     ClientClosed,
     ConfigError,
@@ -623,7 +623,7 @@ def test_a_look_that_closing_cuts_short_logs_nothing(client, caplog) -> None:
     table = client._core.table
     client.close()
     table.refresh_quietly(table.known)
-    assert not [r for r in caplog.records if r.name.startswith("dlm.client.deliver.table")]
+    assert not [r for r in caplog.records if r.name.startswith("dlm.client.table")]
 
 
 def test_what_is_known_of_a_server_ends_once_the_table_has_it_no_longer(cluster, connect) -> None:

@@ -18,12 +18,11 @@ from client.scripted import Network, Scripted
 from client.test_bigram_fallback import assert_each_is_of_its_model
 from cluster import WAIT_S
 from dlm.client import ClientConfig, Utterance
-from dlm.client.api.core import Core
-from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
-from dlm.client.config.credentials import Metadata
-from dlm.client.deliver.call import Call, EndedCall
-from dlm.client.deliver.delivery import LOST_S
-from dlm.client.deliver.transport import Reply
+from dlm.client.call import Call, EndedCall
+from dlm.client.cluster_file import Endpoint, FixedEndpoints, Metadata
+from dlm.client.core import Core
+from dlm.client.delivery import LOST_S
+from dlm.client.server import Reply
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown
 
 CALLS = 25

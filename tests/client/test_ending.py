@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 import pytest
 
 from cluster import WAIT_S
-from dlm.client.deliver.ending import Ending, send
+from dlm.client.call import Ending, send
 from dlm.errors import DlmError
 
 

@@ -19,11 +19,12 @@ import grpc
 import pytest
 
 from cluster import WAIT_S, until
-from dlm.client.config.security import ClientSecurity
-from dlm.client.deliver import exchange, fork, loop, transport
-from dlm.client.deliver.calls import ReceivedFile
-from dlm.client.deliver.exchange import SERVICE, is_lost
-from dlm.client.deliver.transport import GrpcConnection
+from dlm.client import loop
+from dlm.client import server as transport
+from dlm.client import stream as exchange
+from dlm.client.config import ClientSecurity
+from dlm.client.server import GrpcConnection
+from dlm.client.stream import SERVICE, ReceivedFile, is_lost
 from dlm.errors import (
     AuthenticationError,
     DeadlineExceeded,
@@ -602,7 +603,7 @@ def test_a_call_that_ends_well_without_a_message_is_a_broken_contract(connect) -
 
 def suspend() -> None:
     """What a fork does before; a process in which a grpc.aio server ran cannot fork."""
-    loop.suspend(fork._suspend)
+    loop.suspend(loop._suspend)
 
 
 def test_a_call_that_a_fork_interrupts_is_sent_again(server, connect) -> None:

@@ -1,4 +1,4 @@
-"""dlm.client.deliver.fork: what a child finds of the locks that threads of its parent held."""
+"""dlm.client.loop: what a child finds of the locks that threads of its parent held."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import threading
 import numpy as np
 
 from cluster import WAIT_S
-from dlm.client import Phrases
-from dlm.client.deliver import fork
-from dlm.client.plan import kernels
+from dlm.client import Phrases, kernels, loop
 from dlm.ngram.vocab import Vocabulary
 
 
 def test_a_child_can_compile_though_another_thread_did_when_it_was_forked() -> None:
     """A first call of a kernel takes numba's lock, and a fork waits until nobody has it."""
-    fork.register()
+    loop.register_forks()
     held, done = threading.Event(), threading.Event()
 
     def compile_something() -> None:

@@ -1,4 +1,4 @@
-"""dlm.client.deliver.loop: what other threads leave for the loop is taken, whatever else fails."""
+"""dlm.client.loop: what other threads leave for the loop is taken, whatever else fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from client.scripted import Network, Scripted, settle
 from cluster import WAIT_S, until
-from dlm.client.deliver import loop
+from dlm.client import loop
 
 
 def test_what_nobody_woke_the_loop_for_is_taken_with_its_next_step(cluster, connect) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client import scenarios
-from dlm.client.deliver.lane import (
+from dlm.client.runtime import (
     FIRST_ANSWERS,
     MAX_QUEUED_ITEMS,
     MAX_WAITING_MESSAGES,

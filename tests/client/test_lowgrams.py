@@ -16,9 +16,9 @@ import pytest
 import forked
 from client.scripted import FileServer
 from cluster import ROOT, WAIT_S, ModelFiles, build
-from dlm.client.deliver import download
-from dlm.client.deliver.download import fetch
-from dlm.client.plan.lowgrams import LowGrams
+from dlm.client import download
+from dlm.client.download import fetch
+from dlm.client.router import LowGrams
 from dlm.errors import ConfigError, DeadlineExceeded, Overloaded, ProtocolError, ShardDown
 from dlm.index import layout
 from dlm.progress import compiling_notice
@@ -288,8 +288,8 @@ CHILD = """
 import sys
 from pathlib import Path
 from client.scripted import FileServer
-from dlm.client.deliver import download
-from dlm.client.deliver.download import fetch
+from dlm.client import download
+from dlm.client.download import fetch
 from dlm.index.layout import read_manifest
 directory, cache = Path(sys.argv[1]), Path(sys.argv[2])
 manifest = read_manifest(directory)
@@ -480,8 +480,8 @@ MENDER = """
 import sys
 from pathlib import Path
 from client.scripted import FileServer
-from dlm.client.deliver import download
-from dlm.client.deliver.download import fetch
+from dlm.client import download
+from dlm.client.download import fetch
 from dlm.index.layout import read_manifest
 directory, cache = map(Path, sys.argv[1:])
 manifest = read_manifest(directory)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.client.config.settings import HeartbeatConfig
-from dlm.client.health.membership import (
+from dlm.client.config import HeartbeatConfig
+from dlm.client.membership import (
     FIRST_BEATS,
     RENEW_AFTER,
     Action,

@@ -16,11 +16,10 @@ from client.questions import ask, queries_to, random_queries, submit
 from client.scripted import Network
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.client.api.core import Core
-from dlm.client.api.metrics import FAMILIES
-from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
-from dlm.client.deliver.counts import STAGES, ClientMetrics, result_of
-from dlm.client.health.modes import Mode
+from dlm.client.cluster_file import Endpoint, FixedEndpoints
+from dlm.client.core import Core
+from dlm.client.metrics import FAMILIES, STAGES, ClientMetrics, result_of
+from dlm.client.modes import Mode
 from dlm.errors import (
     ConfigError,
     DeadlineExceeded,

@@ -14,8 +14,8 @@ import pytest
 from client.scripted import Clients, Network, free
 from cluster import Cluster, ModelFiles, build, until
 from dlm.client import AsyncClient, AsyncMixture, Client, Mixture, Utterance
-from dlm.client.api.client import open_local_fallback
-from dlm.client.api.states import LOCAL_MODEL
+from dlm.client.client import open_local_fallback
+from dlm.client.states import LOCAL_MODEL
 from dlm.errors import (
     ConfigError,
     DeadlineExceeded,

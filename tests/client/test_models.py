@@ -19,7 +19,7 @@ from client.questions import ask, assert_equal, queries_to, random_queries
 from client.scripted import settle
 from cluster import WAIT_S, ModelFiles, ProcessServer, ThreadServer, free_ports, until
 from dlm.client import AsyncClient, Client, ClientConfig, Mixture
-from dlm.client.config.rollout import Rollout, edited
+from dlm.client.cluster_file import Rollout, edited
 from dlm.errors import ConfigError, DlmError, ModelMismatch, QueryError, StaleShardSet
 from dlm.index.search.shard import Shard
 
@@ -163,8 +163,8 @@ def test_running_clients_follow_the_default_and_open_handles_stay(
     listed = "".join(f'\n[[server]]\naddress = "{a}"\n' for a in rolled.addresses)
     path = tmp_path / "cluster.toml"
     path.write_text(listed)
-    monkeypatch.setattr("dlm.client.deliver.table.FOLLOW_S", 0.05)
-    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.FOLLOW_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
     settings = replace(config, heartbeats=how != "no heartbeats")
     with Client.connect(path, settings) as client:
         check(client, old)
@@ -195,7 +195,7 @@ def test_a_roll_out_gives_the_next_model_to_a_share_of_the_keys(
     can be named."""
     old, new = files.again(2), other_files
     path, listed = cluster_file(tmp_path, rolled.addresses)
-    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.01)
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.01)
     keys = [f"speaker-{number}" for number in range(200)]
 
     def roll(share: float) -> None:
@@ -283,8 +283,8 @@ def test_a_default_that_nobody_serves_changes_nothing_and_is_told(
     other_files, both, config, tmp_path, caplog, monkeypatch, named: str, event: str
 ) -> None:
     """An operator's slip: running clients stay where they are, and their log says so, once."""
-    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
-    monkeypatch.setattr("dlm.client.deliver.table.FOLLOW_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.FOLLOW_S", 0.05)
     path, listed = cluster_file(tmp_path, both)
     with Client.connect(path, config) as client:
 
@@ -304,7 +304,7 @@ def test_a_client_that_opens_no_new_handle_logs_a_wrong_default(
     other_files, both, config, tmp_path, caplog, monkeypatch, heartbeats: bool
 ) -> None:
     """A service keeps one utterance for days: heartbeats, or else its calls, read cluster.toml."""
-    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
     path, listed = cluster_file(tmp_path, both)
     queries = random_queries(other_files.oracle, 3, 50)
     with Client.connect(path, replace(config, heartbeats=heartbeats)) as client:
@@ -337,7 +337,7 @@ def test_a_running_client_refuses_what_a_new_one_refuses(
     other_files, both, config, tmp_path, caplog, monkeypatch, changed: str, reason: str
 ) -> None:
     """It stays with what it has and logs why, and reads the file again once that is mended."""
-    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
     caplog.set_level(logging.INFO, "dlm.client")
     path, listed = cluster_file(tmp_path, both)
     settings = replace(config, bigram_fallback=True)
@@ -368,7 +368,7 @@ def test_a_setting_that_a_running_client_does_not_follow_is_logged_once(
     files, other_files, both, config, tmp_path, caplog, monkeypatch
 ) -> None:
     """By its name, never by its content; what the file says besides is followed."""
-    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
     path, listed = cluster_file(tmp_path, both)
     token = tmp_path / "decoder.token"
     token.write_text("t" * 43 + "\n")

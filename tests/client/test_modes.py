@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from client import scenarios
 from client.world import World
-from dlm.client.config.settings import FailoverConfig
-from dlm.client.health.modes import (
+from dlm.client.config import FailoverConfig
+from dlm.client.modes import (
     Action,
     Cascade,
     Event,

@@ -21,11 +21,7 @@ from client.scripted import Network, Scripted, free, settle
 from client.test_deadlines import Fated, Inline, Timeline
 from cluster import WAIT_S, Cluster, ModelFiles, until
 from dlm.client import Client, ClientConfig, Utterance
-from dlm.client.api.core import Core
-from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
-from dlm.client.config.credentials import Metadata
-from dlm.client.deliver.delivery import LOST_S
-from dlm.client.deliver.replicas import (
+from dlm.client.after import (
     EACH,
     FORGET_S,
     KEPT,
@@ -40,8 +36,11 @@ from dlm.client.deliver.replicas import (
     late_after,
     may_take_over,
 )
-from dlm.client.deliver.runtime import RETRIED, RETRY_BURST
-from dlm.client.deliver.transport import Reply
+from dlm.client.cluster_file import Endpoint, FixedEndpoints, Metadata
+from dlm.client.core import Core
+from dlm.client.delivery import LOST_S
+from dlm.client.runtime import RETRIED, RETRY_BURST
+from dlm.client.server import Reply
 from dlm.errors import AuthenticationError, DeadlineExceeded, Overloaded, ProtocolError, ShardDown
 from dlm.wire.status import Reason, error_from_refusal
 

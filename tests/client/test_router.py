@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlm.client.plan import kernels, router
-from dlm.client.plan.lowgrams import check_queries
+from dlm.client import kernels, router
+from dlm.client.router import check_queries
 from dlm.errors import QueryError
 from dlm.ngram.partition import SLOTS, slots_of
 from dlm.ngram.query import QueryGroups

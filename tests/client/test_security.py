@@ -1,4 +1,4 @@
-"""dlm.client.config.security: what a client shows, and to whom."""
+"""dlm.client.config: what a client shows, and to whom."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import pytest
 
 from certificates import Authority
 from client.questions import ask, random_queries
-from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
-from dlm.client.config.security import PLAIN, ClientSecurity
-from dlm.client.config.settings import ClientConfig
-from dlm.client.deliver.transport import GrpcConnection
+from dlm.client.cluster_file import ClusterToml, Endpoint, write_cluster_file
+from dlm.client.config import PLAIN, ClientConfig, ClientSecurity
+from dlm.client.server import GrpcConnection
 from dlm.errors import ConfigError
 
 TOKEN = "decoder-" + "d" * 32
@@ -214,7 +213,7 @@ def test_a_name_that_resolves_slowly_holds_up_no_call(files, cluster, connect, m
         return real(host, *args, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    monkeypatch.setattr("dlm.client.config.security.RESOLVE_S", 60.0)
+    monkeypatch.setattr("dlm.client.config.RESOLVE_S", 60.0)
     client = connect(cluster, token=TOKEN, heartbeats=False)
     queries = random_queries(files.oracle, 5, 200)
     with ThreadPoolExecutor(2) as pool:

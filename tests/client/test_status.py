@@ -10,9 +10,9 @@ from client.questions import ask, queries_to
 from client.scripted import Clients
 from cluster import Cluster, ProcessServer, ThreadServer, build
 from dlm.cli.status import problems
-from dlm.client.config.cluster_file import Endpoint
-from dlm.client.deliver.transport import GrpcConnection
-from dlm.client.health.modes import Mode
+from dlm.client.cluster_file import Endpoint
+from dlm.client.modes import Mode
+from dlm.client.server import GrpcConnection
 from dlm.cluster.status import ClusterStatus
 from dlm.errors import AuthenticationError, ShardDown, StaleShardSet
 from dlm.index.layout import MANIFEST

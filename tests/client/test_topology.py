@@ -16,7 +16,8 @@ import pytest
 
 from cluster import ModelFiles
 from dlm.client import Client
-from dlm.client.config.cluster_file import (
+from dlm.client.census import Census, dedupe_faults
+from dlm.client.cluster_file import (
     MOST_BYTES,
     ClusterFile,
     ClusterToml,
@@ -24,9 +25,8 @@ from dlm.client.config.cluster_file import (
     check_model,
     write_cluster_file,
 )
-from dlm.client.deliver.table import take_census
-from dlm.client.health.membership import NO_LIMIT, Topology
-from dlm.client.plan.census import Census, dedupe_faults
+from dlm.client.membership import NO_LIMIT, Topology
+from dlm.client.table import take_census
 from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.ids import MAX_SHARD_SETS

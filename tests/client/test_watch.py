@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from cluster import ModelFiles, build
-from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
-from dlm.client.health import cascade
-from dlm.client.health.cascade import CALM_S, TICK_S, BeatReply, CascadeMonitor
-from dlm.client.health.membership import Liveness, Topology
-from dlm.client.health.modes import Mode
+from dlm.client import cascade
+from dlm.client.cascade import CALM_S, TICK_S, BeatReply, CascadeMonitor
+from dlm.client.config import FailoverConfig, HeartbeatConfig
+from dlm.client.membership import Liveness, Topology
+from dlm.client.modes import Mode
 from dlm.errors import AuthenticationError, DlmError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, error_from_refusal

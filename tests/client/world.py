@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
-from dlm.client.health import membership, modes
+from dlm.client import membership, modes
+from dlm.client.config import FailoverConfig, HeartbeatConfig
 
 TICK_S = 0.05
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlm.client.api import metrics as client
+from dlm.client import metrics as client
 from dlm.gateway import metrics as gateway
 from dlm.server import metrics as server
 

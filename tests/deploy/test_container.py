@@ -18,7 +18,7 @@ import pytest
 from connect_proxy import ConnectProxy
 from deploy.documents import DEPLOY, ROOT, SETTINGS, load, texts
 from dlm import __version__
-from dlm.client.config.cluster_file import ClusterToml
+from dlm.client.cluster_file import ClusterToml
 from dlm.config import resolve
 from dlm.server.config import ServerConfig
 

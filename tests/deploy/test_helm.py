@@ -16,7 +16,7 @@ from deploy.documents import DEPLOY, ROOT, SETTINGS, fault_of
 from deploy.gotemplate import Chart, TemplateError
 from dlm import __version__
 from dlm.cli.inspect import helm_values
-from dlm.client.config.cluster_file import ClusterToml
+from dlm.client.cluster_file import ClusterToml
 from dlm.config import resolve
 from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import read_manifest

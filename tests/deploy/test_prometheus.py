@@ -15,8 +15,8 @@ import yaml
 from deploy.documents import DEPLOY, load, texts
 from deploy.families import series
 from deploy.promql import Selector, groupings, kept_labels, selectors
-from dlm.client.health.membership import Liveness
-from dlm.client.health.modes import Mode
+from dlm.client.membership import Liveness
+from dlm.client.modes import Mode
 from dlm.server.health import ServingState
 from dlm.wire.status import Reason
 

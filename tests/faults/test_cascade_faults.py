@@ -18,8 +18,8 @@ import pytest
 from client.scripted import Clients
 from cluster import Cluster, ModelFiles, ProcessServer, build
 from dlm.client import Client
-from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
-from dlm.client.health.modes import Mode
+from dlm.client.config import FailoverConfig, HeartbeatConfig
+from dlm.client.modes import Mode
 from dlm.ngram.query import LOCAL_FALLBACK
 from faults.decoders import Decoders
 from loadtest.run.chaos import Command, random_faults

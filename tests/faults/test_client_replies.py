@@ -11,8 +11,8 @@ from client.questions import ask, assert_equal, queries_to, submit
 from client.scripted import Clients, Network, free, settle
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client
-from dlm.client.api.core import Core
-from dlm.client.deliver.call import Call
+from dlm.client.call import Call
+from dlm.client.core import Core
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.ngram.query import Answers
 from dlm.wire import codec

@@ -172,7 +172,7 @@ FORKING = """
 import multiprocessing, os, pickle, sys, threading
 from pathlib import Path
 from dlm.client import Client, ClientConfig
-from dlm.client.config.settings import HeartbeatConfig
+from dlm.client.config import HeartbeatConfig
 
 contexts, words, bits = pickle.loads(Path(sys.argv[1]).read_bytes())
 config = ClientConfig(

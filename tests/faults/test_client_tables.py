@@ -15,10 +15,10 @@ from client.questions import ask, assert_equal, queries_to, random_queries, subm
 from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
 from dlm.client import Client, Utterance
-from dlm.client.config.cluster_file import Endpoint, write_cluster_file
-from dlm.client.deliver.delivery import MAX_REROUTES
-from dlm.client.deliver.runtime import LOOK_AGAIN_S, Snapshot
-from dlm.client.deliver.table import Table, take_census
+from dlm.client.cluster_file import Endpoint, write_cluster_file
+from dlm.client.delivery import MAX_REROUTES
+from dlm.client.runtime import LOOK_AGAIN_S, Snapshot
+from dlm.client.table import Table, take_census
 from dlm.errors import (
     DeadlineExceeded,
     DlmError,
@@ -195,7 +195,7 @@ def lose_model(site: Site, foreign: Cluster, monkeypatch: pytest.MonkeyPatch) ->
         raise DeadlineExceeded("no byte came")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dlm.client.deliver.table.fetch", none_come)
+        patch.setattr("dlm.client.table.fetch", none_come)
         site.becomes(foreign)
         with pytest.raises(StaleShardSet):
             ask(site.utterance, site.old.files.oracle, queries_to(site.old.files, 0)[:5])
@@ -248,15 +248,15 @@ def test_a_look_that_fails_in_this_process_is_an_error_of_dlm(
     def no_memory(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("dlm.client.deliver.table.take_census", no_memory)
+    monkeypatch.setattr("dlm.client.table.take_census", no_memory)
     with pytest.raises(DlmError, match="MemoryError"):
         site.client.utterance()
 
 
 def test_a_list_that_changes_during_a_look_is_read_again(site: Site, foreign, monkeypatch) -> None:
     """An utterance that is opened meanwhile sees the change, and finds that a look is under way."""
-    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.0)
-    monkeypatch.setattr("dlm.client.deliver.table.FOLLOW_S", 1e9)
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.0)
+    monkeypatch.setattr("dlm.client.table.FOLLOW_S", 1e9)
     looks = 0
 
     def take_census_as_it_changes(*args: Any) -> Any:
@@ -268,7 +268,7 @@ def test_a_list_that_changes_during_a_look_is_read_again(site: Site, foreign, mo
             site.client.utterance()
         return census
 
-    monkeypatch.setattr("dlm.client.deliver.table.take_census", take_census_as_it_changes)
+    monkeypatch.setattr("dlm.client.table.take_census", take_census_as_it_changes)
     site.client._core.refresh_later()
     until(lambda: site.client.utterance().model_info.model == foreign.manifest.model)
 
@@ -277,8 +277,8 @@ def test_a_model_is_followed_whose_last_server_starts_after_it_was_listed(
     site: Site, old, foreign, tmp_path_factory, monkeypatch
 ) -> None:
     """At an address of its own, to which no heartbeat goes yet."""
-    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
-    monkeypatch.setattr("dlm.client.deliver.table.FOLLOW_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.FOLLOW_S", 0.05)
     with Clients(tmp_path_factory.getbasetemp() / "low-orders") as connect:
         client = connect(site.path, site.network, heartbeats=True)
         ask(client.utterance(), old.files.oracle, random_queries(old.files.oracle, 1, 50))
@@ -301,8 +301,8 @@ def test_a_call_whose_last_server_died_looks_for_another_before_it_fails(
     site: Site, old, tmp_path_factory, monkeypatch, heartbeats: bool
 ) -> None:
     """One that was listed earlier, and has started since the client last looked."""
-    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
-    monkeypatch.setattr("dlm.client.deliver.table.FOLLOW_S", 1e9)
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.FOLLOW_S", 1e9)
     nowhere, later = "127.0.0.1:1", "127.0.0.1:2"
     first, queries = old.addresses[0], queries_to(old.files, 0)[:5]
     with Clients(tmp_path_factory.getbasetemp() / "low-orders") as connect:

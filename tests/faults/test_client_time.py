@@ -17,8 +17,7 @@ import pytest
 
 from client.questions import assert_equal, random_queries, random_sentences
 from cluster import WAIT_S, ModelFiles
-from dlm.client import AsyncClient, Utterance
-from dlm.client.deliver import loop
+from dlm.client import AsyncClient, Utterance, loop
 from dlm.errors import ConfigError, DeadlineExceeded, Overloaded
 
 
@@ -132,8 +131,8 @@ def test_a_call_in_parts_has_the_answers_of_one_that_is_whole(
         return [bits(found) for found in [*out, utterance.next_words(states[1], 15)]]
 
     whole = asked()
-    monkeypatch.setattr("dlm.client.api.inputs.PART", 7)
-    monkeypatch.setattr("dlm.client.api.splitting.SPLIT_BYTES", 16)
+    monkeypatch.setattr("dlm.client.inputs.PART", 7)
+    monkeypatch.setattr("dlm.client.phrases.SPLIT_BYTES", 16)
     before = client_calls(utterance)
     assert asked() == whole
     assert client_calls(utterance) - before > 100

@@ -18,10 +18,10 @@ from client.questions import ask, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, until
 from connect_proxy import VARIABLES, ConnectProxy
 from dlm.client import Client, ClientConfig
-from dlm.client.config.cluster_file import Endpoint, write_cluster_file
-from dlm.client.config.security import ClientSecurity
-from dlm.client.deliver import transport
-from dlm.client.deliver.transport import GrpcConnection
+from dlm.client import server as transport
+from dlm.client.cluster_file import Endpoint, write_cluster_file
+from dlm.client.config import ClientSecurity
+from dlm.client.server import GrpcConnection
 from dlm.errors import AuthenticationError, ConfigError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
 from server.test_security import write_tokens

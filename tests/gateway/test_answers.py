@@ -13,8 +13,8 @@ import pytest
 from client.questions import random_sentences
 from cluster import ModelFiles, ThreadServer, build, free_ports, until
 from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.client.api.states import States, model_info_of
-from dlm.client.config.rollout import Rollout, edited
+from dlm.client.cluster_file import Rollout, edited
+from dlm.client.states import States, model_info_of
 from dlm.gateway.answers import sealed
 from dlm.index.search.shard import Shard
 from dlm.units import LN_10

@@ -15,7 +15,7 @@ import pytest
 from google.protobuf import json_format
 
 from dlm.client import AsyncClient
-from dlm.client.deliver.counts import Stats
+from dlm.client.metrics import Stats
 from dlm.cluster.check import check_rescoring, check_sentences
 from dlm.gateway.calls import CALLS
 from dlm.index.making import build_shard_set

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dlm.client import Extension
-from dlm.client.api.states import States, model_info_of
+from dlm.client.states import States, model_info_of
 from dlm.errors import QueryError
 from dlm.gateway.answers import extend_reply, opened, sealed
 from dlm.ngram.query import BIGRAM_FALLBACK

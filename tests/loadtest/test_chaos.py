@@ -15,11 +15,7 @@ from typer.testing import CliRunner
 
 import forked
 from cluster import WAIT_S, CommandServer, ModelFiles, build, command, until
-from dlm.client.config.cluster_file import (
-    ClusterToml,
-    Endpoint,
-    write_cluster_file,
-)
+from dlm.client.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.errors import ConfigError
 from loadtest.cli.main import app
 from loadtest.run.chaos import Command, parse, random_faults, read_script

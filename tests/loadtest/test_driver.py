@@ -28,7 +28,7 @@ pytest.importorskip("hdrh")
 import forked
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client import AsyncClient, ClientConfig, ModelInfo
-from dlm.client.deliver.counts import Stats
+from dlm.client.metrics import Stats
 from dlm.errors import ConfigError, DlmError
 from loadtest.report.report import build
 from loadtest.run.driver import Run, RunSettings, records_of

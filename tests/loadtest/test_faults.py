@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("hdrh")
 
 from cluster import WAIT_S, Cluster, ModelFiles
-from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
+from dlm.client.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.errors import ConfigError
 from dlm.index.making import build_shard_set
 from loadtest.report.session import measure, write_report

@@ -15,8 +15,8 @@ import grpc
 import numpy as np
 
 from cluster import WAIT_S, until
-from dlm.client.config.credentials import Metadata, certificates_of, read_token
-from dlm.client.config.security import ClientSecurity
+from dlm.client.cluster_file import Metadata, certificates_of, read_token
+from dlm.client.config import ClientSecurity
 from dlm.index.packed.low import BLANK, STATE_LENGTH, STORED, key_bits_of, mirrored
 from dlm.index.search.shard import FoundBlocks, LowOrders
 from dlm.ngram.backoff import DictModel, Score

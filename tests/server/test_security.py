@@ -17,7 +17,7 @@ import pytest
 
 from certificates import Authority
 from cluster import WAIT_S, free_ports, until
-from dlm.client.config.security import ClientSecurity
+from dlm.client.config import ClientSecurity
 from dlm.server.config import ServerConfig
 from dlm.server.security import UNAUTHENTICATED
 from dlm.wire import codec

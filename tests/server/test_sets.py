@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from cluster import WAIT_S, ThreadServer, gone, until
-from dlm.client.config.cluster_file import Endpoint
-from dlm.client.deliver.transport import GrpcConnection
+from dlm.client.cluster_file import Endpoint
+from dlm.client.server import GrpcConnection
 from dlm.cluster.status import ClusterStatus
 from dlm.errors import ConfigError
 from dlm.files import write_whole

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cluster import ThreadServer, until
-from dlm.client.config.security import ClientSecurity
+from dlm.client.config import ClientSecurity
 from dlm.index.search.shard import Shard
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb

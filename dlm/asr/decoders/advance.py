@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dlm.asr.decoders.contexts import check_utterance, word_ids
 from dlm.client import State, Utterance
-from dlm.client.api.inputs import Word
+from dlm.client.inputs import Word
 from dlm.errors import QueryError
 from dlm.ngram.query import BIGRAM_FALLBACK
 from dlm.units import LN_10

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import ContextBlocks, State, Utterance
-from dlm.client.api.inputs import Word
+from dlm.client.inputs import Word
 from dlm.errors import ConfigError, QueryError
 from dlm.ngram.query import BIGRAM_FALLBACK
 from dlm.ngram.vocab import UNK_ID, UNK_SPELLINGS, as_bytes

@@ -22,8 +22,8 @@ from dlm.asr.decoders.contexts import (
 )
 from dlm.asr.settings import MIN_WEIGHT
 from dlm.client import State, Utterance
-from dlm.client.api.inputs import Word
-from dlm.client.plan.automaton import UNIT
+from dlm.client.inputs import Word
+from dlm.client.phrases import UNIT
 from dlm.errors import QueryError
 from dlm.extras import needed
 from dlm.ngram.vocab import UNK_ID

@@ -31,7 +31,7 @@ from dlm.asr.kenlm.table import (
 )
 from dlm.asr.open import SCHEME, open_model
 from dlm.client import ClientConfig, States
-from dlm.client.api.states import FULL_MODEL
+from dlm.client.states import FULL_MODEL
 from dlm.errors import DlmError, ModelMismatch, QueryError
 from dlm.index.search.local import LocalModel
 from dlm.index.search.text.score import score_lines

@@ -15,7 +15,7 @@ from dlm.asr.decoders.contexts import BLOCK_WORDS, MAX_WORDS
 from dlm.asr.kenlm import kernels, sentence_kernels, unpacked_kernels
 from dlm.asr.kenlm.row_kernels import CONTEXT_BYTES, HEAD_BYTES
 from dlm.client import ContextBlocks, ModelInfo, States, Utterance
-from dlm.client.api.states import LOCAL_MODEL
+from dlm.client.states import LOCAL_MODEL
 from dlm.index.check.decode import decode_tables
 from dlm.index.search.local import LocalModel
 from dlm.jit import builtin

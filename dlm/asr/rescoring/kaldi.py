@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dlm.asr.lines import described, finite, read_lines, recovered, whole
 from dlm.asr.rescoring.lattice import NON_WORDS, Lattice, LatticeDraft
-from dlm.client.api.splitting import SPACES, split_text
+from dlm.client.phrases import SPACES, split_text
 from dlm.errors import ConfigError, LatticeError
 
 _NOT_FINAL = "infinity,infinity"

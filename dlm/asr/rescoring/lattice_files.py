@@ -15,7 +15,7 @@ from dlm.asr.rescoring.kaldi import SymbolTable, kaldi_text, read_kaldi
 from dlm.asr.rescoring.lattice import NON_WORDS, Lattice
 from dlm.asr.rescoring.nbest import Hypotheses, NbestList, nbest_json, nbest_text, read_nbest
 from dlm.asr.rescoring.slf import read_slf, slf_text
-from dlm.client.api.splitting import SPACES, split_text
+from dlm.client.phrases import SPACES, split_text
 from dlm.errors import ConfigError, LatticeError
 from dlm.files import Replacement, naming, write_whole
 from dlm.ngram.vocab import as_bytes

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 from dlm.asr.lines import finite, read_lines, recovered
 from dlm.asr.rescoring.lattice import Lattice, LatticeDraft, OraclePath, Scales
-from dlm.client.api.splitting import SPACES, split_text
+from dlm.client.phrases import SPACES, split_text
 from dlm.errors import ConfigError, LatticeError
 
 

@@ -29,7 +29,7 @@ from dlm.asr.rescoring.lattice import Lattice, Scales
 from dlm.asr.rescoring.nbest import Hypotheses, NbestList, best_paths
 from dlm.asr.settings import MIN_WEIGHT, SearchSettings
 from dlm.client import AsyncUtterance, Client, Extension, Phrases, States, Utterance
-from dlm.client.api.phrases import Weights, prepared
+from dlm.client.phrases import Weights, prepared
 from dlm.errors import DlmError, QueryError
 from dlm.ngram.query import BIGRAM_FALLBACK, LOCAL_FALLBACK
 from dlm.units import LN_10

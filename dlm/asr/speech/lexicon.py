@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import Utterance
-from dlm.client.config.settings import default_cache_dir
+from dlm.client.config import default_cache_dir
 from dlm.errors import ConfigError
 from dlm.files import write_whole
 from dlm.logs import EventLog

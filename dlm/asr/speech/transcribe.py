@@ -23,8 +23,8 @@ from dlm.asr.settings import BeamSettings
 from dlm.asr.speech.audio import SAMPLE_RATE, Segment, cut_at_pauses
 from dlm.asr.speech.lexicon import WORDS, PhonemeLexicon, Sounds, model_lexicon
 from dlm.client import Client, ModelInfo, Phrases, Utterance
-from dlm.client.api.phrases import BoundPhrases, Weights, prepared
-from dlm.client.api.states import FULL_MODEL, LOCAL_MODEL
+from dlm.client.phrases import BoundPhrases, Weights, prepared
+from dlm.client.states import FULL_MODEL, LOCAL_MODEL
 from dlm.errors import ConfigError, QueryError
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
 from dlm.progress import Tell

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dlm.asr.lines import finite, read_utf8
 from dlm.asr.rescoring.nbest import read_nbest
-from dlm.client.api.splitting import split_text
+from dlm.client.phrases import split_text
 from dlm.errors import QueryError, TextError
 from dlm.units import counted
 

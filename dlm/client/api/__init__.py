@@ -1,1 +1,0 @@
-"""What a program calls: clients, their utterances and settings."""

@@ -1,0 +1,514 @@
+"""What an utterance's calls do, except waiting.
+
+A call is a generator that yields whatever it waits for (`Steps`). `Utterance` waits for it in its
+caller's thread, `AsyncUtterance` on its event loop. Above 500 lines: all calls stand together, so
+that both classes have the same ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import Any, Self, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client import kernels
+from dlm.client.after import GiveUp, after_call
+from dlm.client.blocks import BlockFetch, ContextBlocks, joined, source_of
+from dlm.client.call import BLOCKS, SCORES, Asks
+from dlm.client.config import MAX_DEADLINE_S
+from dlm.client.core import Asked, Scorer
+from dlm.client.inputs import (
+    Inputs,
+    Parts,
+    Queries,
+    Sentence,
+    Word,
+    every_word_after,
+    inputs_of,
+    stored_after,
+)
+from dlm.client.modes import Mode
+from dlm.client.phrases import BoundPhrases, Phrases
+from dlm.client.router import LowGrams
+from dlm.client.runtime import Snapshot
+from dlm.client.states import (
+    FULL_MODEL,
+    LOCAL_MODEL,
+    Extension,
+    PhraseState,
+    SentenceScore,
+    State,
+    States,
+)
+from dlm.errors import (
+    DeadlineExceeded,
+    DlmError,
+    ModelMismatch,
+    ModelSwitched,
+    QueryError,
+    StaleShardSet,
+)
+from dlm.index.layout import Manifest
+from dlm.index.search.local import LocalModel
+from dlm.kenlm.model import KenlmFile
+from dlm.ngram.query import FULL, LOCAL_FALLBACK, Answers
+from dlm.ngram.vocab import UNK_ID, Vocabulary
+
+T = TypeVar("T")
+# What a call waits for: another call's end, for some seconds; a function that may block; or
+# None, between two parts, so that an event loop may go on.
+Wait: TypeAlias = tuple[Asked, float] | Callable[[], None] | None
+Steps: TypeAlias = Generator[Wait, None, T]
+
+# A caller waits until this long after the deadline, in seconds: the transport itself ends calls at
+# the deadline, and its error says more. Not with a bigram fallback, whose answers are the same
+# whatever went wrong.
+GRACE_S = 0.02
+# Bigram-fallback answers to a large call, and its results, are made before its deadline: as long
+# before as half of its planning took, and this share of its time, up to a maximum in seconds.
+SHAPE_SHARE, SHAPE_S = 0.05, 0.1
+SHAPED = 128  # sentences between checks of the clock, when scores are made from answers
+UNKNOWN_S = 60.0  # seconds for which servers that do not know ContextBlock are not asked again
+
+# What happens to an utterance on the full model when its client switches to the local fallback.
+FINISH, RESCORE = "finish", "rescore"
+
+
+def check_deadline(deadline_s: float) -> None:
+    """Raises `QueryError` unless it is a number of seconds that a call can have."""
+    if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s < MAX_DEADLINE_S:
+        raise QueryError(
+            f"the deadline is {deadline_s!r}; expected seconds above 0 and below {MAX_DEADLINE_S:g}"
+        )
+
+
+class Asking:
+    """One call in progress, in parts, and its time, which starts when this is created."""
+
+    __slots__ = ("_begun", "_handle", "_limit_s", "_parts", "_planned_s")
+
+    def __init__(self, handle: BaseUtterance, deadline_s: float | None) -> None:
+        self._begun = time.monotonic()
+        self._handle = handle
+        limit_s = handle._limit(deadline_s)
+        self._limit_s = limit_s if handle._core.keeps_deadlines else MAX_DEADLINE_S
+        self._parts: list[tuple[Queries, Asked]] = []
+        self._planned_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        return max(self._limit_s - (time.monotonic() - self._begun), 0.0)
+
+    def ask(self, parts: Parts, asks: Asks) -> Steps[list[tuple[Queries, Any]]]:
+        """Plans and sends the parts; the queries and answers of each, once all have ended.
+
+        Raises  DeadlineExceeded, or what a part ended with
+        """
+        self._parts = []
+        try:
+            for queries, ahead in parts:
+                if self._parts:
+                    yield None
+                self._submit(queries, ahead, asks)
+            found = []
+            for number, (queries, call) in enumerate(self._parts):
+                if number:
+                    yield None
+                if not call.done():
+                    yield call, self._wait_s(number)
+                if not call.done():
+                    # A cancelled call would be counted as given up by its caller.
+                    call.give_up(
+                        DeadlineExceeded(
+                            f"no answer within {self._limit_s:g} s; retry, or raise the deadline"
+                        )
+                    )
+                found.append((queries, call.result(0.0)))
+            return found
+        except BaseException:  # also if its caller no longer waits
+            for _, call in self._parts:
+                call.cancel()
+            raise
+
+    def _submit(self, queries: Queries, ahead: int, asks: Asks) -> None:
+        """Plans the first part even if no time is left: low orders may answer all of it."""
+        more = bool(self._parts)
+        if more:
+            if self.left_s <= 0.0:
+                raise self._too_large()
+            last = self._parts[-1][1]
+            if last.done():
+                last.result()  # the rest of a failed call is not sent
+        call = self._handle._submit(queries, self.left_s, more=more, ahead=ahead, asks=asks)
+        self._parts.append((queries, call))
+        self._planned_s = time.monotonic() - self._begun
+
+    def _wait_s(self, number: int) -> float:
+        left_s = self.left_s
+        if not self._handle.bigram_fallback:
+            return left_s + GRACE_S
+        if len(self._parts) > 1:
+            # Left to do by then: bigram-fallback answers, and results made from all answers.
+            left_s -= self._planned_s / 2 * (1.0 - number / len(self._parts))
+            left_s -= min(SHAPE_SHARE * self._limit_s, SHAPE_S)
+        return max(left_s, 0.0)
+
+    def check(self) -> None:
+        """Raises `DeadlineExceeded` if the results of a call in several parts come too late; not
+        with a bigram fallback, whose users want no errors."""
+        if len(self._parts) > 1 and not self._handle.bigram_fallback and self.left_s <= 0.0:
+            raise self._too_large()
+
+    def _too_large(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"no answer within {self._limit_s:g} s; this process needs longer than that for a call "
+            "this large. Make smaller calls, or raise the deadline"
+        )
+
+
+class BaseUtterance:
+    """An utterance on one model: `Utterance` and `AsyncUtterance`."""
+
+    def __init__(
+        self,
+        core: Scorer,
+        snapshot: Snapshot,
+        deadline_s: float | None,
+        kind: str = FULL_MODEL,
+        on_switch: str = FINISH,
+        phrases: Phrases | None = None,
+        settled: bool = False,
+    ) -> None:
+        if on_switch not in (FINISH, RESCORE):
+            raise QueryError(f"on_switch is {on_switch!r}; expected {FINISH!r} or {RESCORE!r}")
+        self._core = core
+        self._deadline_s = deadline_s
+        self._rescores = on_switch == RESCORE
+        self._lock = threading.Lock()
+        self._calls = 0  # in progress
+        self._blocks_unknown_until = 0.0  # on `monotonic`: servers that do not know ContextBlock
+        self.bigram_fallback = core.config.bigram_fallback
+        self._phrases = phrases
+        self._pin(inputs_of(snapshot, kind, phrases))
+        self._inputs.settled = settled or kind == LOCAL_MODEL
+
+    def _pin(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self.order = self.manifest.order
+        self.vocabulary_size = inputs.vocabulary_size
+        self.model_info = inputs.model_info
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(order={self.order}, model={self.model_info.model})"
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words of the utterance's model. Reading it fixes the utterance to this model."""
+        self._inputs.settled = True  # ids that the caller looks up are of this model
+        return self._inputs.words
+
+    @property
+    def local_model(self) -> LocalModel | KenlmFile | None:
+        """The model, if it is in this process; None if servers hold it."""
+        return self._core.local_model
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the shard set that answers, which is the local fallback's while servers fail."""
+        return self._inputs.snapshot.topology.manifest
+
+    @property
+    def low_orders(self) -> LowGrams:
+        """The 1- and 2-grams of the utterance's model. Reading it fixes the utterance to this
+        model."""
+        self._inputs.settled = True
+        return self._inputs.snapshot.grams
+
+    @property
+    def phrases(self) -> BoundPhrases | None:
+        """The utterance's phrases in ids of its model; None without. Reading it fixes the utterance
+        to this model."""
+        self._inputs.settled = True
+        return self._inputs.phrases
+
+    def without_phrases(self) -> Self:
+        """An utterance of the same model, pinned to it, without phrases."""
+        return self.with_phrases(None)
+
+    def with_phrases(self, phrases: Phrases | None) -> Self:
+        """An utterance of the same model, pinned to it, with these phrases in place of its own."""
+        self._inputs.settled = True
+        on_switch = RESCORE if self._rescores else FINISH
+        snapshot, kind = self._inputs.snapshot, self.model_info.kind
+        return type(self)(self._core, snapshot, self._deadline_s, kind, on_switch, phrases, True)
+
+    def ids_of(self, words: Sequence[Word]) -> NDArray[np.uint32]:
+        """The ids of words, 0 for unknown ones; a phrase's new words have ids from
+        `vocabulary_size` on, in this utterance. Fixes the utterance to this model."""
+        self._inputs.settled = True
+        return self._inputs.ids(words)
+
+    def bonus(self, before: State, after: State) -> float:
+        """What phrases add to the step between two states, log10; 0 without phrases. Raises
+        `ModelMismatch` for a state of another utterance."""
+        phrases, own = self._inputs.phrases, self._inputs.own
+        first, second = own(before), own(after)
+        if phrases is None:
+            return 0.0
+        assert isinstance(first, PhraseState) and isinstance(second, PhraseState)
+        return float(phrases.bonus(first._node, second._node))
+
+    def finish(self, state: State) -> float:
+        """What the end of a sentence adds for a decoder that scores no </s>, log10: the shares of a
+        phrase that is not complete are given back. 0 without phrases. Raises `ModelMismatch` for a
+        state of another utterance."""
+        phrases, last = self._inputs.phrases, self._inputs.own(state)
+        if phrases is None:
+            return 0.0
+        assert isinstance(last, PhraseState)
+        return float(phrases.finish(last._node))
+
+    def begin(self) -> State:
+        """The state at the beginning of a sentence."""
+        return self._inputs.begin()
+
+    def null(self) -> State:
+        """The state with no words before it."""
+        return self._inputs.null()
+
+    def states(self, states: States | Sequence[State]) -> States:
+        """Several states of this utterance as one array; raises `ModelMismatch` for one of another
+        model."""
+        return self._inputs.states(states)
+
+    def states_after(self, contexts: Sequence[Sequence[Word]]) -> States:
+        """A state for each context, which keeps its last words unchanged, order - 1 at most.
+
+        For contexts that were stored (`States.contexts`) or come from another utterance. The states
+        are not minimised: the state that `extend` returns after the same words may keep fewer. With
+        phrases, give all words of a sentence: a phrase may be longer than what a state keeps.
+
+        Raises  QueryError  a context that is not a sequence of words, an id that is too large
+        """
+        return self._inputs.states_after(contexts)
+
+    def states_from_bytes(self, states: Sequence[bytes]) -> States:
+        """The states whose bytes `States.to_bytes` returned, here or in another process. Fixes the
+        utterance to its model.
+
+        Raises  ModelMismatch  a state of another model;  QueryError  bytes that are not a state
+        """
+        self._inputs.settled = True
+        return self._inputs.states_from_bytes(states)
+
+    # -- what each call does ------------------------------------------------------------------
+
+    def _score(
+        self, asking: Asking, contexts: Sequence[Sequence[Word]], words: Sequence[Word]
+    ) -> Steps[Answers]:
+        parts = yield from self._ask(asking, lambda: self._inputs.score(contexts, words))
+        return joined([answers for _, answers in parts])
+
+    def _extend(
+        self, asking: Asking, states: States | Sequence[State], words: Any
+    ) -> Steps[Extension]:
+        given = count, width, _ = self._inputs.extend_shape(states, words)
+        parts = yield from self._ask(asking, lambda: self._inputs.extend(given, states, words))
+        after, bonuses = [], []
+        for queries, found in parts:
+            states_after, bonus = self._inputs.after(queries, found)
+            after.append(states_after)
+            if bonus is not None:
+                bonuses.append(bonus)
+            asking.check()
+        oov = [kernels.are_word(queries.words, UNK_ID) for queries, _ in parts]
+        answers = joined([answers for _, answers in parts])
+        shape = count, width
+        return Extension(
+            answers.log10_prob.reshape(shape),
+            answers.matched_order.reshape(shape),
+            answers.ngram_length.reshape(shape),
+            (after[0] if len(after) == 1 else States.joined(after)).reshape(*shape),
+            source_of(answers).reshape(shape),
+            (oov[0] if len(oov) == 1 else np.concatenate(oov)).reshape(shape),
+            np.concatenate(bonuses).reshape(shape) if bonuses else None,
+        )
+
+    def _score_sentences(
+        self, asking: Asking, sentences: Sequence[Sentence], bos: bool, eos: bool
+    ) -> Steps[list[SentenceScore]]:
+        counts: list[int] = []
+        parts = yield from self._ask(
+            asking, lambda: self._inputs.sentences(sentences, bos, eos, counts)
+        )
+        answers = joined([answers for _, answers in parts])
+        words = np.concatenate([queries.words for queries, _ in parts])
+        bonuses = self._inputs.bonuses([queries for queries, _ in parts], counts)
+        source, out, begin = source_of(answers), [], 0
+        for number, (count, bonus) in enumerate(zip(counts, bonuses, strict=False), 1):
+            part = slice(begin, begin + count)
+            prob = answers.log10_prob[part]
+            oov = words[part] == UNK_ID
+            out.append(
+                SentenceScore(
+                    float(prob.sum(dtype=np.float64)),
+                    count,
+                    int(oov.sum()),
+                    float(prob[oov].sum(dtype=np.float64)),
+                    prob,
+                    answers.matched_order[part],
+                    oov,
+                    source[part],
+                    bonus,
+                )
+            )
+            begin += count
+            if number % SHAPED == 0:
+                asking.check()
+                yield None  # others have their turn on an event loop
+        return out
+
+    def _next_words(
+        self, asking: Asking, state: State, k: int
+    ) -> Steps[list[tuple[int, np.float32]]]:
+        if not isinstance(k, (int, np.integer)) or k < 1:
+            raise QueryError(f"k is {k!r}; expected a number of words above 0")
+        log10_prob = yield from self._next_distribution(asking, state)
+        words = np.arange(len(log10_prob))
+        begin = self._inputs.words.begin_id
+        if begin != UNK_ID:  # <s> follows nothing, whatever probability the file gives it
+            words = np.delete(words, begin)
+        if k < len(words):
+            found = log10_prob[words]
+            words = words[found >= np.partition(found, len(found) - k)[len(found) - k]]
+        best = words[np.argsort(-log10_prob[words], kind="stable")[:k]]
+        return [(word, log10_prob[word]) for word in best.tolist()]
+
+    def _next_distribution(self, asking: Asking, state: State) -> Steps[NDArray[np.float32]]:
+        blocks = yield from self._context_blocks(asking, [state])
+        found: NDArray[np.float32] = blocks.distribution()[0]
+        return found
+
+    def _context_blocks(
+        self, asking: Asking, states: States | Sequence[State]
+    ) -> Steps[ContextBlocks]:
+        self._core.check_open()  # what low orders know is asked of nobody
+        file = self._core.local_model
+        if isinstance(file, KenlmFile):  # it cannot list what follows a context
+            asked = self._inputs.states(states)
+            return ContextBlocks(asked, self._inputs, tuple(map(file.block, asked.each())))
+        fetches: list[BlockFetch] = []
+        is_known = time.monotonic() >= self._blocks_unknown_until
+
+        def first() -> Parts:
+            # Here, since a new utterance may switch to another model with its first call.
+            source = LOCAL_FALLBACK if self.model_info.kind == LOCAL_MODEL else FULL
+            fetch = BlockFetch(self._inputs.states(states), source)
+            fetches.append(fetch)
+            return stored_after(fetch.states, fetch.wanted, fetch.skips) if is_known else iter(())
+
+        answers = yield from self._ask(asking, first, BLOCKS)
+        fetch = fetches[-1]
+        if not is_known:
+            fetch.skip_all()
+        while len(fetch.wanted):
+            fetch.take([found for _, found in answers])
+            if len(fetch.wanted):
+                answers = yield from self._ask(
+                    asking, lambda: stored_after(fetch.states, fetch.wanted, fetch.skips), BLOCKS
+                )
+        instead: dict[int, Answers] = {}
+        if rows := fetch.unknown():
+            self._blocks_unknown_until = time.monotonic() + UNKNOWN_S
+            every = yield from self._ask(
+                asking, lambda: every_word_after(fetch.states, rows, self.vocabulary_size)
+            )
+            each = len(every) // len(rows)
+            for place, row in enumerate(rows):
+                whole = every[place * each : (place + 1) * each]
+                instead[row] = joined([answers for _, answers in whole])
+        blocks = fetch.blocks(self._inputs.snapshot.grams.low, instead)
+        return ContextBlocks(fetch.states, self._inputs, blocks)
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def _limit(self, deadline_s: float | None) -> float:
+        limit = self._deadline_s if deadline_s is None else deadline_s
+        limit = self._core.config.deadline_s if limit is None else limit
+        check_deadline(limit)
+        return limit
+
+    def _ask(
+        self, asking: Asking, parts: Callable[[], Parts], asks: Asks = SCORES
+    ) -> Steps[list[tuple[Queries, Any]]]:
+        """Asks the parts of a call; for a new utterance of a replaced model, those of the new
+        one."""
+        with self._lock:
+            self._calls += 1
+        try:
+            try:
+                found = yield from asking.ask(parts(), asks)
+            except StaleShardSet as error:
+                stale = error
+                yield lambda: self._move(stale, asking)
+                self._inputs.settled = True
+                try:
+                    found = yield from asking.ask(parts(), asks)
+                except ModelMismatch:  # states that another utterance gave
+                    raise error from None
+            self._inputs.settled = True
+            return found
+        finally:
+            with self._lock:
+                self._calls -= 1
+
+    def _move(self, error: StaleShardSet, asking: Asking) -> None:
+        """Switches to the model that replaced its own; may block. Raises `error`, if no time is
+        left or the utterance must keep its model."""
+        self._check_may_move(error, asking)
+        with suppress(DlmError):  # without another model, low orders answer what they can
+            fresh = self._core.current(asking.left_s, self.model_info.model)
+            with self._lock:
+                if not self._inputs.settled and self._calls == 1:
+                    kind = self.model_info.kind
+                    self._pin(inputs_of(fresh, kind, self._phrases, self._inputs))
+        self._check_may_move(error, asking)
+
+    def _check_may_move(self, error: StaleShardSet, asking: Asking) -> None:
+        with self._lock:
+            then = after_call(self._inputs.settled, self._calls, asking.left_s)
+        if isinstance(then, GiveUp):
+            raise error
+
+    def _submit(
+        self,
+        queries: Queries,
+        limit_s: float,
+        *,
+        more: bool = False,
+        ahead: int = 0,
+        asks: Asks = SCORES,
+    ) -> Asked:
+        if self._rescores and self._core.mode() is Mode.LOCAL_FALLBACK:
+            raise ModelSwitched(
+                "the servers are failing, so new utterances use the local fallback; open a new "
+                "utterance and score this one again from its start"
+            )
+        return self._core.submit(
+            self.model_info.model,
+            queries.contexts,
+            queries.lengths,
+            queries.counts,
+            queries.words,
+            limit_s,
+            None if self._rescores else self._inputs.snapshot,
+            moves_on=not self._inputs.settled,
+            more=more,
+            ahead=ahead,
+            asks=asks,
+        )

@@ -1,0 +1,621 @@
+"""The two kinds of message to a shard: for scores of words, and for all words after contexts. They
+differ in how requests and replies are encoded, and in the method that sends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client import kernels
+from dlm.client.loop import Mailbox
+from dlm.client.router import CallPlan, LowGrams, Piece, allows_fallback
+from dlm.client.server import Connection, Post
+from dlm.errors import DlmError, StaleShardSet, UnknownCall
+from dlm.index.layout import Manifest
+from dlm.logs import EventLog
+from dlm.ngram.query import BIGRAM_FALLBACK, Answers, QueryGroups
+from dlm.tracing import Span
+from dlm.wire import codec
+
+# -------------------------------------------------------------------------------------------------
+# The end of a call, once, and how its caller waits for it: in a thread or on an event loop.
+
+
+log = EventLog(__name__)
+
+T = TypeVar("T")
+
+
+class Ending:
+    """Success, an error or cancellation, whichever comes first. Thread-safe."""
+
+    __slots__ = ("_callbacks", "_ends", "_gate")
+
+    def __init__(self) -> None:
+        # Appending is atomic, so all threads see the same first outcome.
+        self._ends: list[list[BaseException | None]] = []
+        self._gate = threading.Lock()  # free once it has ended
+        self._gate.acquire()
+        self._callbacks: deque[Callable[[Ending], object]] = deque()
+
+    def end(self, error: BaseException | None = None) -> bool:
+        """Ends it, with success or an error; False if it had ended."""
+        mine = [error]
+        self._ends.append(mine)
+        if self._ends[0] is not mine:
+            return False
+        try:
+            self._gate.release()
+        finally:
+            if self._callbacks:
+                self._call_back()
+        return True
+
+    def cancel(self) -> bool:
+        """Ends it as cancelled; False if it had ended."""
+        return not self._ends and self.end(CancelledError())
+
+    def done(self) -> bool:
+        return bool(self._ends)
+
+    def cancelled(self) -> bool:
+        return bool(self._ends) and isinstance(self._ends[0][0], CancelledError)
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """The error it ended with, None for success; raises `TimeoutError`, `CancelledError`."""
+        if not self._ends:
+            send_kept()  # of tasks of this thread's event loop, which goes on only after this wait
+            # A lock does not accept longer waits.
+            limit_s = -1.0 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+            if not self._gate.acquire(timeout=limit_s):
+                raise TimeoutError
+            self._gate.release()  # for the next thread that waits
+        error = self._ends[0][0]
+        if isinstance(error, CancelledError):
+            raise error
+        return error
+
+    def result(self, timeout_s: float | None = None) -> None:
+        """Waits for it, and raises its error."""
+        error = self.exception(timeout_s)
+        if error is not None:
+            raise error
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Waits on an event loop; returns whether it has ended."""
+        if self._ends:
+            return True
+        loop = asyncio.get_running_loop()
+        turn = _turn_of(loop)
+        woken = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+                turn.note_woken()
+
+        self.add_done_callback(lambda _: turn.mailbox.post(wake))
+        timer = loop.call_later(timeout_s, wake)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+        return bool(self._ends)
+
+    def add_done_callback(self, call: Callable[[Ending], object]) -> None:
+        """Calls `call` when it has ended: now, or in the thread that ends it."""
+        self._callbacks.append(call)
+        if self._ends:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        while True:
+            try:
+                call = self._callbacks.popleft()
+            except IndexError:
+                return
+            try:
+                call(self)
+            except Exception as exc:  # noqa: BLE001 - the other callbacks must still run
+                log.error("client.callback.failed", extra={"error": type(exc).__name__})
+
+
+class _Turn:
+    """The tasks of an event loop that wait for calls. What those that are woken together ask next
+    is sent together, after the last of them or at the end of the loop's turn."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.mailbox = Mailbox(loop, deque())
+        self._woken = 0  # tasks that have not asked since
+        self._kept: list[tuple[Callable[[Any], None], Any]] = []
+
+    def note_woken(self) -> None:
+        if not self._woken:  # they are in the queue of the next turn: `end` comes after them
+            self.loop.call_soon(self.loop.call_soon, self.end)
+        self._woken += 1
+
+    def send(self, post: Callable[[T], None], call: T) -> None:
+        self._kept.append((post, call))
+        self._woken -= 1
+        if self._woken <= 0:
+            self.end()
+
+    def end(self) -> None:
+        kept, self._kept, self._woken = self._kept, [], 0
+        for post, call in kept:
+            post(call)
+
+
+_here = threading.local()  # the turn of a thread's event loop
+
+
+def _turn_of(loop: asyncio.AbstractEventLoop) -> _Turn:
+    turn: _Turn | None = getattr(_here, "turn", None)
+    if turn is None or turn.loop is not loop:
+        send_kept()
+        turn = _here.turn = _Turn(loop)
+    return turn
+
+
+def send(post: Callable[[T], None], call: T) -> None:
+    """Has `post` send a call: now, or with those of other tasks of this thread's event loop."""
+    turn: _Turn | None = getattr(_here, "turn", None)
+    if turn is not None and turn.loop.is_running():
+        turn.send(post, call)
+    else:
+        post(call)
+
+
+def send_kept() -> None:
+    """Sends what tasks of this thread's event loop have asked."""
+    turn: _Turn | None = getattr(_here, "turn", None)
+    if turn is not None:
+        turn.end()
+
+
+class Asks(Protocol):
+    """A kind of message. Each kind has its own lanes, by `name`."""
+
+    name: str
+
+    def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
+        """The encoded request for `groups`, and its checksum."""
+
+    def decode(
+        self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
+    ) -> Any:
+        """The answers in a reply; raises `ProtocolError` if it cannot be one."""
+
+    def post(self, connection: Connection) -> Post:
+        """The method that sends such bytes."""
+
+
+class ScoreAsks:
+    """Scores of words after contexts; answered by `Answers`."""
+
+    name = "scores"
+
+    def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
+        return codec.encode_score_request(manifest.shard_set_bytes, shard, groups)
+
+    def decode(
+        self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
+    ) -> Answers:
+        answers = codec.decode_score_reply(
+            data,
+            shard_set=manifest.shard_set_bytes,
+            shard=shard,
+            queries=len(groups.words),
+            request_checksum=checksum,
+        )
+        codec.check_answers(answers, groups, manifest.order)
+        return answers
+
+    def post(self, connection: Connection) -> Post:
+        return connection.score
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPart:
+    """A reply's content for one context, or a part of it: how many words are stored after it in
+    all; and, as in `StoredWords`, log10_backoffs (L - 1,), ranks (n,) and their answers."""
+
+    total: int
+    log10_backoffs: NDArray[np.float32]
+    ranks: NDArray[np.uint32]
+    answers: Answers
+
+
+class BlockAsks:
+    """All words stored after contexts; answered by one `BlockPart` per context. A context is
+    requested like a word, with the number of words already received as its id."""
+
+    name = "blocks"
+
+    def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
+        lengths, words = _each(groups)
+        assert groups.pairs is not None
+        pairs = np.repeat(groups.pairs, groups.word_counts)
+        return codec.encode_block_request(
+            manifest.shard_set_bytes, shard, lengths, words, pairs, groups.words
+        )
+
+    def decode(
+        self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
+    ) -> list[BlockPart]:
+        lengths, _ = _each(groups)
+        stored = codec.decode_block_reply(
+            data,
+            shard_set=manifest.shard_set_bytes,
+            shard=shard,
+            context_lengths=lengths,
+            skips=groups.words,
+            request_checksum=checksum,
+            order=manifest.order,
+            vocabulary_size=manifest.vocabulary_size,
+        )
+        parts, a = [], stored.answers
+        word_end, weight_end = 0, 0
+        rows = (stored.totals.tolist(), stored.counts.tolist(), lengths.tolist())
+        for total, count, length in zip(*rows, strict=True):
+            here = slice(word_end, word_end + count)
+            weights = stored.log10_backoffs[weight_end : weight_end + length - 1]
+            answers = Answers(
+                a.log10_prob[here],
+                a.matched_order[here],
+                a.ngram_length[here],
+                a.state_length[here],
+            )
+            parts.append(BlockPart(total, weights, stored.ranks[here], answers))
+            word_end, weight_end = word_end + count, weight_end + length - 1
+        return parts
+
+    def post(self, connection: Connection) -> Post:
+        return connection.context_block
+
+
+SCORES, BLOCKS = ScoreAsks(), BlockAsks()
+
+
+def _each(groups: QueryGroups) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+    if (groups.word_counts == 1).all():
+        return groups.context_lengths, groups.context_words
+    lengths = groups.context_lengths.astype(np.int64)
+    begins = np.repeat(np.cumsum(lengths) - lengths, groups.word_counts)
+    repeated = np.repeat(groups.context_lengths, groups.word_counts)
+    before = np.cumsum(repeated, dtype=np.int64) - repeated
+    places = np.repeat(begins - before, repeated) + np.arange(int(repeated.sum(dtype=np.int64)))
+    return repeated, groups.context_words[places]
+
+
+# -------------------------------------------------------------------------------------------------
+# What a caller waits on: its batch in progress, and the parts that were sent.
+#
+# Only the loop records the outcome of a part, once; only the caller assembles the answers, when
+# its call has ended or its time is up. So nothing here needs a lock, and a late reply reaches a
+# part that nobody reads any longer.
+
+
+Where: TypeAlias = slice | NDArray[np.int64]  # a part's place in the answers to a message
+
+UNKNOWN = 255  # as a source: none of the servers asked knows this kind of call
+
+
+class Place(NamedTuple):
+    """A shard set, one of its shards, and a kind of message: each has a lane."""
+
+    shard_set: str
+    shard: int
+    asks: str = SCORES.name
+
+
+class Part:
+    """A piece of a call, waiting for or on its way to a shard, since `queued`, by `perf_counter`,
+    after so many `reroutes` by fresh tables.
+
+    Attributes
+        answers    of its message, with its own at `where`; None until there are any
+        error      why no shard answers it; None if one did, or still may
+    """
+
+    __slots__ = (
+        *("answers", "at", "call", "deadline", "error", "groups", "place", "queries"),
+        *("queued", "reroutes", "shard", "where"),
+    )
+
+    def __init__(
+        self, call: Call, piece: Piece, shard_set: str, queued: float, reroutes: int = 0
+    ) -> None:
+        self.call = call
+        self.shard, self.groups, self.at = piece
+        self.queries = len(self.at)
+        self.deadline = call.deadline
+        self.place = Place(shard_set, self.shard, call.asks.name)
+        self.queued = queued
+        self.reroutes = reroutes
+        self.answers: Any = None
+        self.where: Where = slice(0)
+        self.error: DlmError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.answers is not None or self.error is not None
+
+
+class Call(Ending):
+    """One caller's batch; it ends without a value, and `result` makes the answers.
+
+    Args
+        model      whose word ids it has
+        deadline   on the clock of the client
+        shard_set  whose table routed its distinct queries, the `plan`
+    Attributes
+        parts     all that go to shards; replaced as a whole
+        let_in    it can no longer be refused
+        moves_on  its utterance can switch to another model, so it fails if its own is not held
+    """
+
+    asks: ClassVar[Asks] = SCORES
+    __slots__ = (
+        *("_found", "_grams", "_late", "_left", "_bigram_scored", "_plan", "deadline"),
+        *("let_in", "messages", "model", "moves_on", "parts", "span"),
+    )
+
+    def __init__(self, model: str, plan: CallPlan, deadline: float, shard_set: str) -> None:
+        super().__init__()
+        self.model = model
+        self.deadline = deadline
+        self.let_in = False
+        self.moves_on = False
+        self.messages = 0
+        self.span: Span | None = None
+        self._plan = plan
+        queued = time.perf_counter()
+        self.parts = tuple(Part(self, piece, shard_set, queued) for piece in plan.pieces)
+        self._left = len(self.parts)
+        self._grams: LowGrams | None = None
+        self._bigram_scored: Callable[[Call, int, DlmError, int | None], None] | None = None
+        self._late: DlmError | None = None
+        self._found: Any = None
+
+    @classmethod
+    def of_pieces(cls, model: str, pieces: list[Piece], deadline: float, shard_set: str) -> Call:
+        """A call that only shards can answer."""
+        count = sum(len(piece.at) for piece in pieces)
+        place = np.arange(count, dtype=np.int64)
+        room = np.zeros((2, count), np.float32), np.empty(count, np.float32)
+        known = np.zeros((3, count), np.uint8)
+        at = np.concatenate([_NOWHERE, *(piece.at for piece in pieces)])
+        return cls(model, CallPlan(count, place, *room, known, at, pieces), deadline, shard_set)
+
+    def fall_back(
+        self, grams: LowGrams, scored: Callable[[Call, int, DlmError, int | None], None]
+    ) -> None:
+        """Lets the bigram fallback answer queries that no shard answers in time; `scored` is called
+        with the number of these, why, and the shard that did not."""
+        self._grams, self._bigram_scored = grams, scored
+
+    # -- on the loop --------------------------------------------------------------------------
+
+    def answer(self, part: Part, answers: Any, where: Where) -> None:
+        """Records the answers to a part, at `where`; the last part ends the call."""
+        if part.answers is None and part.error is None:
+            part.where = where
+            part.answers = answers  # last: a thread that sees them reads the right `where`
+            self._ended()
+
+    def miss(self, part: Part, error: DlmError) -> None:
+        """No shard answers this part: the bigram fallback does, or the call fails."""
+        if part.ended:
+            return
+        if not self._may_miss(error):
+            self.fail(error)
+            return
+        part.error = error
+        self._ended()
+
+    def replace(self, part: Part, pieces: Sequence[Piece], shard_set: str) -> list[Part]:
+        """Replaces a part by new ones, routed by the table of another shard set."""
+        more = [
+            Part(self, p._replace(at=part.at[p.at]), shard_set, part.queued, part.reroutes)
+            for p in pieces
+        ]
+        kept = [other for other in self.parts if other is not part]
+        self.parts = (*kept, *more)
+        part.error = _MOVED
+        self._left += len(more) - 1
+        return more
+
+    def _ended(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.end()
+
+    # -- in any thread ------------------------------------------------------------------------
+
+    def fail(self, error: DlmError) -> None:
+        """Ends the call with its own copy of the error."""
+        if not self.done():  # given up by its caller, or failed already
+            self.end(own_copy(error))
+
+    def give_up(self, error: DlmError) -> None:
+        """No time is left, or no server can be asked: the bigram fallback answers the rest, or the
+        call fails."""
+        if self._may_miss(error):
+            self._late = self._late or error
+            self.end()
+        else:
+            self.fail(error)
+
+    def _may_miss(self, error: DlmError) -> bool:
+        moves_on = self.moves_on and isinstance(error, StaleShardSet)
+        return self._grams is not None and not moves_on and allows_fallback(error)
+
+    # -- in the caller's thread ---------------------------------------------------------------
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The answers, in the order of the queries; raises `TimeoutError`, or the call's error."""
+        super().result(timeout_s)
+        if self._found is None:
+            try:
+                self._found = self._finish()
+                self.parts = ()  # they hold this call
+            except DlmError:
+                raise
+            except Exception as exc:
+                raise DlmError(
+                    f"could not assemble the answers to a call: {exc!r}; retry, and report it if "
+                    "it stays"
+                ) from exc
+        return self._found
+
+    def _finish(self) -> Any:
+        parts = self.parts
+        # Once: later replies are too late.
+        found = [(part, part.answers) for part in parts]
+        missed = [part for part, answers in found if answers is None]
+        try:
+            answers = self._put(found)
+        except Exception as exc:
+            error = next((part.error or self._late for part in missed), None)
+            if error is None:
+                raise
+            mine = own_copy(error)
+            mine.add_note(f"the bigram fallback failed too: {exc!r}")
+            raise mine from exc
+        if missed:
+            self._tell_fallback(missed)
+        return answers
+
+    def _put(self, found: list[tuple[Part, Any]]) -> Answers:
+        plan = self._plan
+        source: NDArray[np.uint8] | None = None
+        columns: tuple[list[NDArray[Any]], ...] = [], [], [], [], []
+        for part, answers in found:
+            where = part.where
+            if answers is None:
+                if source is None:
+                    source = np.zeros(len(plan.log10_prob), np.uint8)
+                source[part.at] = BIGRAM_FALLBACK
+                self._fall_back_to_bigrams(part)
+                continue
+            at, log10_prob, matched, ngram, state = columns
+            at.append(part.at)
+            log10_prob.append(answers.log10_prob[where])
+            matched.append(answers.matched_order[where])
+            ngram.append(answers.ngram_length[where])
+            state.append(answers.state_length[where])
+        given = [_joined(arrays, kind) for arrays, kind in zip(columns, _DTYPES, strict=True)]
+        out, rest = kernels.finish(plan.place, *given, plan.low, plan.log10_prob, plan.known)
+        return Answers(
+            out, rest[0], rest[1], rest[2], None if source is None else source[plan.place]
+        )
+
+    def _fall_back_to_bigrams(self, part: Part) -> None:
+        """Leaves its queries with the answers of the low orders: of the model reduced to order 2.
+        Their states are as long as a context and its word allow: a shard knows what matters."""
+        assert self._grams is not None
+        most = self._grams.manifest.order - 1
+        reach = np.minimum(part.groups.context_lengths.astype(np.int64) + 1, most)
+        self._plan.known[2, part.at] = np.repeat(reach, part.groups.word_counts)
+
+    def _tell_fallback(self, missed: list[Part]) -> None:
+        if self._bigram_scored is None:
+            return
+        told: dict[tuple[str, int], tuple[int, DlmError]] = {}
+        for part in missed:
+            error = part.error or self._late
+            if error is not None and not isinstance(error, UnknownCall):
+                kind = type(error).__name__, part.shard
+                told[kind] = told.get(kind, (0, error))[0] + part.queries, error
+        for (_, shard), (queries, error) in told.items():
+            self._bigram_scored(self, queries, error, shard)
+
+
+class EndedCall(Ending):
+    """A call that ends as soon as it begins, with its answers or an error."""
+
+    def __init__(self, found: Any = None, error: DlmError | None = None) -> None:
+        super().__init__()
+        self._found = found
+        self.end(error)
+
+    def give_up(self, error: DlmError) -> None:
+        """Too late."""
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        super().result()
+        return self._found
+
+
+class BlockCall(Call):
+    """A call for all words stored after contexts.
+
+    Its result is a `BlockPart` per context, in order, and the source of each as an array of uint8:
+    None for `FULL` (the low orders have everything), `BIGRAM_FALLBACK` (no shard answered in time)
+    and `UNKNOWN` (no server knows this call).
+    """
+
+    asks: ClassVar[Asks] = BLOCKS
+    __slots__ = ()
+
+    def miss(self, part: Part, error: DlmError) -> None:
+        """As `Call.miss`, but not knowing this call is not a server's failure."""
+        if isinstance(error, UnknownCall) and not part.ended:
+            part.error = error
+            self._ended()
+        else:
+            super().miss(part, error)
+
+    def _put(self, found: list[tuple[Part, Any]]) -> Any:
+        plan = self._plan
+        stored: list[BlockPart | None] = [None] * len(plan.log10_prob)
+        source = np.zeros(len(stored), np.uint8)
+        for part, answers in found:
+            if answers is None:
+                source[part.at] = (
+                    UNKNOWN if isinstance(part.error, UnknownCall) else BIGRAM_FALLBACK
+                )
+                continue
+            here = np.arange(len(answers))[part.where].tolist()
+            for place, to in zip(here, part.at.tolist(), strict=True):
+                stored[to] = answers[place]
+        return [stored[place] for place in plan.place.tolist()], source[plan.place]
+
+
+_NOWHERE = np.zeros(0, np.int64)
+_DTYPES: tuple[type[np.generic], ...] = (
+    np.int64,
+    np.float32,
+    np.uint8,
+    np.uint8,
+    np.uint8,
+)  # of what `Call._put` joins
+# The error of a part whose queries have moved to other parts.
+_MOVED = StaleShardSet("this part is asked of others")
+
+
+def _joined(arrays: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """The arrays joined; as bytes, since NumPy releases the GIL to join arrays."""
+    return np.frombuffer(b"".join(arrays), dtype)
+
+
+def own_copy(error: DlmError) -> DlmError:
+    """A copy for one caller: an exception raised in several threads would mix their tracebacks."""
+    mine = copy.copy(error)
+    mine.__cause__ = error.__cause__
+    if notes := getattr(error, "__notes__", None):
+        mine.__notes__ = list(notes)
+    return mine

@@ -1,0 +1,442 @@
+"""Carries out what `membership` and `modes` decide: heartbeats, probes, and the mode of a client.
+
+Everything runs on the loop, one step after another, and nothing waits: what may resolve a name,
+read a file or ask a server goes to a thread that the host starts. Values for other threads (`mode`,
+`avoided`, `gone`, `slow`) are replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any, Protocol
+
+from dlm.client import membership, modes
+from dlm.client.config import FailoverConfig, HeartbeatConfig
+from dlm.client.membership import Liveness, Member, Topology, behind
+from dlm.client.modes import Cascade, Mode
+from dlm.errors import AuthenticationError, DlmError
+from dlm.logs import EventLog
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import Reason
+
+log = EventLog(__name__)
+
+TICK_S = 0.05
+# Between ticks while all is well and nothing is awaited: each interrupts working threads.
+CALM_S = 0.2
+# A tick that is this late shows that this process was paused (it was stopped, or its machine slept
+# or was busy): late replies then, and for as long afterwards, are not the servers' fault. Seconds.
+STOOD_STILL_S = 0.25
+# For this long, a server that reported draining or warming up is expected back: longer than a start
+# with compiled kernels takes. Seconds.
+MOVING_S = 30.0
+LOOK_AGAIN_S = 1.0  # while a shard has nobody to ask, the servers are looked for this often
+BeatReply = Callable[[pb.HeartbeatReply | None, DlmError | None], None]
+_MOVING: dict[object, membership.Moving] = {
+    Reason.DRAINING: "draining",
+    Reason.NOT_READY: "warming",
+    pb.SERVER_STATE_DRAINING: "draining",
+    pb.SERVER_STATE_WARMING: "warming",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHealth:
+    """What a client knows about a server. It is `ready` if it can be asked, by its last heartbeat;
+    the shortest of the last round trips and its baseline are None until one is answered."""
+
+    address: str
+    shard: int
+    health: Liveness
+    ready: bool
+    delay_s: float | None
+    baseline_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeStatus:
+    """State of a client's servers, and the model it uses.
+
+    mode      which model new utterances are scored with; always `full` without a local fallback,
+              even while every server is down
+    reason    why it was entered: "failures", "delay" or "recovered"; "" if the client, or the
+              parent it was forked from, started in it
+    local_fallback  whether there is one to switch to
+    messages  logical messages in the window of the failure rate; failed: those that failed
+    switches  times that each mode was entered, and why: (mode, reason) -> times
+    """
+
+    mode: Mode
+    for_s: float
+    messages: int
+    failed: int
+    switches: dict[tuple[Mode, str], int]
+    servers: tuple[ServerHealth, ...]
+    reason: str = ""
+    local_fallback: bool = False
+
+
+class Steps(Protocol):
+    """Carries out steps on the loop, one after another."""
+
+    def carry_out(self, step: Callable[..., None], *args: Any) -> None:
+        """Runs a step, from any thread: at once on the loop, otherwise soon."""
+
+    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
+        """On the loop: runs a step after `delay_s` seconds."""
+
+
+class Host(Protocol):
+    """The actions of a cascade, given by its client; they run on the loop and do not wait."""
+
+    @property
+    def steps(self) -> Steps:
+        """Where the cascade runs. Asked for each time: a stored one would keep the client alive."""
+
+    def known(self) -> Topology | None:
+        """The shard set in use and the places of its shards; None before one is found."""
+
+    def beat(
+        self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        """Sends a heartbeat; `reply` is called once, on any thread, or never."""
+
+    def renew(self, address: str) -> None:
+        """Gives up the connection; later messages use another."""
+
+    def refresh_later(self) -> None:
+        """Asks the servers again what they hold, in the background."""
+
+    def follow(self) -> None:
+        """The same if the operator may have named another default; cheap to call."""
+
+    def ask_probe(self, timeout_s: float, done: Callable[[bool], None]) -> None:
+        """Sends queries to every shard, all the way; `done` gets whether all of them answered."""
+
+
+class CascadeMonitor:
+    """The cascade of one client in one process.
+
+    Args
+        host       held weakly: a client that nobody closed is still collected
+        may_switch whether there is a local fallback to switch to
+        before     of the parent process, after a fork: its mode stays
+        mode       the initial mode without `before`
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        heartbeat_config: HeartbeatConfig,
+        failover_config: FailoverConfig,
+        *,
+        may_switch: bool,
+        before: CascadeMonitor | None = None,
+        mode: Mode = Mode.FULL,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._host = weakref.ref(host)
+        self._beating = heartbeat_config
+        # Without a local fallback, failures are counted but have no effect.
+        self._failover_config = (
+            failover_config if may_switch else replace(failover_config, failing=1.0)
+        )
+        self._may_switch = may_switch
+        self._clock, self._chance = clock, chance
+        now = clock()
+        if before is not None:
+            # Only the mode's state: a probe in flight was the parent's.
+            old: Cascade = before._cascade
+            due = now + old.wait_s if old.mode is Mode.LOCAL_FALLBACK else old.due
+            first = old._replace(until=float("-inf"), due=due, passed=0)
+        elif mode is Mode.LOCAL_FALLBACK:
+            wait = failover_config.wait_s
+            first = Cascade(Mode.LOCAL_FALLBACK, since=now, wait_s=wait, due=now + wait)
+        else:
+            first = Cascade(since=now - failover_config.stable_s)
+        self._cascade: Cascade = first
+        # Not `since`, so that the first stay counts as a stable one.
+        self._entered: float = now if before is None else before._entered
+        self._topology: Topology | None = None  # as of the last tick
+        self._members: dict[str, Member] = {}
+        self._lost: set[str] = set()  # servers whose loss was a warning
+        self._shards: dict[str, int] = {}
+        self._ended = self._failed = 0  # messages since the last tick
+        self.slow_shards: frozenset[int] = frozenset()  # with only slow servers
+        self._looked = self._ticked = now
+        self._next = inf  # when the next tick is planned
+        self._outdated: Topology | None = None  # from before a server was restarted
+        self._blameless_until = now
+        self._listens = False  # whether a late tick waits for events that came meanwhile
+        self.mode = self._cascade.mode
+        self.avoided: frozenset[str] = frozenset()
+        self.slow: frozenset[str] = frozenset()  # compared with another server of their shard
+        self.gone: frozenset[int] = frozenset()
+        self.moving: frozenset[str] = frozenset()  # draining or warming up by their last report
+        self.switches: Counter[tuple[Mode, str]] = Counter()
+        self.probes: Counter[bool] = Counter()
+        self.pause_s = TICK_S
+        self._stopped = False
+
+    # -- in any thread ------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def status(self) -> CascadeStatus:
+        cascade, members = self._cascade, dict(self._members)
+        messages, failed = cascade.failing()
+        servers = [
+            ServerHealth(
+                address,
+                self._shards.get(address, -1),
+                member.health,
+                member.ready and member.health is not Liveness.DOWN,
+                member.delay_s if member.beats else None,
+                member.baseline_s if member.beats else None,
+            )
+            for address, member in members.items()
+        ]
+        return CascadeStatus(
+            cascade.mode,
+            self._clock() - self._entered,
+            messages,
+            failed,
+            dict(self.switches),
+            tuple(sorted(servers, key=lambda one: (one.shard, one.address))),
+            cascade.reason,
+            self._may_switch,
+        )
+
+    # -- on the loop --------------------------------------------------------------------------
+
+    def delay_s(self, address: str) -> float:
+        """The shortest of the last round trips to a server that can be asked; inf for others."""
+        member = self._members.get(address)
+        return member.delay_s if member is not None and member.usable else inf
+
+    def begin(self) -> None:
+        self._plan(self._clock())
+
+    def count(self, failed: bool) -> None:
+        self._ended += 1
+        self._failed += failed
+        if failed:
+            self._soon()
+
+    def lost(self, address: str, error: DlmError) -> None:
+        """A message did not reach the server, or was refused."""
+        event: membership.Event = membership.Unreachable()
+        if isinstance(error, AuthenticationError):
+            event = membership.Unreachable("unauthenticated")
+        elif moving := _MOVING.get(getattr(error, "reason", None)):
+            event = membership.Refused(moving)
+        if (host := self._host()) is not None:
+            self._member(host, address, event, self._clock())
+            self._soon()
+
+    def _soon(self) -> None:
+        self._plan(self._ticked + TICK_S)
+
+    def _plan(self, at: float) -> None:
+        host = self._host()
+        if host is not None and at < self._next:
+            self._next = at
+            host.steps.later(max(at - self._clock(), 0.0), self._alarm, at)
+
+    def _alarm(self, planned: float) -> None:
+        host, now = self._host(), self._clock()
+        if planned != self._next or self._stopped or host is None:
+            return  # an earlier one was planned since; or the host is gone
+        self._next = inf
+        late_s = now - planned
+        if late_s > STOOD_STILL_S:
+            self._blameless_until = max(self._blameless_until, now + late_s)
+            if not self._listens:  # first the events that came meanwhile: the loop may have them
+                self._listens = True
+                self._plan(now + TICK_S)
+                return
+        self._listens = False
+        try:
+            self.tick(host)
+        except Exception as exc:  # noqa: BLE001 - it must go on watching
+            log.error("client.cascade.failed", extra={"error": type(exc).__name__})
+        finally:  # also if a log handler of the program raises
+            self._plan(self._clock() + self.pause_s)
+
+    def tick(self, host: Host) -> None:
+        now = self._ticked = self._clock()
+        topology = self._topology = host.known()
+        replicas = {} if topology is None else topology.addresses
+        self._shards = {a: shard for shard, addresses in replicas.items() for a in addresses}
+        self._members = {a: self._members.get(a, Member()) for a in self._shards}
+        for address in self._shards:
+            self._member(host, address, membership.Tick(self._chance()), now)
+        self.slow_shards = frozenset(
+            shard
+            for shard, addresses in replicas.items()
+            if (usable := [a for a in addresses if self._members[a].usable])
+            and all(self._members[a].is_slow(self._beating) for a in usable)
+        )
+        ended, failed, self._ended, self._failed = self._ended, self._failed, 0, 0
+        if ended and now >= self._blameless_until:
+            self._switch(host, modes.Messages(ended, failed), now)
+        reachable = topology is not None and all(
+            any(self._members[a].usable for a in replicas.get(shard, ()))
+            for shard in range(topology.manifest.shards)
+        )
+        # The client has all of a model of order 2 or less, and asks no server.
+        asks = topology is not None and topology.manifest.order > 2
+        slow = bool(asks and self._may_switch and self.slow_shards)
+        self._switch(host, modes.ReachabilityTick(reachable, slow), now)
+        self._publish()
+        self.moving = frozenset(
+            a
+            for a, m in self._members.items()
+            if m.beats and not m.ready and now - m.measured < MOVING_S
+        )
+        well = reachable and not slow and self.mode is Mode.FULL
+        self.pause_s = CALM_S if well and self._is_calm(now) else TICK_S
+        outdated = topology is not None and topology is self._outdated
+        if (outdated or not reachable) and now - self._looked >= LOOK_AGAIN_S:
+            # They may have returned elsewhere; while the local fallback answers, no message asks.
+            self._looked = now
+            host.refresh_later()
+        host.follow()
+
+    def _is_calm(self, now: float) -> bool:
+        return not self._cascade.failing()[1] and all(
+            member.usable and (member.sent == float("-inf") or now - member.sent < TICK_S)
+            for member in self._members.values()
+        )
+
+    def _publish(self) -> None:
+        replicas = {} if self._topology is None else self._topology.addresses
+        self.avoided = frozenset(a for a, m in self._members.items() if m.beats and not m.usable)
+        slow: set[str] = set()
+        for addresses in replicas.values():
+            delays = {a: m.delay_s for a in addresses if (m := self._members[a]).usable}
+            least = min(delays.values(), default=0.0)
+            slow.update(a for a, delay in delays.items() if behind(delay, least, self._beating))
+        self.slow = frozenset(slow)
+        self.gone = frozenset(
+            shard
+            for shard, addresses in replicas.items()
+            if all(self._members[a].health is Liveness.DOWN for a in addresses)
+        )
+
+    def _member(self, host: Host, address: str, event: membership.Event, now: float) -> None:
+        member = self._members.get(address)
+        if member is None:
+            return
+        self._members[address], actions = membership.step(member, event, now, self._beating)
+        if any(isinstance(action, membership.Changed) for action in actions):
+            self._publish()
+        for action in actions:
+            if isinstance(action, membership.Ping):
+                self._beat(host, address, action.sequence)
+            elif isinstance(action, membership.Renew):
+                log.info("client.connection.renewed", extra={"address": address})
+                host.renew(address)
+            elif isinstance(action, membership.Restarted):
+                log.info("client.server.restarted", extra={"address": address})
+                # It may hold other models, or name another default; asked until that succeeds.
+                self._outdated, self._looked = self._topology, now
+                host.refresh_later()
+            else:
+                fields = {
+                    "address": address,
+                    "shard": self._shards.get(address),
+                    "before": action.before,
+                    "after": action.after,
+                    "reason": action.reason,
+                }
+                # A missed heartbeat that the next one makes good is no news: on a busy machine
+                # there are many. Up again is a warning as the loss was: a program without handlers
+                # shows both.
+                if action.after == Liveness.UP:
+                    is_news = address in self._lost
+                    self._lost.discard(address)
+                elif is_news := action.after != Liveness.SUSPECT or action.reason != "silent":
+                    self._lost.add(address)
+                if is_news:
+                    log.warning("client.server.changed", extra=fields)
+                else:
+                    log.info("client.server.changed", extra=fields)
+
+    def _beat(self, host: Host, address: str, sequence: int) -> None:
+        assert self._topology is not None
+        request = pb.HeartbeatRequest(
+            sequence=sequence,
+            shard_set=self._topology.manifest.shard_set_bytes,
+            shard=self._shards[address],
+        )
+        reply = partial(self._beaten, address, sequence)
+        host.beat(address, request, self._beating.timeout_s, reply)
+
+    def _beaten(
+        self,
+        address: str,
+        sequence: int,
+        found: pb.HeartbeatReply | None,
+        error: DlmError | None,
+    ) -> None:
+        """Records an answer, from any thread; a refused or garbled heartbeat counts as missed when
+        its time is over."""
+        event: membership.Event
+        if found is not None and error is None:
+            ready = found.state == pb.SERVER_STATE_READY
+            refuses = None if ready else _MOVING.get(found.state, "warming")
+            event = membership.Beat(sequence, found.instance, refuses)
+        elif isinstance(error, AuthenticationError):
+            event = membership.Unreachable("unauthenticated")
+        else:
+            return
+        self._here(self._member, address, event)
+
+    def _switch(self, host: Host, event: modes.Event, now: float) -> None:
+        self._cascade, actions = modes.step(self._cascade, event, now, self._failover_config)
+        for action in actions:
+            if isinstance(action, modes.Switch):
+                self.mode = action.to
+                self._entered = now
+                self.switches[action.to, action.reason] += 1
+                fields = {
+                    "to": str(action.to),
+                    "reason": action.reason,
+                    "messages": action.messages,
+                    "failed": action.failed,
+                    "slow_shards": sorted(self.slow_shards),
+                }
+                if action.to is Mode.FULL:
+                    log.info("client.mode.changed", extra=fields)
+                else:
+                    log.warning("client.mode.changed", extra=fields)
+            else:
+                self._probe(host, action.number)
+
+    def _probe(self, host: Host, number: int) -> None:
+        try:
+            host.ask_probe(self._failover_config.probe_timeout_s, partial(self._probe_done, number))
+        except DlmError:
+            self._probe_done(number, False)
+
+    def _probe_done(self, number: int, answered: bool) -> None:
+        self._here(self._probe_ended, modes.ProbeDone(number, answered))
+
+    def _probe_ended(self, host: Host, event: modes.ProbeDone, now: float) -> None:
+        self.probes[event.answered] += 1
+        self._switch(host, event, now)
+
+    def _here(self, step: Callable[..., None], *args: Any) -> None:
+        host = self._host()
+        if host is not None and not self._stopped:
+            host.steps.carry_out(step, host, *args, self._clock())

@@ -1,0 +1,414 @@
+"""The synchronous and the asyncio client: connect, open an utterance, close.
+
+    client = Client.connect("cluster.toml")
+    utterance = client.utterance()
+    extension = utterance.extend([utterance.begin()], ["the", "a", "there"])
+
+Clients pickle (a copy connects by itself), survive fork, and may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Coroutine, Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from dlm.client.base_utterance import FINISH, check_deadline
+from dlm.client.cascade import CascadeStatus
+from dlm.client.cluster_file import ClusterFile, Endpoint, FixedEndpoints
+from dlm.client.config import ClientConfig, check_address
+from dlm.client.core import Core, LocalScorer, Scorer, open_local
+from dlm.client.metrics import ClientCollector, Stats
+from dlm.client.modes import Mode
+from dlm.client.phrases import Phrases, Weights, prepared
+from dlm.client.server import GrpcConnection
+from dlm.client.states import FULL_MODEL, LOCAL_MODEL
+from dlm.client.utterance import AsyncUtterance, Opened, Utterance
+from dlm.errors import ConfigError, QueryError, StaleShardSet, UnavailableError
+from dlm.index.layout import Manifest
+from dlm.logs import EventLog
+from dlm.ngram.query import LOCAL_FALLBACK
+from dlm.ngram.vocab import Vocabulary
+from dlm.resources import Closeable
+from dlm.wire.ids import check_beginning
+
+log = EventLog(__name__)
+
+Cluster: TypeAlias = str | os.PathLike[str] | Sequence[str]
+_ADDRESS = re.compile(r"[^\s/]+:\d+")
+
+
+def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> Core:
+    config = config or ClientConfig()
+    security = config.security
+    endpoints: ClusterFile | FixedEndpoints
+    if isinstance(cluster, (str, os.PathLike)):
+        _check_path(cluster)
+        endpoints = ClusterFile(cluster, config)
+        security = endpoints.started.security
+        config = replace(config, local_fallback=endpoints.started.local_fallback)
+    else:
+        _check_addresses(cluster)
+        endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
+    connect = partial(GrpcConnection, streams=config.connections, security=security)
+    return Core(endpoints, config, connect=connect, model=model)
+
+
+def _check_path(cluster: str | os.PathLike[str]) -> None:
+    path = Path(cluster)
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder; expected the path of a cluster.toml. To open a shard set on this "
+            "machine, use Client.local(DIR)"
+        )
+    if isinstance(cluster, str) and _ADDRESS.fullmatch(cluster) and not path.exists():
+        raise ConfigError(
+            f"{cluster!r} is a single address; expected the path of a cluster.toml or a list of "
+            f"addresses. Write connect([{cluster!r}])"
+        )
+
+
+def _check_addresses(cluster: Any) -> None:
+    if isinstance(cluster, bytes) or not isinstance(cluster, Sequence):
+        raise ConfigError(
+            f'{cluster!r} does not name servers; expected a list of "host:port", or the path of a '
+            "cluster.toml"
+        )
+    for address in cluster:
+        try:
+            check_address(address)
+        except ConfigError as exc:
+            raise ConfigError(
+                f"{exc}; or pass the path of a cluster.toml instead of a list"
+            ) from exc
+
+
+def open_local_fallback(directory: Path) -> LocalScorer:
+    """Opens a client's local fallback and compiles its kernels; raises what `open_local` does."""
+    scorer = open_local(directory, LOCAL_FALLBACK, what="the local fallback")
+    Utterance(scorer, scorer.snapshot(), None).score_sentences([b"", b"<unk> <unk>"])
+    return scorer
+
+
+class _Face:
+    def __init__(self, core: Core | LocalScorer) -> None:
+        if not isinstance(core, (Core, LocalScorer)):
+            name = type(self).__name__
+            raise TypeError(
+                f"{name}({core!r}) does not open a client; use {name}.connect({core!r}) for "
+                f"servers, or {name}.local(DIR) for a shard set on this machine"
+            )
+        self._core: Scorer = core
+        fallback = core.config.local_fallback
+        self._fallback = None if fallback is None else open_local_fallback(fallback)
+
+    def _connect(self) -> None:
+        try:
+            self._core.snapshot()
+        except UnavailableError as exc:
+            if self._fallback is None:
+                raise
+            path = str(self._core.config.local_fallback)
+            why = " ".join([str(exc), *getattr(exc, "__notes__", ())])
+            fields = {"local_fallback": path, "error": why}
+            log.warning("client.local_fallback.started", extra=fields)
+            self._core.begin_local_fallback()
+        self._core.watch()
+
+    def _open(
+        self,
+        deadline_s: float | None,
+        on_switch: str,
+        key: str | bytes | None,
+        model: str | None,
+        wait_s: float,
+        phrases: Phrases | None,
+    ) -> Opened:
+        """The arguments of a new utterance, which waits `wait_s` for the next model if servers no
+        longer hold the one in use."""
+        if key is not None and not isinstance(key, (str, bytes)):
+            raise QueryError(f"the key is {key!r}; expected a string or bytes")
+        core, fallback = self._core, self._fallback
+        if deadline_s is not None:
+            check_deadline(deadline_s)
+        core.check_open()
+        if not core.begun:
+            self._connect()
+        if model is not None:
+            found = core.named(check_beginning(model))
+            if found is None:
+                raise StaleShardSet(
+                    f"no server that this client knows holds model {model}; serve that model, or "
+                    "leave model out"
+                )
+            return core, found, deadline_s, FULL_MODEL, on_switch, phrases, True
+        if fallback is not None and core.mode() is Mode.LOCAL_FALLBACK:
+            limit_s = core.config.deadline_s if deadline_s is None else deadline_s
+            return fallback, fallback.snapshot(), limit_s, LOCAL_MODEL, on_switch, phrases, False
+        found = core.current(wait_s, key=key)
+        return core, found, deadline_s, FULL_MODEL, on_switch, phrases, False
+
+    def _connect_now(self) -> None:
+        """Before a property: a copy of a client connects when it is first used."""
+        if not self._core.begun:
+            self._connect()
+
+    @property
+    def cascade(self) -> CascadeStatus:
+        """The state of the servers, and which model new utterances are scored with.
+
+        Without a local fallback the mode stays `full`, even while every server is down: `servers`
+        shows the state of each.
+
+        Raises  ConfigError  this client sends no heartbeats, see `ClientConfig.heartbeats`
+        """
+        self._connect_now()
+        return self._core.cascade()
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shard set in use."""
+        self._connect_now()
+        return self._core.snapshot().topology.manifest
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Words and ids of the model in use."""
+        self._connect_now()
+        return self._core.snapshot().grams.vocabulary
+
+    @property
+    def stats(self) -> Stats:
+        """The counters of this client."""
+        return self._core.stats
+
+    @property
+    def sent_to(self) -> dict[int, int]:
+        """The distinct queries that this client has sent to servers, by shard."""
+        return dict(self._core.counts.sent_to)
+
+    @property
+    def metrics(self) -> ClientCollector:
+        """The same and more for Prometheus: ``registry.register(client.metrics)``."""
+        return ClientCollector(self._core, self._fallback)
+
+    def __repr__(self) -> str:
+        known = self._core.known()
+        if known is None:
+            return f"{type(self).__name__}(not connected)"
+        return (
+            f"{type(self).__name__}(shard_set={known.manifest.shard_set}, "
+            f"shards={known.manifest.shards}, queues={self._core.load()}, "
+            f"{self._core.stats})"
+        )
+
+
+class Client(_Face, Closeable):
+    """A client of servers, or of a shard set in this process; any thread may use it.
+
+    Create one with `connect` or `local`; `utterance` returns an utterance that scores, and `with`
+    closes the client. `AsyncClient` has the same methods, awaited.
+    """
+
+    @classmethod
+    def connect(
+        cls, cluster: Cluster, config: ClientConfig | None = None, *, model: str | None = None
+    ) -> Client:
+        """Finds the servers, and fetches the low orders unless they are in the cache.
+
+        Args
+            cluster  path of a cluster.toml, or a list of addresses "host:port"
+            model    the first 6 hex digits or more of the id of a model, or of its shard set, as
+                     `dlm info` prints them. By default, new utterances get the model that
+                     cluster.toml names at the time, or else the servers' default
+        Raises
+            ConfigError          no such file; a cache that cannot be written; certificates or a
+                                 token that cannot be read; no such model, or several
+            AuthenticationError  the servers rejected the client's credentials
+            UnavailableError     no server answers, and there is no local fallback
+            ProtocolError        servers answer, but not as proto/README.md says
+            ShardFormatError     the local fallback is damaged
+        """
+        client = cls(_core(cluster, config, model))
+        client._connect()
+        return client
+
+    @classmethod
+    def local(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        vocab: str | os.PathLike[str] | None = None,
+    ) -> Client:
+        """Answers from the shard set in `directory`, in this process: no server, no message.
+
+        `directory` may also be the path of a KenLM binary file; its scores are then KenLM's, see
+        `dlm.kenlm.model.KenlmFile`.
+
+        Handles, states, scores and errors are those of `connect`. Calls return their answer even
+        after their deadline.
+
+        Args
+            verify  check every checksum first
+            vocab   a list of the words of a KenLM file that stores none
+        Raises
+            ConfigError       there is no such folder or file
+            ShardFormatError, KenlmFormatError  it is damaged
+        """
+        return cls(open_local(Path(directory), verify=verify, vocab=vocab))
+
+    def utterance(
+        self,
+        *,
+        key: str | bytes | None = None,
+        model: str | None = None,
+        deadline_s: float | None = None,
+        on_switch: str = FINISH,
+        wait_s: float | None = None,
+        phrases: Phrases | Weights | None = None,
+    ) -> Utterance:
+        """A new utterance, pinned to the model in use: the full one, or the local fallback while
+        the servers fail (`Utterance.model_info`).
+
+        Args
+            key         of a user or a session, say: during a roll-out, all utterances with a key
+                        get the same model. Without one, the model is drawn at random
+            model       the first 6 hex digits or more of a model's id, of states of another
+                        process, say: the utterance keeps that model, also if it is replaced
+            deadline_s  for each of its calls
+            on_switch   if the client switches to the local fallback before the utterance ends:
+                        "finish" ends it on the low orders of the full one, without messages;
+                        with "rescore" its next call raises `ModelSwitched`
+            wait_s      how long to wait for the next model if servers no longer hold the one in
+                        use; by default `connect_s`. With 0, the utterance gets the one in use
+            phrases     the bonus of each phrase that may be said in it, log10, or `Phrases`, which
+                        many utterances share
+        Raises
+            ClientClosed  the client is closed
+            ConfigError   `model` cannot begin an id
+            StaleShardSet  `model` is none that servers hold
+            QueryError    a deadline that is not a number of seconds above 0; see `Phrases`
+        """
+        wait_s = self._core.config.connect_s if wait_s is None else wait_s
+        return Utterance(*self._open(deadline_s, on_switch, key, model, wait_s, prepared(phrases)))
+
+    def close(self) -> None:
+        """Closes every connection."""
+        self._core.close()
+
+
+class Opening(Coroutine[Any, Any, "AsyncClient"]):
+    """A client being opened: `client = await ...`, or `async with ... as client`, which closes it.
+
+    It is a coroutine, so tasks and asyncio.run accept it.
+    """
+
+    def __init__(self, opening: Coroutine[Any, Any, AsyncClient]) -> None:
+        self._opening = opening
+        self._client: AsyncClient | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncClient]:
+        return self._opening.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        self._opening.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        self._client = await self._opening
+        return self._client
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._client is not None
+        await self._client.close()
+
+
+class AsyncClient(_Face):
+    """A client for asyncio: the methods of `Client`, awaited."""
+
+    @classmethod
+    def connect(
+        cls, cluster: Cluster, config: ClientConfig | None = None, *, model: str | None = None
+    ) -> Opening:
+        """See `Client.connect`; for `await` or `async with`."""
+
+        async def connect() -> AsyncClient:
+            client = await asyncio.to_thread(lambda: cls(_core(cluster, config, model)))
+            await asyncio.to_thread(client._connect)
+            return client
+
+        return Opening(connect())
+
+    @classmethod
+    def local(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        vocab: str | os.PathLike[str] | None = None,
+    ) -> Opening:
+        """See `Client.local`; for `await` or `async with`. Calls answer in the loop's thread."""
+        opening = partial(open_local, Path(directory), verify=verify, vocab=vocab)
+
+        async def local() -> AsyncClient:
+            return cls(await asyncio.to_thread(opening))
+
+        return Opening(local())
+
+    def utterance(
+        self,
+        *,
+        key: str | bytes | None = None,
+        model: str | None = None,
+        deadline_s: float | None = None,
+        on_switch: str = FINISH,
+        phrases: Phrases | Weights | None = None,
+    ) -> AsyncUtterance:
+        """See `Client.utterance`.
+
+        An unpickled copy of a client has not connected yet, and must not block the event loop while
+        it does. Either ``await client.utterance()``, or let the utterance's first call connect,
+        within the call's deadline; until then, the utterance has no states and no words.
+        """
+        self._core.check_open()
+        ready = prepared(phrases)
+        if self._core.begun:
+            return AsyncUtterance(*self._open(deadline_s, on_switch, key, model, 0.0, ready))
+        wait_s = self._core.config.connect_s
+        opened = partial(self._open, deadline_s, on_switch, key, model, wait_s, ready)
+        return AsyncUtterance.later(opened, self._core, deadline_s)
+
+    def _connect_now(self) -> None:
+        if not self._core.begun:
+            self._core.check_open()
+            raise ConfigError(
+                "this copy of a client has not connected yet, and a property cannot wait for that; "
+                "use `await client.utterance()` first"
+            )
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        await asyncio.to_thread(self._core.close)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

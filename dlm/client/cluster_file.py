@@ -1,0 +1,516 @@
+"""cluster.toml: where the servers are, which model is the default, and how to reach them.
+
+A running client (`ClusterFile`) follows the servers and the default model. Later changes of other
+settings are only checked and logged, so the operator learns of a mistake before the next start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import xxhash
+
+from dlm.client.config import PLAIN, ClientConfig, ClientSecurity, check_address
+from dlm.config import about, check, like, nearest, parse_toml, resolve, setting, settings_of
+from dlm.errors import ConfigError
+from dlm.files import editing, write_whole
+from dlm.logs import EventLog
+from dlm.wire.certificates import Contents, read_certificates
+from dlm.wire.ids import check_beginning
+from dlm.wire.secret import (
+    AUTHORIZATION,
+    SCHEME,
+    parse_token_file,
+    read_secret,
+    require_file,
+    signature,
+)
+
+# -------------------------------------------------------------------------------------------------
+# The files that a client's security settings name: certificates, and the token of each call.
+#
+# They are read when a client starts, and again whenever they change; if they are unusable by then,
+# what they last held stays in use.
+
+
+log = EventLog(__name__)
+
+Metadata = tuple[tuple[str, str], ...]
+Token = Callable[[], Metadata]  # the metadata of a call, with the file's current token
+Certificates = Callable[[], Contents]  # what a channel's handshakes use
+T = TypeVar("T")
+
+
+def check_files(security: ClientSecurity) -> None:
+    """Reads certificates, key and token; raises `ConfigError` if a file is missing or unusable."""
+    certificates_of(security)
+    read_token(security)
+
+
+def certificates_of(security: ClientSecurity) -> Certificates | None:
+    """A function that returns what each channel's handshakes use; None without TLS. Raises
+    ConfigError if a file is missing or unusable."""
+    if not security.ca:
+        return None
+    files = {"ca": security.ca, "cert": security.cert, "key": security.key}
+    paths = [Path(name) for name in files.values() if name]
+    return _LastUsable("certificates", partial(read_certificates, **files), *paths)
+
+
+def read_token(security: ClientSecurity) -> Token | None:
+    """A function that returns the metadata with the token, for each call; None without a token.
+    Raises ConfigError if the file is missing or unusable."""
+    if security.token:
+        fixed = ((AUTHORIZATION, SCHEME + security.token),)
+        return lambda: fixed
+    if not security.token_file:
+        return None
+    path = Path(security.token_file)
+
+    def read() -> Metadata:
+        return ((AUTHORIZATION, SCHEME + parse_token_file(read_secret(path), path)),)
+
+    return _LastUsable("token", read, path)
+
+
+class _LastUsable(Generic[T]):
+    """What files held when they were last usable; from any thread."""
+
+    def __init__(self, what: str, read: Callable[[], T], *paths: Path) -> None:
+        self._what, self._read, self._paths = what, read, paths
+        self._seen = signature(*paths)
+        self._found = read()
+        self._logged = ""
+
+    def __call__(self) -> T:
+        """Their content; logs once why files that have changed are unusable."""
+        now = signature(*self._paths)
+        if now != self._seen:
+            try:
+                # Both or none: files that could not be read may be readable next time.
+                self._found, self._seen, self._logged = self._read(), now, ""
+            except ConfigError as exc:
+                if str(exc) != self._logged:
+                    self._logged = str(exc)
+                    log.error("client.%s.kept", self._what, extra={"error": self._logged})
+        return self._found
+
+
+# -------------------------------------------------------------------------------------------------
+# The roll-out that cluster.toml describes: which share of new utterances gets the next model.
+
+
+CHANGED = ("model", "rollout")
+_TABLE = re.compile(r"\s*\[")
+_MODEL = re.compile(r"\s*model\s*=")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The next model beside the default one: the table [rollout], which `dlm rollout` writes."""
+
+    model: str = field(
+        metadata=about("The first digits of the next model's id, or of its shard set's.")
+    )
+    replaces: str = field(metadata=about("Likewise of the model that was the default before."))
+    share: float = field(
+        metadata=about("Share of new utterances that get the next model.", low=0, high=1)
+    )
+
+    @property
+    def text(self) -> str:
+        return (
+            f"roll-out: {100 * self.share:g} % of new utterances get shard set {self.model[:12]}, "
+            f"which replaces {self.replaces[:12]}"
+        )
+
+    def takes(self, key: str | bytes | None, draw: Callable[[], float] = random.random) -> bool:
+        """Whether a new utterance gets the next model: by the hash of its key, or at random. A key
+        that gets it keeps it while the share grows; another roll-out chooses other keys."""
+        if key is None:
+            return draw() < self.share
+        data = key.encode() if isinstance(key, str) else key
+        # DO NOT CHANGE: decoders on several hosts must give a key the same model.
+        return xxhash.xxh3_64_intdigest(self.model.encode() + b"\0" + data) < self.share * 2**64
+
+
+def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
+    """The text of a cluster.toml with this default model and this roll-out; all else stays. Raises
+    ConfigError if they stand there in another form than `dlm` writes, as in an inline table."""
+    kept: list[str] = []
+    is_top, in_rollout = True, False
+    for line in text.splitlines():
+        if _TABLE.match(line):
+            is_top, in_rollout = False, line.split("#")[0].strip() == "[rollout]"
+        if line.startswith("#") or not (in_rollout or (is_top and _MODEL.match(line))):
+            kept.append(line)
+    comments = 0
+    while comments < len(kept) and kept[comments].startswith("#"):
+        comments += 1
+    head = [f"model = {json.dumps(model)}"] if model else []
+    if rollout is not None:
+        values = (f"{name} = {json.dumps(value)}" for name, value in asdict(rollout).items())
+        while kept and not kept[-1].strip():
+            kept.pop()
+        kept += ["", "[rollout]", *values]
+    after = "\n".join([*kept[:comments], *head, *kept[comments:]]) + "\n"
+    wanted = {name: value for name, value in tomllib.loads(text).items() if name not in CHANGED}
+    if model:
+        wanted["model"] = model
+    if rollout is not None:
+        wanted["rollout"] = asdict(rollout)
+    try:
+        is_right = tomllib.loads(after) == wanted
+    except tomllib.TOMLDecodeError:
+        is_right = False
+    if not is_right:
+        raise ConfigError(
+            "cluster.toml has model or rollout in a form that this command cannot edit; expected "
+            'a line model = "ID" before all tables, and a table that begins with a line '
+            "[rollout]. Write it so, and repeat the command; nothing was changed"
+        )
+    return after
+
+
+MOST_BYTES = 512 << 10  # 10,000 servers, read in less than a second
+WRITTEN_BY = "# Written by dlm cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """The settings of the file that stand above its tables."""
+
+    model: str | None = setting(
+        None,
+        "The default model: the first digits of its id, at least six. By default the servers' "
+        "first. Running clients follow a change; open utterances stay on theirs.",
+    )
+    local_fallback: str | None = setting(
+        None,
+        "Folder of a shard set, relative to the file, that clients with `bigram_fallback` switch "
+        "to while servers fail.",
+    )
+    token_file: str = setting("", "File with the clients' token, relative to the file.")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """The table [tls]; with it, clients use TLS."""
+
+    ca: str = setting(
+        "", "PEM file of the CA that signed the servers' certificates, relative to the file."
+    )
+    cert: str = setting("", "PEM file of the clients' certificate.")
+    key: str = setting("", "PEM file of its private key, mode 600 (640 if root owns it).")
+    server_name: str = like(ClientSecurity, "server_name")
+    use_proxy: bool = setting(False, "Use the proxy set in the environment.")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server: a table [[server]]."""
+
+    address: str = field(metadata=about("host:port."))
+    shard: int | None = setting(
+        None,
+        "The shard that it serves: a hint, used while the server does not answer.",
+        low=0,
+    )
+    pid: int | None = setting(None, "Its process, if it runs on this machine.", low=1)
+
+
+ABOVE = tuple(one.name for one in settings_of(ClusterSettings))
+TLS = tuple(one.name for one in settings_of(TlsSettings))
+TABLES = ("tls", "rollout", "server")
+
+
+class Servers(Protocol):
+    """Says where the servers are; asked again whenever the table is stale. Picklable."""
+
+    def __call__(self) -> Sequence[Endpoint]:
+        """The current servers."""
+
+    def model(self) -> str | None:
+        """The default model that the operator names; None leaves it to the servers."""
+
+    def rollout(self) -> Rollout | None:
+        """The next model, if some new utterances are to get it."""
+
+    def stamp(self) -> object:
+        """Differs from the last one if the servers or the model may have changed."""
+
+    def kept(self) -> list[str]:
+        """Changed settings that a running client does not apply; ConfigError if a client that
+        starts now would reject them."""
+
+
+class FixedEndpoints(Servers):
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self.endpoints = list(endpoints)
+
+    def __call__(self) -> list[Endpoint]:
+        return self.endpoints
+
+    def model(self) -> str | None:
+        return None
+
+    def rollout(self) -> Rollout | None:
+        return None
+
+    def stamp(self) -> object:
+        return None
+
+    def kept(self) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class StartSettings:
+    """What a client takes from cluster.toml and its configuration when it starts."""
+
+    security: ClientSecurity
+    local_fallback: Path | None
+
+    @classmethod
+    def of(cls, toml: ClusterToml, config: ClientConfig) -> StartSettings:
+        """The settings of a client that starts now; `config` takes precedence. Raises ConfigError
+        if one is wrong, or names a file or folder that is missing or unusable."""
+        security = config.security.over(toml.security())
+        check_files(security)
+        local_fallback = config.local_fallback
+        if config.bigram_fallback and local_fallback is None and config.heartbeats is not False:
+            local_fallback = toml.local_fallback()
+            if local_fallback is not None and not local_fallback.is_dir():
+                found = f"{toml.path} names the local fallback {local_fallback}"
+                raise ConfigError(
+                    f"{found}, which is a file; expected the folder of a shard set, as `dlm shard` "
+                    "writes it"
+                    if local_fallback.exists()
+                    else f"{found}, but there is no such folder on this machine; copy it there, "
+                    "correct the path in the file, or pass ClientConfig(local_fallback=...)"
+                )
+        return cls(security, local_fallback)
+
+    def changed(self, now: StartSettings) -> list[str]:
+        mine, other = self.security, now.security
+        keys = [key for key in ("token_file", *TLS) if getattr(mine, key) != getattr(other, key)]
+        local_fallback = ["local_fallback"] if self.local_fallback != now.local_fallback else []
+        return local_fallback + [f"tls.{key}" if key in TLS else key for key in keys]
+
+
+class ClusterFile(Servers):
+    """A cluster.toml that may change: each call of this object reads it, and parses another text.
+    The client's configuration takes precedence. Raises ConfigError if a client cannot start with
+    it."""
+
+    def __init__(self, path: str | os.PathLike[str], config: ClientConfig | None = None) -> None:
+        self.path = Path(path).absolute()
+        self._config = config or ClientConfig()
+        self._toml = ClusterToml(self.path)  # raises, and says what to do, if there is no such file
+        self._toml.servers()  # checked now, not at the first look
+        self._toml.rollout()
+        self.started = StartSettings.of(self._toml, self._config)
+
+    def __call__(self) -> list[Endpoint]:
+        return self._now().servers()
+
+    def model(self) -> str | None:
+        return self._now().model()
+
+    def rollout(self) -> Rollout | None:
+        return self._now().rollout()
+
+    def stamp(self) -> object:
+        return signature(self.path)
+
+    def kept(self) -> list[str]:
+        return self.started.changed(StartSettings.of(self._now(), self._config))
+
+    def _now(self) -> ClusterToml:
+        self._toml = toml = self._toml.again()
+        return toml
+
+
+class ClusterToml:
+    """The content of a cluster.toml, parsed once; a table is checked when it is asked for. Raises
+    ConfigError if the file is missing, is not TOML, or has an unknown setting."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.text = _text(self.path)
+        content = parse_toml(self.text, path)
+        tables = {name: content.pop(name) for name in TABLES if name in content}
+        if "token" in content or "token" in tables.get("tls", ()):
+            raise ConfigError(
+                f"{path} contains a token, but many people can read files like it; move the token "
+                "to a file that only its owner can read, and set token_file to the path of that "
+                "file"
+            )
+        for name in content.keys() - set(ABOVE):
+            advice = nearest(name, (*ABOVE, *TABLES))
+            raise ConfigError(f"{path} does not have a setting named {name}{advice}")
+        self._above, self._tables = self._of(ClusterSettings, "", content), tables
+
+    def _of(self, kind: type[T], section: str, table: object) -> T:
+        with self._named():
+            found = resolve(kind, section, file=self.path, found={section: table}, environ={})
+            check(section, found)
+        return found
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except ConfigError as exc:
+            if str(self.path) not in str(exc):
+                exc.add_note(f"in {self.path}")
+            raise
+
+    def again(self) -> ClusterToml:
+        return self if _text(self.path) == self.text else ClusterToml(self.path)
+
+    def servers(self) -> list[Endpoint]:
+        """Raises  ConfigError  there are none, or one has another form or an unknown setting"""
+        servers = self._tables.get("server")
+        if not isinstance(servers, list) or not servers:
+            raise ConfigError(
+                f"{self.path} lists no servers; expected one [[server]] table per server"
+            )
+        # In TOML, everything below a table belongs to it, up to the next one.
+        tables = [one for one in servers if isinstance(one, dict)]
+        if lost := [name for one in tables for name in ABOVE if name in one]:
+            raise ConfigError(
+                f"{self.path}: {lost[0]} stands below a [[server]]; move it above the first table"
+            )
+        found = [self._of(Endpoint, "server", server) for server in servers]
+        with self._named():
+            for one in found:
+                check_address(one.address)
+        return found
+
+    def local_fallback(self) -> Path | None:
+        """The folder of the local fallback, relative to the file's; None for none."""
+        folder = self._above.local_fallback
+        return self.path.absolute().parent / folder if folder else None
+
+    def model(self) -> str | None:
+        """The default model; None for none. Raises `ConfigError` unless it can begin an id."""
+        return self._id(self._above.model)
+
+    def _id(self, beginning: str | None) -> str | None:
+        with self._named():
+            return check_model(beginning)
+
+    def rollout(self) -> Rollout | None:
+        """The table [rollout]; None for none. Raises `ConfigError` if it is wrong."""
+        if "rollout" not in self._tables:
+            return None
+        found = self._of(Rollout, "rollout", self._tables["rollout"])
+        model, replaces = self._id(found.model), self._id(found.replaces)
+        return replace(found, model=model or "", replaces=replaces or "")
+
+    def security(self) -> ClientSecurity:
+        """The credentials: the table [tls], and token_file; paths are relative to the file. Raises
+        ConfigError for an unknown setting, or one of the wrong type."""
+        tls = self._of(TlsSettings, "tls", self._tables.get("tls", {}))
+        folder = self.path.absolute().parent
+        files = tls.ca, tls.cert, tls.key, self._above.token_file
+        ca, cert, key, token = (str(folder / file) if file else "" for file in files)
+        with self._named():
+            return ClientSecurity(ca, cert, key, tls.server_name, token, use_proxy=tls.use_proxy)
+
+
+def _text(path: Path) -> str:
+    require_file(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ConfigError(
+                f"{path} is larger than expected of a list of servers: at most {MOST_BYTES} bytes; "
+                "check that it is the file you mean"
+            )
+        return data.decode()
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            f"{path} does not exist. `dlm cluster DIR` writes it to its working directory; run "
+            "this there, or give the path of the file"
+        ) from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
+
+
+def write_cluster_file(
+    path: Path,
+    endpoints: Sequence[Endpoint],
+    *,
+    security: ClientSecurity = PLAIN,
+    local_fallback: Path | None = None,
+    model: str | None = None,
+    rollout: Rollout | None = None,
+) -> None:
+    """Writes a cluster.toml whole or not at all; all of `security` except the token itself."""
+    folder = None if local_fallback is None else str(local_fallback.absolute())
+    lines = [f"{WRITTEN_BY}."]
+    for name, value in (
+        ("local_fallback", folder),
+        ("token_file", security.token_file),
+    ):
+        if value:
+            lines += ["", f"{name} = {json.dumps(value)}"]
+    if security.ca:
+        values = [(name, getattr(security, name)) for name in TLS]
+        lines += ["", "[tls]", *(f"{name} = {json.dumps(v)}" for name, v in values if v)]
+    lines += _server_lines(endpoints)
+    write_whole(path, edited("\n".join(lines) + "\n", model, rollout).encode())
+
+
+def edit(path: Path, change: Callable[[ClusterToml], str]) -> None:
+    """Replaces a cluster.toml by what `change` makes of it, anew if another program wrote it by
+    then. Owner, mode and a symbolic link stay; half of a file stays, too, and is a ConfigError."""
+    path = path.resolve()
+    with editing(path):
+        while True:
+            toml = ClusterToml(path)
+            toml.servers()
+            before, after = toml.text.encode(), change(toml).encode()
+            if after == before or write_whole(path, after, keep_owner=True, instead_of=before):
+                return
+
+
+def replace_servers(path: Path, change: Callable[[Sequence[Endpoint]], Sequence[Endpoint]]) -> None:
+    """Edits the servers of a file that `write_cluster_file` wrote; all else stays."""
+
+    def changed(toml: ClusterToml) -> str:
+        head = toml.text.split("\n[[server]]")[0].splitlines()
+        text = "\n".join([*head, *_server_lines(change(toml.servers()))]) + "\n"
+        return edited(text, toml.model(), toml.rollout())
+
+    edit(path, changed)
+
+
+def _server_lines(endpoints: Sequence[Endpoint]) -> list[str]:
+    lines = []
+    # Processes may share an address.
+    for endpoint in {(one.address, one.shard): one for one in endpoints}.values():
+        lines += ["", "[[server]]", f'address = "{endpoint.address}"']
+        if endpoint.shard is not None:
+            lines.append(f"shard = {endpoint.shard}")
+        if endpoint.pid is not None:
+            lines.append(f"pid = {endpoint.pid}")
+    return lines
+
+
+def check_model(model: str | None) -> str | None:
+    """`model` in lower case; raises `ConfigError` unless it can begin the id of a model."""
+    return None if model is None else check_beginning(model)

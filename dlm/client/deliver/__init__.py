@@ -1,1 +1,0 @@
-"""Carries requests to shards and replies back, on the loop."""

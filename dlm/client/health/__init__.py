@@ -1,1 +1,0 @@
-"""Whether servers can be reached, and which model answers."""

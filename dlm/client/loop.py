@@ -1,0 +1,518 @@
+"""The thread with the event loop on which the clients of a process do everything, its mailbox, and
+the steps that a client leaves there.
+
+Calls that many threads leave at the same time cross together. Mailbox and timers outlive a loop:
+what is left while a fork suspends it is done by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import gc
+import heapq
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import grpc
+import uvloop
+
+from dlm.client import kernels
+from dlm.logs import EventLog
+from dlm.resources import check_open_files
+
+log = EventLog(__name__)
+
+STOP_S = 5.0
+POLLER_S = 0.2
+# A thread that should wake the loop may be interrupted by a signal handler: then the next one does.
+WAKE_S = 0.05
+
+T = TypeVar("T")
+Posted: TypeAlias = deque[tuple[Callable[..., None], tuple[Any, ...]]]
+
+
+class Home(Protocol):
+    """Where all of a client's steps run."""
+
+    def is_here(self) -> bool:
+        """Whether this thread is it."""
+
+    def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        """Only there: calls `call` after `delay_s` seconds, even after a fork."""
+
+    def post(self, call: Callable[..., None], *args: Any) -> None:
+        """Runs `call` there, after what was posted before; from any thread.
+
+        Raises  ConfigError, RuntimeError  it could not be started; it runs `call` once it can
+        """
+
+
+class Mailbox:
+    """Calls that other threads leave for an event loop. It is woken once for all that come before
+    it gets to them: waking takes longer than most of the calls."""
+
+    __slots__ = ("_loop", "_posted", "closed", "woken_until")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, posted: Posted) -> None:
+        self._loop = loop
+        self._posted = posted
+        self.closed = False
+        self.woken_until = 0.0  # a thread has woken it, until then at the latest
+
+    def post(self, call: Callable[..., None], *args: Any) -> bool:
+        """From any thread: has the loop run `call`; False if it is closed, and the call stays."""
+        self._posted.append((call, args))
+        return self.wake()
+
+    def wake(self) -> bool:
+        """From any thread: has the loop run what was posted; False if it is closed."""
+        if self.closed:
+            return False
+        now = time.monotonic()
+        if now < self.woken_until:
+            return True  # the thread that set it wakes the loop, which then runs everything posted
+        self.woken_until = now + WAKE_S
+        try:
+            self._loop.call_soon_threadsafe(self.run)
+        except RuntimeError:
+            return False
+        return True
+
+    def run(self) -> None:
+        """On the loop: runs what was posted."""
+        posted = self._posted
+        while posted and not self.closed:
+            self.woken_until = inf  # what is posted meanwhile is run here
+            while posted:
+                _try(*posted.popleft())
+            self.woken_until = 0.0  # first: later posts wake the loop again
+        self.woken_until = 0.0
+
+
+class LoopThread:
+    """A thread with an event loop. On the loop, `call_at` calls a function at a time of
+    time.monotonic, within a millisecond."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self.call_at = self._loop.call_at
+        self.mailbox = Mailbox(self._loop, _posted)
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = inf
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop.call_soon(self._begin)
+        self.thread = threading.Thread(target=self._run, name="dlm-client", daemon=True)
+
+    def _run(self) -> None:
+        _here.loop = True
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _begin(self) -> None:
+        self.arm()
+        self.mailbox.run()
+
+    @property
+    def ending(self) -> bool:
+        """Whether nothing that is posted or started runs any longer."""
+        return self.mailbox.closed
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def arm(self) -> None:
+        """On the loop: schedules the first of the process's timers."""
+        if not _timers:
+            return
+        when = _timers[0][0]
+        if when < self._alarm_at:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_at = when
+            self._alarm = self.call_at(when, self._run_timers)
+
+    def _run_timers(self) -> None:
+        self._alarm, self._alarm_at = None, inf
+        # A millisecond early is fine: a loop's clock is no better.
+        due = time.monotonic() + 0.0005
+        while _timers and _timers[0][0] <= due:
+            _, _, call, args = heapq.heappop(_timers)
+            _try(call, args)
+        self.mailbox.run()  # the thread that should have woken the loop may have been interrupted
+        self.arm()
+
+    def stop(self, before: Callable[[], None]) -> None:
+        """Calls `before`, cancels all tasks, lets them end, and ends the thread. `before` is called
+        on the loop, so never within a reply; and here, too, if the loop does not get to it."""
+
+        async def end() -> None:
+            self.mailbox.run()
+            before()
+            self.mailbox.closed = True
+            for task in self._tasks:
+                task.cancel()
+            # Those of gRPC too, which end with ours; they reference what `stop` must free.
+            if others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others, timeout=STOP_S)
+            self._loop.stop()
+
+        def begin() -> None:
+            self._ending = self._loop.create_task(end())
+
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(begin)
+        if is_here():
+            # The loop cannot end itself, so a child forked here cannot send anything.
+            log.error("client.fork.on_loop", extra={"thread": self.thread.name})
+        else:
+            self.thread.join(STOP_S)
+        if self.thread.is_alive():
+            before()
+        else:
+            self._ending = None
+            self._loop.close()
+
+
+def _try(call: Callable[..., None], args: tuple[Any, ...]) -> None:
+    try:
+        call(*args)
+    except Exception as exc:  # noqa: BLE001 - the others that were posted or are due must still run
+        log_failure(exc)
+
+
+def log_failure(error: Exception) -> None:
+    with contextlib.suppress(Exception):  # raised by a log handler of the program
+        log.error("client.loop.failed", extra={"error": type(error).__name__})
+
+
+_here = threading.local()
+_lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
+_running: LoopThread | None = None
+_suspended = False  # during a fork, and while the interpreter exits
+_posted: Posted = deque()
+# The timers; only the loop touches them.
+_timers: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+_order = itertools.count()
+
+
+def running() -> LoopThread:
+    assert _running is not None
+    return _running
+
+
+def post(call: Callable[..., None], *args: Any) -> None:
+    """See `Home.post`; does not wait for a fork, after which `call` runs."""
+    _posted.append((call, args))
+    home = _running
+    if home is None or not home.mailbox.wake():
+        _start()
+
+
+def leave(call: Callable[..., None], *args: Any) -> bool:
+    """As `post`, but False if no loop runs now: then nothing of the loop's is open."""
+    home = _running
+    if home is None or home.ending:
+        return False
+    return home.mailbox.post(call, *args)
+
+
+def is_here() -> bool:
+    return getattr(_here, "loop", False)  # also of a loop that is being stopped
+
+
+def later(delay_s: float, call: Callable[..., None], *args: Any) -> None:
+    """On the loop: runs `call` there after `delay_s` seconds; even after a fork, in the parent."""
+    heapq.heappush(_timers, (time.monotonic() + delay_s, next(_order), call, args))
+    if _running is not None:
+        _running.arm()
+
+
+def _start() -> None:
+    global _running
+    with _lock:
+        if not (_suspended or (_running is not None and _running.thread.is_alive())):
+            check_open_files()  # gRPC would abort the process
+            _running = LoopThread()  # before its thread looks for it
+            try:
+                _running.thread.start()
+            except RuntimeError:  # no thread can be started
+                _running = None
+                raise
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Runs what `work` returns on the loop, beside the clients; waits in this thread, so its signal
+    handlers run meanwhile. For a program that asks the clients once per event of its own: it needs
+    no second loop, which gRPC would wake for each event of this one. A fork cancels it."""
+    ended: Future[T] = Future()
+
+    async def whole() -> None:
+        try:
+            ended.set_result(await work())
+        except BaseException as exc:  # noqa: BLE001 - raised in the thread that waits
+            ended.set_exception(exc)
+
+    def start() -> None:
+        running().start(whole())
+
+    post(start)
+    return ended.result()
+
+
+def suspend(before: Callable[[], None]) -> None:
+    """Ends the loop, see `LoopThread.stop`; none starts until `resume`."""
+    global _running, _suspended
+    # Whoever is starting a loop has it; a process that cannot fork well is better than one that
+    # hangs.
+    got = _lock.acquire(timeout=STOP_S)
+    _suspended = True
+    ended = _running
+    if got:
+        _lock.release()
+    if ended is None:
+        before()
+        return
+    ended.stop(before)
+    _running = None  # only now: tasks that still run on it must not start another
+    del ended
+    # gRPC's own thread for event loops ends with the last channel; a reference cycle may hold one.
+    # It continues if the program itself uses grpc.aio, which does not survive forks.
+    pollers = [t for t in threading.enumerate() if t.name.endswith("(_poll_wrapper)")]
+    if pollers:
+        gc.collect()
+    for poller in pollers:
+        poller.join(POLLER_S)
+
+
+def resume() -> None:
+    """In the parent, after a fork: starts a loop again if it has anything to do."""
+    global _suspended
+    _suspended = False
+    if _posted or _timers:
+        try:
+            _start()
+        except Exception as exc:  # noqa: BLE001 - the next post tries again
+            log.error("client.resume.failed", extra={"error": type(exc).__name__})
+
+
+def _after_fork_in_child() -> None:
+    global _here, _lock, _running, _suspended
+    _timers.clear()
+    _posted.clear()
+    _here = threading.local()
+    _lock = threading.RLock()
+    _running, _suspended = None, False
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Own(Protocol):
+    """What a client's steps need of its state in this process: a `busy` step looks at what is ready
+    at its end; `flushing` does that after the steps that wait now; lanes and messages are checked
+    at `alarms`."""
+
+    busy: bool
+    flushing: bool
+    alarms: list[float]
+
+    @property
+    def ready(self) -> Collection[Any]:
+        """Lanes that may have something to send."""
+
+
+class Owner(Protocol):
+    """As `runtime.Links`."""
+
+    @property
+    def runtime(self) -> Own:
+        """This process's state."""
+
+
+CHECK_S = 1.0  # between checks of lanes and messages, while there are any
+
+
+@dataclass(eq=False)
+class Inbox:
+    """A client's steps on the loop, one after another: none sees a message, a lane or a server half
+    changed.
+
+    Args
+        give_up  called with the first argument of a step that cannot be posted, and why; any thread
+        cut_off  the same for a step that raised
+        send     sends one of the messages that are ready
+        check    checks what may be late; returns when to check again
+    """
+
+    _owner: Owner
+    _clock: Callable[[], float]
+    _home: Home
+    _give_up: Callable[[Any, Exception], None]
+    _cut_off: Callable[[Any, Exception], None]
+    _send: Callable[[], None]
+    _check: Callable[[], float]
+
+    # -- in any thread ------------------------------------------------------------------------
+
+    def tell(self, step: Callable[..., None], *args: Any) -> None:
+        try:
+            self._home.post(self._take, step, args)
+        except Exception as exc:  # noqa: BLE001 - no loop can be started; the step waits for one
+            self._give_up(args[0] if args else None, exc)
+
+    def carry_out(self, step: Callable[..., None], *args: Any) -> None:
+        (self.step if self._home.is_here() else self.tell)(step, *args)
+
+    # -- on the loop --------------------------------------------------------------------------
+
+    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
+        self._home.later(delay_s, self.step, step, *args)
+
+    def check_by(self, at: float) -> None:
+        """Schedules a check of lanes and messages by then, but within a second: a scheduled check
+        keeps alive a client that nobody references."""
+        alarms = self._owner.runtime.alarms
+        if at < (alarms[-1] if alarms else inf):
+            now = self._clock()
+            at = min(at, now + CHECK_S)
+            alarms.append(at)
+            self.later(at - now, self._ring)
+
+    def _ring(self) -> None:
+        self._owner.runtime.alarms.pop()
+        next_at = self._clock() + CHECK_S  # if it raises
+        try:
+            next_at = self._check()
+        finally:
+            self.check_by(next_at)
+
+    def _take(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Carries out a step of another thread. What it made ready is sent after all steps that
+        wait now: so simultaneous parts are sent together."""
+        runtime = self._owner.runtime
+        runtime.busy = True
+        self._try(step, args)
+        runtime.busy = False
+        if runtime.ready and not runtime.flushing:
+            runtime.flushing = True
+            self._home.post(self._flush)
+
+    def step(self, step: Callable[..., None], *args: Any) -> None:
+        """Carries out a step, and sends what it made ready. If steps nest, the outermost sends, so
+        immediate failures do not deepen the stack."""
+        runtime = self._owner.runtime
+        if runtime.busy:
+            self._try(step, args)
+        else:
+            runtime.busy = True
+            self._try(step, args)
+            self._flush()
+
+    def _flush(self) -> None:
+        runtime = self._owner.runtime
+        runtime.busy, runtime.flushing = True, False
+        try:
+            while runtime.ready:
+                self._send()
+        finally:
+            runtime.busy = False
+
+    def _try(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
+        try:
+            step(*args)
+        except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
+            self._cut_off(args[0] if args else None, exc)
+
+
+# -------------------------------------------------------------------------------------------------
+# What a fork needs (decoders use process pools): that no thread of the parent is inside gRPC.
+#
+# A child can use gRPC only if no thread was inside it, or held one of its locks, when the process
+# forked. Only the loop enters gRPC. So a fork suspends it: streams end, their channels are closed,
+# and the loop stops; after it, the parent opens them again, and sends again what was in flight.
+# gRPC stops its own threads only while it has a channel, so one that is never used stays open. At
+# exit the same happens, without resuming: a thread inside gRPC may crash the interpreter. A fork
+# also waits for numba's lock, held while a kernel is compiled or loaded, for which a child would
+# wait forever.
+
+
+class Streams(Protocol):
+    """An object with streams on the loop."""
+
+    def suspend(self) -> None:
+        """Takes back the messages in flight, and posts a call that sends them again, before the
+        loop ends."""
+
+
+TURN_S = 5.0  # a child that cannot use gRPC is better than a process that hangs
+
+_turn = threading.RLock()  # of threads that fork; reentrant, since a signal handler may fork
+_open: weakref.WeakSet[Streams] = weakref.WeakSet()
+_registered = False
+_kept: list[grpc.Channel] = []  # a parent's, too: to close it in a child would wait for threads
+_keeps = False  # the last of them is this process's
+
+
+def suspend_at_forks(streams: Streams) -> None:
+    """Makes forks suspend `streams`; call it before the first is opened."""
+    register_forks()
+    _open.add(streams)
+
+
+def register_forks() -> None:
+    """Registers the handlers, once. Before a fork, they run in reverse order, ours before
+    gRPC's: it would stop its threads while one may hold a lock for which ours waits."""
+    global _registered, _keeps
+    if not _keeps:
+        _keeps = True
+        _kept.append(grpc.insecure_channel("localhost:1"))  # gRPC registers its own with the first
+    if not _registered:
+        _registered = True
+        os.register_at_fork(
+            before=_before_fork,
+            after_in_parent=_after_fork_in_parent,
+            after_in_child=_release_in_child,
+        )
+        atexit.register(suspend, _suspend)
+
+
+def _suspend() -> None:
+    for streams in list(_open):
+        streams.suspend()
+
+
+def _before_fork() -> None:
+    with kernels.COMPILER:  # wait here if it is held, before all other threads are stopped
+        pass
+    _turn.acquire(timeout=TURN_S)
+    suspend(_suspend)
+    # Last: the loop may need it to end. A thread that holds it does not wait for our locks.
+    kernels.COMPILER.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    kernels.COMPILER.release()
+    resume()
+    with contextlib.suppress(RuntimeError):  # another thread has it for long
+        _turn.release()
+
+
+def _release_in_child() -> None:
+    global _open, _turn, _keeps
+    _keeps = False
+    kernels.COMPILER.release()
+    _open, _turn = weakref.WeakSet(), threading.RLock()

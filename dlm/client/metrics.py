@@ -1,0 +1,398 @@
+"""Every event that a client logs, by loggers below `dlm.client`; `*` stands for a word."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from dlm import __version__
+from dlm.client.cascade import CascadeMonitor
+from dlm.client.membership import Liveness
+from dlm.client.modes import Mode
+from dlm.errors import (
+    AuthenticationError,
+    DeadlineExceeded,
+    DlmError,
+    Overloaded,
+    ProtocolError,
+    ShardDown,
+    StaleShardSet,
+)
+from dlm.families import Family, family
+from dlm.histogram import SECONDS, SIZES, Histogram
+from dlm.logs import DeclaredEvent
+
+EVENTS: dict[str, DeclaredEvent] = {
+    "client.model.changed": DeclaredEvent("New utterances use another model.", ("before", "after")),
+    "client.model.kept": DeclaredEvent(
+        "cluster.toml names a model, but the servers do not have all of its shards.",
+        ("named", "model"),
+    ),
+    "client.model.gone": DeclaredEvent(
+        "Once per model: an utterance is open on a model that no server has any longer, and its "
+        "2-grams answer. Open a new utterance.",
+        ("model", "error"),
+    ),
+    "client.model.not_loaded": DeclaredEvent(
+        "The low orders of the next model could not be fetched.", ("model", "error")
+    ),
+    "client.rollout.changed": DeclaredEvent(
+        "A share of new utterances uses the model that is being rolled out, or no longer does.",
+        ("model", "share"),
+    ),
+    "client.cluster_file.read": DeclaredEvent(
+        "cluster.toml was read, or servers changed.",
+        ("shard_set", "shards_known"),
+    ),
+    "client.cluster_file.rejected": DeclaredEvent(
+        "Reading or looking up failed, or a new client would refuse the file.", ("error",)
+    ),
+    "client.setting.needs_restart": DeclaredEvent(
+        "`token_file`, `tls.*` or `local_fallback` changed; they take effect when the client "
+        "restarts.",
+        ("setting", "advice"),
+    ),
+    "client.certificates.kept": DeclaredEvent(
+        "A certificate or key has changed and is unusable; the last usable content stays. Once "
+        "per error.",
+        ("error",),
+    ),
+    "client.token.kept": DeclaredEvent(
+        "The token's file has changed and is unusable; the last token stays. Once per error.",
+        ("error",),
+    ),
+    "client.mode.changed": DeclaredEvent(
+        "New utterances switched between the full and the local fallback. `messages`, `failed` "
+        "and `slow_shards` are those of the old mode. A warning, unless full again.",
+        ("to", "reason", "messages", "failed", "slow_shards"),
+    ),
+    "client.server.changed": DeclaredEvent(
+        "A server can no longer be asked, or is up again; both are warnings. That a heartbeat was "
+        "missed is not one: `suspect` for the reason `silent`, until it is `down`. `before` and "
+        "`after`: `up`, `not_ready`, `suspect` or `down`. `reason`: `silent`, `lost`, `draining`, "
+        "`warming`, `unauthenticated` or `answered`.",
+        ("address", "shard", "before", "after", "reason"),
+    ),
+    "client.bigram_fallback.started": DeclaredEvent(
+        "The 2-grams started to answer. `shard` if one was asked; `error`: its kind.",
+        ("shard", "error"),
+    ),
+    "client.bigram_fallback.changed": DeclaredEvent(
+        "The cause became `StaleShardSet`, which does not end by itself: open a new utterance.",
+        ("shard", "before", "error"),
+    ),
+    "client.bigram_fallback.ended": DeclaredEvent(
+        "A message was answered, and for ten seconds no score came from the 2-grams.",
+        ("seconds", "queries"),
+    ),
+    "client.local_fallback.started": DeclaredEvent(
+        "A new client begins with the local fallback, since servers or their low orders could not "
+        "be reached: `error` says why.",
+        ("local_fallback", "error"),
+    ),
+    "client.connection.renewed": DeclaredEvent("A silent connection was replaced.", ("address",)),
+    "client.server.restarted": DeclaredEvent("Another process answers heartbeats.", ("address",)),
+    "client.fork.on_loop": DeclaredEvent(
+        "A callback forked the process; the child's client can send nothing.", ("thread",)
+    ),
+    "client.*.failed": DeclaredEvent(
+        "A fault in dlm, or in a program's callback. `*`: `callback`, `cascade`, `loop`, "
+        "`message` (with `shard`), `reply`, `resume`, `retry`.",
+        ("shard", "error"),
+    ),
+}
+
+
+# -------------------------------------------------------------------------------------------------
+# The counters of a client. Counting is cheap: two microseconds per message.
+
+
+STAGES = ("plan", "queue", "encode", "wire", "decode")
+OK, CANCELLED, FAILED = "ok", "cancelled", "failed"
+# The first that an error is an instance of; every other error is FAILED.
+_RESULTS: tuple[tuple[type[DlmError], str], ...] = (
+    (ShardDown, "shard_down"),
+    (DeadlineExceeded, "deadline_exceeded"),
+    (Overloaded, "overloaded"),
+    (StaleShardSet, "stale_shard_set"),
+    (ProtocolError, "protocol_error"),
+    (AuthenticationError, "authentication_error"),
+)
+
+
+def result_of(error: BaseException | None) -> str:
+    """How a call or message ended, as a label from a closed set."""
+    if error is None:
+        return OK
+    return next((name for kind, name in _RESULTS if isinstance(error, kind)), FAILED)
+
+
+@dataclass
+class Stats:
+    """What a client has counted since it was made (or since the fork).
+
+    queries        asked by callers; a context block counts as one
+    local_hits     of these, answered from the low orders, without any message
+    duplicates     of these, repeated within a call or a message, and sent once
+    sent_queries   distinct queries sent to servers
+    retries        failed messages that were sent again to another replica
+    hedges         late messages that were sent to a second replica too
+    hedges_won     of these, those that the second replica answered first
+    bytes_sent, bytes_received  of messages, without gRPC's own framing
+    bigram_fallback  distinct queries that the bigram fallback answered
+    refreshes      times the table was stale and was fetched again
+    """
+
+    queries: int = 0
+    local_hits: int = 0
+    duplicates: int = 0
+    sent_queries: int = 0
+    messages: int = 0
+    failed: int = 0
+    retries: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bigram_fallback: int = 0
+    refreshes: int = 0
+
+
+class ClientMetrics:
+    """Counters of one process; a forked child starts from zero. Any thread may count, under a lock
+    that is reentrant, since a signal handler may run while its own thread counts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.stats = Stats()
+        self.calls = Counter({OK: 0})
+        self.messages = Counter({OK: 0})
+        self.message_queries = Histogram(SIZES)
+        self.gathered_calls = Histogram(SIZES)
+        self.sent_to: Counter[int] = Counter()  # distinct queries, by shard
+        self.stages = {stage: Histogram(SECONDS) for stage in STAGES}
+
+    def now(self) -> Stats:
+        with self._lock:
+            return replace(self.stats)
+
+    def planned(self, queries: int, local_hits: int = 0, duplicates: int = 0) -> None:
+        with self._lock:
+            self.stats.queries += queries
+            self.stats.local_hits += local_hits
+            self.stats.duplicates += duplicates
+
+    def sent(self, queries: int, size: int, duplicates: int, shard: int) -> None:
+        """On the loop: counts a message as it is sent, of `size` bytes, and repeats among its
+        calls."""
+        self.sent_to[shard] += queries
+        stats = self.stats
+        stats.messages += 1
+        stats.sent_queries += queries
+        stats.bytes_sent += size
+        if duplicates:
+            with self._lock:
+                stats.duplicates += duplicates
+
+    def fell_back(self, queries: int) -> None:
+        with self._lock:
+            self.stats.bigram_fallback += queries
+
+    def call(self, result: str, plan_s: float) -> None:
+        """Counts a call that ended, with `result_of` its error, or CANCELLED; `plan_s` is the time
+        from the caller to the queues: checks, grouping, low orders, routing."""
+        with self._lock:
+            self.calls[result] += 1
+            self.stages["plan"].add(plan_s)
+
+    def message(
+        self,
+        result: str,
+        queries: int,
+        calls: int,
+        queue_s: float,
+        encode_s: float,
+        wire_s: float,
+        decode_s: float,
+    ) -> None:
+        """Counts a message that ended, with or without success.
+
+        Args
+            queue_s   the longest wait of one of its parts in the lane
+            wire_s    from sending the bytes to receiving the reply: network, server and gRPC
+            decode_s  bytes to arrays, and to the callers; 0 without a reply
+        """
+        with self._lock:
+            self.messages[result] += 1
+            self.message_queries.add(queries)
+            self.gathered_calls.add(calls)
+            stages = self.stages
+            stages["queue"].add(queue_s)
+            stages["encode"].add(encode_s)
+            stages["wire"].add(wire_s)
+            stages["decode"].add(decode_s)
+
+
+# -------------------------------------------------------------------------------------------------
+# The counters of a client as Prometheus metrics; families are built when they are collected.
+#
+# The library registers nothing itself; the application chooses the registry::
+#
+#     prometheus_client.REGISTRY.register(client.metrics)
+#
+# Labels are shard numbers and closed sets of results and stages; never words, ids or addresses.
+
+
+# Every family that a client shows. DO NOT CHANGE names or labels: dashboards and alerts use them.
+FAMILIES: dict[str, Family] = {
+    "dlm_client_queries_total": Family(
+        "Queries by source of the answer. local: the client's 1- and 2-grams; shard: distinct "
+        "queries sent; duplicate: repeats; bigram_fallback: the low orders only, because no shard "
+        "answered in time; local_fallback: the client's local model.",
+        ("answered_by",),
+    ),
+    "dlm_client_calls_total": Family(
+        "Calls by result: ok, failed, cancelled, or an error: shard_down, deadline_exceeded, "
+        "overloaded, stale_shard_set, protocol_error, authentication_error.",
+        ("result",),
+    ),
+    "dlm_client_messages_total": Family("Messages by result, as for calls.", ("result",)),
+    "dlm_client_hedges_total": Family(
+        "Late messages sent to a second server too; won: the second server answered first.",
+        ("result",),
+    ),
+    "dlm_client_message_queries": Family("Distinct queries per message.", ("le",)),
+    "dlm_client_coalesced_calls": Family("Calls that share a message.", ("le",)),
+    "dlm_client_stage_seconds": Family(
+        "Seconds in each stage: plan per call; queue, encode, wire, decode per message.",
+        ("stage", "le"),
+    ),
+    "dlm_client_in_flight": Family("Messages in flight, by shard.", ("shard",)),
+    "dlm_client_queue_depth": Family("Parts of calls waiting to be sent, by shard.", ("shard",)),
+    "dlm_client_servers": Family(
+        "Servers of the model by health, as heartbeats report it.", ("health",)
+    ),
+    "dlm_client_mode": Family("1 for the model that new utterances use.", ("mode",)),
+    "dlm_client_mode_switches_total": Family("Switches to each mode.", ("mode", "reason")),
+    "dlm_client_probes_total": Family("Probes by result; ok: every shard answered.", ("result",)),
+    "dlm_client_local_fallback": Family("1 if there is a local fallback to switch to, else 0."),
+    "dlm_client_cache_bytes": Family("Bytes of the vocabulary and low orders of the model in use."),
+    "dlm_client_info": Family("Always 1.", ("version",)),
+}
+
+
+class Counted(Protocol):
+    """What a collector reads of a client."""
+
+    @property
+    def counts(self) -> ClientMetrics:
+        """The counters behind this process's metrics."""
+
+    @property
+    def stats(self) -> Stats:
+        """The current counters of this process."""
+
+    def load(self) -> dict[int, tuple[int, int]]:
+        """For each shard asked so far: messages in flight, and parts that wait."""
+
+    def cache_bytes(self) -> int:
+        """Bytes of the model's vocabulary and low orders in use."""
+
+    def watch(self) -> CascadeMonitor | None:
+        """The monitor of the servers; None if there is none."""
+
+
+class ClientCollector(Collector):
+    """The metric families of one client.
+
+    A registry accepts one client, since the families of two have the same names. Give each client
+    its own registry, or let threads share a client.
+    """
+
+    def __init__(self, core: Counted, fallback: Counted | None = None) -> None:
+        self._core = core
+        self._fallback = fallback
+
+    def describe(self) -> Iterable[Metric]:
+        """The families of `collect`, so that a second client is refused."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """The current families; asks no server."""
+        core = self._core
+        counts, stats = core.counts, core.stats
+        yield _queries(stats, 0 if self._fallback is None else self._fallback.stats.queries)
+        yield _labelled("calls_total", counts.calls)
+        yield _labelled("messages_total", counts.messages)
+        hedges = {"won": stats.hedges_won, "lost": stats.hedges - stats.hedges_won}
+        yield _labelled("hedges_total", hedges)
+        for name, sizes in (
+            ("message_queries", counts.message_queries),
+            ("coalesced_calls", counts.gathered_calls),
+        ):
+            histogram = _family(name)
+            histogram.add_metric((), sizes.cumulative(), sizes.total)
+            yield histogram
+        stages = _family("stage_seconds")
+        for stage, seconds in counts.stages.items():
+            stages.add_metric((stage,), seconds.cumulative(), seconds.total)
+        yield stages
+        load = sorted(core.load().items())
+        yield _labelled("in_flight", {str(shard): sent for shard, (sent, _) in load})
+        yield _labelled("queue_depth", {str(shard): queued for shard, (_, queued) in load})
+        if watch := core.watch():  # without heartbeats, nothing is known of servers
+            yield from _cascade(watch)
+        for name, value in (
+            ("local_fallback", int(self._fallback is not None)),
+            ("cache_bytes", core.cache_bytes()),
+        ):
+            gauge = _family(name)
+            gauge.add_metric((), value)
+            yield gauge
+        yield _labelled("info", {__version__: 1})
+
+
+def _family(name: str) -> Any:
+    return family(FAMILIES, f"dlm_client_{name}")
+
+
+def _labelled(name: str, values: Mapping[str, float]) -> Metric:
+    out = _family(name)
+    for value, number in dict(values).items():
+        out.add_metric((value,), number)
+    return cast("Metric", out)
+
+
+def _cascade(watch: CascadeMonitor) -> Iterator[Metric]:
+    status = watch.status()
+    servers = Counter(one.health for one in status.servers)
+    yield _labelled("servers", {health: servers[health] for health in Liveness})
+    yield _labelled("mode", {mode: int(status.mode is mode) for mode in Mode})
+    switches = _family("mode_switches_total")
+    for (to, reason), times in sorted(status.switches.items()):
+        switches.add_metric((to, reason), times)
+    yield switches
+    probes = {OK: watch.probes[True], FAILED: watch.probes[False]}
+    yield _labelled("probes_total", probes)
+
+
+def _queries(stats: Stats, fallback: int) -> Metric:
+    """All but the fallbacks add up to the queries to the full model, once none is in progress,
+    unless some were sent again or refused unsent; `bigram_fallback` ones were mostly sent before.
+    """
+    return _labelled(
+        "queries_total",
+        {
+            "local": stats.local_hits,
+            "shard": stats.sent_queries,
+            "duplicate": stats.duplicates,
+            "bigram_fallback": stats.bigram_fallback,
+            "local_fallback": fallback,
+        },
+    )

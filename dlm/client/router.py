@@ -1,0 +1,361 @@
+"""Which queries go to which shard: a call's plan, and its parts. Nothing waits.
+
+Paper: DLM 3.2.1 (one message per query) and 3.3 (queries that share a context, and queries that
+share a server, travel together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client import kernels
+from dlm.errors import DlmError, QueryError, ShardFormatError, StaleShardSet
+from dlm.index import layout
+from dlm.index.layout import Manifest
+from dlm.index.search.shard import LowOrders, open_vocabulary
+from dlm.ngram.partition import slots_of
+from dlm.ngram.query import QueryGroups
+from dlm.ngram.vocab import Vocabulary
+
+# -------------------------------------------------------------------------------------------------
+# The low orders on the client: the 1- and 2-grams and the vocabulary, mapped from a folder.
+#
+# They answer what no shard needs to be asked. And they are the bigram fallback, for queries that
+# no shard answers in time: the order-2 reduction of the same model, P(w | v), normalised like any
+# model. Without the shard it is not known how much context still matters, so the state after the
+# word is not minimised.
+#
+# Paper: DLM 3.1 (caching) and 3.4 ("if the message times out, we estimate the probability locally
+# using the cached 2-grams"). The bit that saves messages beyond it: shards/FORMAT.md, "Stored".
+
+
+@dataclass(frozen=True, eq=False)
+class LowGrams:
+    """Vocabulary and low orders of one shard set, mapped from `directory`."""
+
+    directory: Path
+    manifest: Manifest
+    low: LowOrders
+    vocabulary: Vocabulary
+
+    @classmethod
+    def open(cls, directory: Path, manifest: Manifest) -> LowGrams:
+        """Maps a complete folder; raises `ShardFormatError` if it is not complete."""
+        found = layout.read_manifest(directory)
+        if found.shard_set != manifest.shard_set:
+            raise ShardFormatError(
+                f"{directory} holds shard set {found.shard_set}; expected {manifest.shard_set}"
+            )
+        low = LowOrders.open(directory, manifest)
+        return cls(directory, manifest, low, open_vocabulary(directory, manifest))
+
+
+@dataclass(frozen=True, eq=False)
+class WordsAlone(LowGrams):
+    """The vocabulary of a model in this process that has no low orders of its own."""
+
+    low: None  # type: ignore[assignment]
+
+
+def check_queries(
+    order: int,
+    size: int,
+    contexts: NDArray[np.uint32],
+    lengths: NDArray[np.uint8],
+    counts: NDArray[np.uint32],
+    words: NDArray[np.uint32],
+) -> None:
+    """Raises `QueryError` unless shapes agree, lengths are below `order` and ids below `size`."""
+    width = max(order - 1, 0)
+    rows = len(contexts)
+    if contexts.shape != (rows, width) or lengths.shape != (rows,) or counts.shape != (rows,):
+        raise QueryError(
+            f"contexts have shape {contexts.shape}, lengths {lengths.shape}, counts "
+            f"{counts.shape}; expected ({rows}, {width}), ({rows},) and ({rows},)"
+        )
+    if words.ndim != 1 or int(counts.sum(dtype=np.uint64)) != len(words):
+        raise QueryError(
+            f"counts add up to {int(counts.sum(dtype=np.uint64))} words, but words has shape "
+            f"{words.shape}; expected as many words as are counted"
+        )
+    if rows and int(lengths.max()) > width:
+        raise QueryError(f"a context has {int(lengths.max())} words; expected at most {width}")
+    for ids in (contexts, words):
+        if ids.size and int(ids.max()) >= size:
+            raise QueryError(f"word id {int(ids.max())} is out of range; ids are below {size}")
+
+
+QUIET_S = (
+    10.0  # after this long without a bigram-fallback score, an answered message ends an outage
+)
+
+
+class Outage(NamedTuple):
+    """A period in which bigram-fallback scores were given, first at `began` and last at `last`;
+    pure.
+
+    queries  that the bigram fallback answered
+    error    kind of the error in its log line
+    """
+
+    began: float
+    last: float
+    queries: int
+    error: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return self.last - self.began
+
+    def extended(self, queries: int, now: float) -> Outage:
+        return self._replace(last=now, queries=self.queries + queries)
+
+    def lasts(self, error: DlmError) -> bool:
+        """Whether it will not end by itself: servers are back, but none holds the utterance's
+        model."""
+        return isinstance(error, StaleShardSet) and self.error != StaleShardSet.__name__
+
+    def is_over(self, now: float) -> bool:
+        """Whether an answered message ends it; not while only some are answered, so that the log
+        has one line at its beginning and one at its end."""
+        return now - self.last >= QUIET_S
+
+
+def allows_fallback(error: DlmError) -> bool:
+    """Whether the bigram fallback may answer instead: not if the caller failed.
+
+    A server has failed, too, if it has another model, sends nonsense or no longer lets this client
+    in; and anything else that keeps a message of this process from being answered counts.
+    """
+    return not isinstance(error, QueryError)
+
+
+# With more contexts than this, repeats are searched for without the GIL: that takes longer than
+# getting the GIL back.
+MANY_CONTEXTS = 2000
+
+
+class Piece(NamedTuple):
+    """Part of a call that goes to one shard in one message.
+
+    Shapes   at (U,) int64: the place of each of these among the distinct queries of the call
+    """
+
+    shard: int
+    groups: QueryGroups
+    at: NDArray[np.int64]
+
+
+class Grouped(NamedTuple):
+    """Distinct queries grouped by context, and the place of each original query's answer.
+
+    Shapes   place (Q,) int64: query q is answered at groups.words[place[q]]
+    """
+
+    groups: QueryGroups
+    place: NDArray[np.int64]
+
+
+class CallPlan(NamedTuple):
+    """A call's distinct queries: the answers of low orders, and the queries to shards.
+
+    The first five are as `kernels.plan` returns them; `known` is its (3, U) uint8.
+    at      (n,) int64: of the U distinct queries, those for shards, as all pieces in turn have them
+    pieces  for the shards, in their order
+    """
+
+    shard_asked: int
+    place: NDArray[np.int64]
+    low: NDArray[np.float32]
+    log10_prob: NDArray[np.float32]
+    known: NDArray[np.uint8]
+    at: NDArray[np.int64]
+    pieces: list[Piece]
+
+
+def plan(
+    grams: LowGrams,
+    manifest: Manifest,
+    contexts: NDArray[np.uint32],
+    lengths: NDArray[np.uint8],
+    counts: NDArray[np.uint32],
+    words: NDArray[np.uint32],
+    max_queries: int,
+    *,
+    blocks: bool = False,
+) -> CallPlan:
+    """Checks a call and plans it; shapes as in `kernels.group_queries`, with W = order - 1.
+
+    Args
+        grams     the low orders of the model; manifest, the shard set whose slots are used
+        max_queries  most queries in a piece; larger groups are split
+        blocks       see `kernels.plan`
+    Raises  QueryError  shapes that do not agree, lengths or ids out of range
+    """
+    order, size = manifest.order, manifest.vocabulary_size
+    rows = len(lengths)
+    fits = contexts.shape == (rows, max(order - 1, 0)) and counts.shape == (rows,)
+    if fits and lengths.ndim == 1 and words.ndim == 1:
+        (valid, shard_asked, place, low, log10_prob, known, *routed) = kernels.plan(
+            grams.low.view,
+            order,
+            size,
+            *map(np.ascontiguousarray, (contexts, lengths, counts, words)),
+            manifest.slots,
+            manifest.shards,
+            blocks,
+        )
+        if valid:
+            pieces = pieces_of(routed, max_queries)
+            return CallPlan(shard_asked, place, low, log10_prob, known, routed[-1], pieces)
+    check_queries(order, size, contexts, lengths, counts, words)
+    raise QueryError(
+        "lengths, counts or ids changed during the call; pass arrays that no other thread writes"
+    )
+
+
+def group(
+    contexts: NDArray[np.uint32],
+    lengths: NDArray[np.uint8],
+    counts: NDArray[np.uint32],
+    words: NDArray[np.uint32],
+) -> Grouped:
+    *groups, place = kernels.group_queries(contexts, lengths, counts, words)
+    return Grouped(QueryGroups(*groups), place)
+
+
+def route(
+    groups: QueryGroups, slots: NDArray[np.uint16], shards: int, max_queries: int
+) -> list[Piece]:
+    """The messages for `groups`, each for the shard that owns it.
+
+    Args
+        groups       for shards
+        slots        (4096,) uint16: shard of each slot, below `shards`
+        max_queries  most queries in a message; larger groups are split
+    """
+    needs_shard = np.ones(len(groups.word_counts), np.uint8)
+    routed = kernels.route_groups(
+        groups.context_lengths,
+        groups.context_words,
+        groups.pairs,
+        groups.word_counts,
+        groups.words,
+        needs_shard,
+        slots,
+        shards,
+    )
+    return pieces_of(routed, max_queries)
+
+
+def pieces_of(routed: Sequence[NDArray[Any]], max_queries: int) -> list[Piece]:
+    edges, lengths, context_words, counts, words, pairs, at = routed
+    pieces = []
+    (c, w, q), *ends = edges.tolist()
+    for shard, (c_end, w_end, q_end) in enumerate(ends):
+        if c_end > c:
+            part = QueryGroups(
+                lengths[c:c_end], context_words[w:w_end], counts[c:c_end], words[q:q_end],
+                pairs[c:c_end],
+            )  # fmt: skip
+            places = at[q:q_end]
+            if q_end - q <= max_queries:
+                pieces.append(Piece(shard, part, places))
+            else:
+                for some, first, last in split(part, max_queries):
+                    pieces.append(Piece(shard, some, places[first:last]))
+        c, w, q = c_end, w_end, q_end
+    return pieces
+
+
+def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
+    """The start of each run, and the end of the last: (C + 1,)."""
+    out = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=out[1:])
+    return out
+
+
+def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, int, int]]:
+    """Cuts groups for a shard into messages of at most `max_queries`; yields each with its range of
+    words."""
+    assert groups.pairs is not None
+    total = len(groups.words)
+    if total <= max_queries:
+        yield groups, 0, total
+        return
+    word_begin, context_begin = begins(groups.word_counts), begins(groups.context_lengths)
+    for begin in range(0, total, max_queries):
+        end = min(begin + max_queries, total)
+        first = int(np.searchsorted(word_begin, begin, side="right")) - 1
+        last = int(np.searchsorted(word_begin, end, side="left"))
+        counts = np.minimum(word_begin[first + 1 : last + 1], end) - np.maximum(
+            word_begin[first:last], begin
+        )
+        yield (
+            QueryGroups(
+                groups.context_lengths[first:last],
+                groups.context_words[context_begin[first] : context_begin[last]],
+                counts.astype(np.uint32),
+                groups.words[begin:end],
+                groups.pairs[first:last],
+            ),
+            begin,
+            end,
+        )
+
+
+def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64] | None]:
+    """Several groupings for a shard as one, with shared contexts and queries only once; and (Q,)
+    the place of each query of the parts, in order: None if they share nothing, as nearly always."""
+    if len(parts) == 1:
+        return parts[0], None
+    # As bytes: to join arrays, NumPy releases the GIL, which is slow to come back.
+    joined = (
+        np.frombuffer(b"".join([p.context_lengths.data for p in parts]), np.uint8),
+        np.frombuffer(b"".join([p.context_words.data for p in parts]), np.uint32),
+        np.frombuffer(b"".join([p.pairs.data for p in parts if p.pairs is not None]), np.uint32),
+        np.frombuffer(b"".join([p.word_counts.data for p in parts]), np.uint32),
+        np.frombuffer(b"".join([p.words.data for p in parts]), np.uint32),
+    )
+    if len(joined[0]) > MANY_CONTEXTS:
+        shared, *groups, place = kernels.regroup_large(*joined)
+    elif shared := kernels.repeats(*joined[:2]):
+        *groups, place = kernels.regroup(*joined)
+    if shared:
+        return QueryGroups(*groups), place
+    lengths, context_words, pairs, counts, words = joined
+    return QueryGroups(lengths, context_words, counts, words, pairs), None
+
+
+# Of a probe: contexts per shard, words per context, as for one position of an utterance.
+PROBE_CONTEXTS, PROBE_WORDS = 8, 5
+_DRAWN = 1 << 14
+
+
+def probe_queries(manifest: Manifest) -> QueryGroups:
+    """Queries that every shard must answer, whatever is stored: contexts drawn anew each time.
+
+    Empty for a model of order 2 or less. A shard with so few slots that none was drawn is left out.
+    """
+    none = np.zeros(0, np.uint32)
+    if manifest.order <= 2 or not manifest.pairs:
+        return QueryGroups(none.astype(np.uint8), none, none, none, none)
+    rng = np.random.default_rng()
+    pairs = rng.integers(0, manifest.vocabulary_size, (_DRAWN, 2), dtype=np.uint32)
+    shard = manifest.slots[slots_of(pairs[:, 0], pairs[:, 1])]
+    chosen = [np.flatnonzero(shard == s)[:PROBE_CONTEXTS] for s in range(manifest.shards)]
+    contexts = pairs[np.concatenate(chosen)]
+    words = rng.integers(0, manifest.vocabulary_size, len(contexts) * PROBE_WORDS, dtype=np.uint32)
+    return QueryGroups(
+        np.full(len(contexts), 2, np.uint8),
+        contexts.reshape(-1),
+        np.full(len(contexts), PROBE_WORDS, np.uint32),
+        words,
+        rng.integers(0, manifest.pairs, len(contexts), dtype=np.uint32),
+    )

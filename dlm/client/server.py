@@ -1,0 +1,407 @@
+"""Bytes to a shard server and back.
+
+Scores travel on streams that stay open (`exchange`), everything else as separate calls (`calls`).
+Sending never waits: a stream that is not open yet is opened on the loop, and the message waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeAlias
+
+from dlm.client import loop
+from dlm.client.after import Alone, GiveUp, after_stream
+from dlm.client.cascade import BeatReply
+from dlm.client.cluster_file import Metadata, certificates_of, read_token
+from dlm.client.config import PLAIN, ClientSecurity
+from dlm.client.stream import (
+    Calls,
+    Exchange,
+    ReceivedFile,
+    Reply,
+    Sent,
+    SentCall,
+    closed_error,
+    failed,
+    open_channel,
+    tell,
+)
+from dlm.errors import DeadlineExceeded, DlmError, ProtocolError, ShardDown
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.secret import digest
+
+# Pause before a server that was not reached is tried again: each attempt costs a connection, and
+# beside another live connection a message, too.
+PAUSE_S = 0.1
+PAUSE_BESIDE_S = 2.0
+# The token's file is checked this often while messages are sent; a check costs microseconds.
+TOKEN_LOOK_S = 0.25
+# A call that gRPC has not ended this long after its deadline is considered lost.
+END_S = 5.0
+# A new token is used for new streams at once, but open ones stay for this long: servers reread
+# their own files within a second, and one that does not know it yet still knows the old one.
+TOKEN_SETTLE_S = 2.0
+
+BEAT = "Heartbeat"
+
+Came: TypeAlias = SimpleQueue[tuple[bytes | None, DlmError | None]]
+Chunks = Generator[pb.DownloadChunk, None, None]
+Withdraw = Callable[[], None]
+Post = Callable[..., Withdraw | None]  # `Connection.score` or `Connection.context_block`
+
+
+class Connection(Protocol):
+    """A connection to one server. Tests replace it with scripted ones to make the network fail.
+
+    Failures are a `DlmError`, raised or passed to `reply`; one that a server sent has its `reason`.
+    """
+
+    address: str
+
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> Withdraw | None:
+        """Sends a ScoreRequest, with a trace context as metadata; `reply` is called once, on any
+        thread. Returns a function that withdraws the request unless it was sent, after which
+        `reply` is still called, or None if requests cannot be withdrawn."""
+
+    def context_block(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> Withdraw | None:
+        """Sends a ContextBlockRequest in the same way."""
+
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
+        """The server's shards of `shard_set`, or of its default; the checksum is verified."""
+
+    def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
+        """The chunks of a file."""
+
+    def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
+        """Whether the server is alive, and its state; the checksum is verified."""
+
+    def heartbeat_later(
+        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        """On the loop: the same, without waiting; `reply` is called once, on any thread."""
+
+    def close(self) -> None:
+        """Closes the connection."""
+
+
+Connect = Callable[[str], Connection]  # makes one to an address
+
+
+class GrpcConnection:
+    """A `Connection` over its own gRPC channels, opened when they are needed: one per stream, since
+    processes that share a port share the load by connections, and the next when all are busy."""
+
+    def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
+        self.address = address
+        # Checked once: a name that later resolves to another machine is not looked up again.
+        target, certificates = security.target(address), certificates_of(security)
+        self._open_channel = partial(open_channel, target, security, certificates)
+        self._token = read_token(security)
+        self._most = streams
+        self._closed = False
+        self._held: deque[Sent | SentCall] = deque()  # to be sent by the loop
+        self._mark_seen = self._mark()
+        self._token_looked = self._token_changed = time.monotonic()
+        # of the loop:
+        self._streams: list[Exchange | None] = [None]
+        self._retired: list[Exchange] = []  # with a token that is no longer the file's
+        # Of two channels: descriptions are large, and must not delay heartbeats.
+        self._beats = Calls(address, self._open_channel, certificates)
+        self._calls = Calls(address, self._open_channel, certificates)
+        self._files: weakref.WeakSet[ReceivedFile] = weakref.WeakSet()  # their tasks hold them
+
+    # -- in any thread ------------------------------------------------------------------------
+
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> Withdraw:
+        deadline = time.monotonic() + timeout_s
+        sent = Sent(request, deadline, reply, ("Score", request, reply), metadata)
+        self._post(sent)
+        return sent.withdraw
+
+    def context_block(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> Withdraw:
+        def unpacked(data: bytes | None, error: DlmError | None) -> None:
+            try:
+                found = None if data is None else codec.carried_block_reply(data)
+            except DlmError as exc:
+                reply(None, exc)
+            else:
+                reply(found, error)
+
+        deadline = time.monotonic() + timeout_s
+        carried = codec.carry_block_request(request)
+        sent = Sent(carried, deadline, unpacked, ("ContextBlock", request, reply), metadata)
+        self._post(sent)
+        return sent.withdraw
+
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
+        request = pb.DescribeRequest(shard_set=shard_set).SerializeToString()
+        message = codec.parse(pb.DescribeReply(), self._wait("Describe", request, timeout_s))
+        if message.checksum != codec.describe_checksum(message):
+            raise ProtocolError(f"{self.address}: its description was damaged in transit; retry")
+        return message
+
+    def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
+        data = self._wait("Heartbeat", request.SerializeToString(), timeout_s)
+        return self._read_beat(request, data)
+
+    def heartbeat_later(
+        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        def came(data: bytes | None, error: DlmError | None) -> None:
+            if data is None:
+                reply(None, error)
+                return
+            try:
+                found = self._read_beat(request, data)
+            except DlmError as exc:
+                reply(None, exc)
+            else:
+                reply(found, None)
+
+        deadline = time.monotonic() + timeout_s
+        self._post(SentCall(BEAT, request.SerializeToString(), deadline, self._metadata(), came))
+
+    def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
+        message = codec.parse(pb.HeartbeatReply(), data)
+        if message.checksum != codec.heartbeat_checksum(message):
+            raise ProtocolError(f"{self.address}: its heartbeat reply was damaged in transit")
+        if message.sequence != request.sequence:
+            raise ProtocolError(
+                f"{self.address}: its heartbeat reply has number {message.sequence}; expected "
+                f"{request.sequence}"
+            )
+        return message
+
+    def _wait(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        came: Came = SimpleQueue()
+        deadline = time.monotonic() + timeout_s
+
+        def reply(data: bytes | None, error: DlmError | None) -> None:
+            came.put((data, error))
+
+        self._post(SentCall(method, request, deadline, self._metadata(), reply))
+        return self._take(came, timeout_s)
+
+    def _take(self, came: Came, left_s: float) -> bytes:
+        try:
+            # It ends at its deadline, unless the loop is suspended.
+            data, error = came.get(timeout=max(left_s, 0.0) + END_S)
+        except Empty:
+            raise DeadlineExceeded(
+                f"{self.address} did not answer before the deadline; retry, or give a longer one"
+            ) from None
+        if error is not None:
+            raise error
+        return data or b""
+
+    def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
+        deadline = time.monotonic() + timeout_s
+        request_bytes, metadata = request.SerializeToString(), self._metadata()
+        file = ReceivedFile(self.address, request_bytes, deadline, metadata)
+        self._check_open()
+        try:
+            loop.post(self._begin, file)
+        except Exception as exc:
+            raise failed(self.address, exc) from exc
+        try:
+            while data := self._take(file.chunks, deadline - time.monotonic()):
+                loop.leave(file.go_on)
+                yield codec.parse(pb.DownloadChunk(), data)
+        finally:
+            loop.leave(file.end)
+
+    def close(self) -> None:
+        self._closed = True
+        if not loop.leave(self._end):  # none runs: no stream is open
+            self._drop_held()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise closed_error(self.address)
+
+    def _post(self, sent: Sent | SentCall) -> None:
+        self._check_open()
+        if loop.is_here():
+            self._send(sent)
+            return
+        self._held.append(sent)
+        try:
+            loop.post(self._send_held)
+        except Exception as exc:  # no loop can be started
+            with contextlib.suppress(ValueError):  # by another thread, which has sent it
+                self._held.remove(sent)
+                raise failed(self.address, exc) from exc
+
+    def _drop_held(self) -> None:
+        while self._held:
+            try:
+                sent = self._held.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            tell(sent.reply, None, closed_error(self.address))
+
+    # -- on the loop --------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        for stream in self._all_streams():
+            self._held += stream.suspend()
+        self._held += [*self._beats.suspend(), *self._calls.suspend()]
+        if self._held:
+            loop.post(self._send_held)
+
+    def _send_held(self) -> None:
+        for _ in range(len(self._held)):
+            try:
+                sent = self._held.popleft()
+            except IndexError:  # it was closed meanwhile
+                return
+            if isinstance(sent, Sent) and not sent.wanted:
+                sent.drop()
+                continue
+            try:
+                self._send(sent)
+            except Exception as exc:  # noqa: BLE001 - those that wait must get it
+                tell(sent.reply, None, failed(self.address, exc))
+
+    def _send(self, sent: Sent | SentCall) -> None:
+        if isinstance(sent, Sent) and not (sent.metadata or sent.lost):
+            stream = self._stream()
+            if stream is not None:
+                stream.send(sent)
+                return
+        else:
+            self._check_open()
+            loop.suspend_at_forks(self)
+            home = loop.running()
+            if not home.ending:
+                if isinstance(sent, Sent):
+                    sent = self._alone(sent)
+                (self._beats if sent.method == BEAT else self._calls).send(home, sent)
+                return
+        self._held.append(sent)
+        loop.post(self._send_held)
+
+    def _alone(self, sent: Sent) -> SentCall:
+        method, request, reply = sent.alone
+        metadata = (*self._metadata(), *sent.metadata)
+        return SentCall(method, request, sent.deadline, metadata, reply)
+
+    def _begin(self, file: ReceivedFile) -> None:
+        loop.suspend_at_forks(self)
+        self._files.add(file)
+        file.begin(loop.running(), self._open_channel)
+        if self._closed:  # meanwhile
+            file.end()
+
+    def _metadata(self) -> Metadata:
+        return self._token() if self._token else ()
+
+    def _mark(self) -> bytes:
+        return digest(repr(self._metadata()).encode())
+
+    def _stream(self) -> Exchange | None:
+        """On the loop: the stream with the least load; None if the loop is ending for a fork."""
+        first = self._streams[0]
+        if (
+            first is not None
+            and not (first.ended or self._token)
+            and (self._most == 1 or not first.load)
+        ):
+            return first
+        self._check_open()
+        now = time.monotonic()
+        self._retire_old(now)
+        lives = any(stream is not None and not stream.ended for stream in self._streams)
+        pause = PAUSE_BESIDE_S if lives else PAUSE_S
+        best, fewest = -1, 0
+        failed = ""
+        for i, stream in enumerate(self._streams):
+            load = 0
+            if stream is not None and not stream.ended:
+                load = stream.load
+            elif stream is not None and stream.failure is not None:
+                when, what = stream.failure
+                if now < when + pause:
+                    failed = what
+                    continue
+            if best < 0 or load < fewest:
+                best, fewest = i, load
+        if best < 0:
+            raise ShardDown(failed)
+        if fewest and not failed and len(self._streams) < self._most:
+            self._streams.append(None)
+            best = len(self._streams) - 1
+        found = self._streams[best]
+        if found is not None and not found.ended:
+            return found
+        loop.suspend_at_forks(self)
+        home = loop.running()
+        if home.ending:
+            return None
+        if found is not None:
+            self._retire(found)  # takes nothing new, but may still answer
+        token, mark = self._metadata(), self._mark()
+        found = Exchange(
+            home, lambda: (self._open_channel(), token), self.address, mark, self._ask_again
+        )
+        self._streams[best] = found
+        return found
+
+    def _retire(self, stream: Exchange) -> None:
+        self._retired = [old for old in (*self._retired, stream) if old.pending]
+
+    def _retire_old(self, now: float) -> None:
+        """Retires streams whose token is no longer in its file: the server ends them when that
+        token is removed."""
+        if self._token is None or now < self._token_looked + TOKEN_LOOK_S:
+            return
+        self._token_looked = now
+        found = self._mark()
+        if found != self._mark_seen:
+            self._mark_seen, self._token_changed = found, now
+        if now < self._token_changed + TOKEN_SETTLE_S:
+            return
+        for stream in self._streams:
+            if stream is not None and not stream.ended and stream.mark != found:
+                stream.retire()
+                self._retire(stream)
+
+    def _ask_again(self, mark: bytes, sent: Sent, lost: bool) -> bool:
+        left_s = sent.deadline - time.monotonic()
+        how = after_stream(sent.wanted, left_s, changed=self._mark() != mark, lost=lost)
+        if isinstance(how, GiveUp):
+            return False
+        if isinstance(how, Alone):
+            sent.lost = True
+        try:
+            self._send(sent)
+        except DlmError:
+            return False
+        return True
+
+    def _all_streams(self) -> list[Exchange]:
+        return [*self._retired, *(s for s in self._streams if s is not None)]
+
+    def _end(self) -> None:
+        for stream in self._all_streams():
+            stream.close(closed_error(self.address))
+        self._beats.close()
+        self._calls.close()
+        for file in list(self._files):
+            file.end()
+        self._drop_held()

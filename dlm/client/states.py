@@ -1,0 +1,271 @@
+"""Input and output of utterances: states, and scores with the states after them.
+
+Each carries its `ModelInfo`, so the scores of two models are never mixed in one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ModelMismatch, QueryError
+
+FULL_MODEL, LOCAL_MODEL = "full", "local_fallback"
+
+# A state as bytes: this version, the first bytes of its model's id, the number of its words, and
+# order - 1 ids, uint32 LE, right-aligned, zero where unused. With phrases it has their version, and
+# before the number the first bytes of their digest and the node, uint32 LE. DO NOT CHANGE: others
+# store them.
+STATE_VERSION, PHRASE_STATE_VERSION, MODEL_BYTES, PHRASES_BYTES = 1, 2, 8, 8
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model that a score belongs to, and the shard set on which it was opened.
+
+    kind     "full", or "local_fallback" for the local model of a client whose servers fail
+    phrases  digest of the utterance's phrases; "" without
+    """
+
+    kind: str
+    model: str
+    shard_set: str
+    phrases: str = field(default="", repr=False)
+
+    def check(self, found: ModelInfo) -> None:
+        """Raises `ModelMismatch` unless a state of model `found` belongs to this one."""
+        if found is not self and found != self:
+            if found.phrases != self.phrases:
+                raise ModelMismatch(
+                    f"a state of an utterance {_with(found)} was given to an utterance "
+                    f"{_with(self)}; a sentence begins and ends with the same phrases"
+                )
+            raise ModelMismatch(
+                f"a state of the {found.kind} model {found.model} (shard set {found.shard_set}) "
+                f"was given to an utterance of the {self.kind} model {self.model} "
+                f"(shard set {self.shard_set}); a sentence cannot mix the scores of two models"
+            )
+
+
+def _with(info: ModelInfo) -> str:
+    return "with other phrases" if info.phrases else "without phrases"
+
+
+@lru_cache(maxsize=64)
+def model_info_of(kind: str, model: str, shard_set: str, phrases: str = "") -> ModelInfo:
+    """The same object for all utterances on a model, so that comparing two is quick."""
+    return ModelInfo(kind, model, shard_set, phrases)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The words so far that still matter; opaque, hashable, picklable.
+
+    Two states of one model are equal exactly if every continuation scores the same by the n-grams
+    the model has (KenLM's rule: the longest suffix that an n-gram extends or that has a back-off
+    weight), so hypotheses with equal states can be recombined.
+    """
+
+    model_info: ModelInfo
+    _words: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+
+@dataclass(frozen=True, slots=True)
+class PhraseState(State):
+    """A state of an utterance with phrases. Equal ones have also said the same beginning of a
+    phrase (`_node`, see `dlm.client.phrases`)."""
+
+    _node: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """States of one model_info in an array of any shape; index it to get a `State` or a part.
+
+    Shapes
+        _contexts  shape + (order - 1,)  uint32  right-aligned, zero where unused
+        _lengths   shape                 uint8
+        _nodes     shape                 int32   with phrases; else None
+    """
+
+    model_info: ModelInfo
+    _contexts: NDArray[np.uint32]
+    _lengths: NDArray[np.uint8]
+    _nodes: NDArray[np.int32] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._lengths.shape
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        lengths = self._lengths[index]
+        # An ellipsis must stop before the last axis, which holds the words of a state.
+        inner = index if isinstance(index, tuple) else (index,)
+        contexts = self._contexts[(*inner, slice(None))]
+        nodes = None if self._nodes is None else self._nodes[index]
+        if np.ndim(lengths) == 0:
+            words = contexts[contexts.shape[-1] - int(lengths) :].tolist()
+            if nodes is not None:
+                return PhraseState(self.model_info, tuple(words), int(nodes))
+            return State(self.model_info, tuple(words))
+        return States(self.model_info, contexts, lengths, nodes)
+
+    @classmethod
+    def joined(cls, parts: Sequence[States]) -> States:
+        """The states of all arrays, one after the other, in one dimension.
+
+        Raises  ModelMismatch, QueryError (no parts)
+        """
+        if not parts:
+            raise QueryError("found no arrays of states to join; expected at least one")
+        for part in parts:
+            parts[0].model_info.check(part.model_info)
+        flat = [part.reshape(-1) for part in parts]
+        nodes = [part._nodes for part in flat if part._nodes is not None]
+        return cls(
+            parts[0].model_info,
+            np.concatenate([part._contexts for part in flat]),
+            np.concatenate([part._lengths for part in flat]),
+            np.concatenate(nodes) if nodes else None,
+        )
+
+    def keys(self) -> list[bytes]:
+        """A bytes key for each state of the flattened array: within a model, two keys are equal
+        exactly if their states are. Many times faster than making a `State` for each."""
+        flat = self.reshape(-1)
+        words = np.column_stack([flat._lengths.astype(np.uint32), flat._contexts])
+        if flat._nodes is not None:
+            words = np.column_stack([flat._nodes.astype(np.uint32), words])
+        step, content = words.itemsize * words.shape[1], words.tobytes()
+        return [content[at : at + step] for at in range(0, len(content), step)]
+
+    def to_bytes(self) -> list[bytes]:
+        """Each state of the flattened array as bytes, for other processes: `states_from_bytes` of
+        an utterance of the same model, with the same phrases, reads them. Two are equal exactly if
+        their states are."""
+        rows = self.packed()
+        each: list[bytes] = rows.view(f"V{rows.shape[1]}").ravel().tolist()
+        return each
+
+    def packed(self) -> NDArray[np.uint8]:
+        """The same as rows of one array; see `to_bytes`."""
+        flat = self.reshape(-1)
+        head, size = state_head(self.model_info)
+        rows = np.empty((len(flat), size + 1 + 4 * flat._contexts.shape[1]), np.uint8)
+        rows[:, : len(head)] = np.frombuffer(head, np.uint8)
+        if flat._nodes is not None:
+            rows[:, len(head) : size] = flat._nodes.astype("<u4")[:, None].view(np.uint8)
+        rows[:, size] = flat._lengths
+        rows[:, size + 1 :] = np.ascontiguousarray(flat._contexts, "<u4").view(np.uint8)
+        return rows
+
+    def each(self) -> list[NDArray[np.uint32]]:
+        """The ids of each state of the flattened array, the most recent last."""
+        flat = self.reshape(-1)
+        width = flat._contexts.shape[1]
+        return [
+            np.ascontiguousarray(context[width - length :])
+            for context, length in zip(flat._contexts, flat._lengths.tolist(), strict=True)
+        ]
+
+    def reshape(self, *shape: int) -> States:
+        lengths = self._lengths.reshape(*shape)
+        return States(
+            self.model_info,
+            self._contexts.reshape(*lengths.shape, self._contexts.shape[-1]),
+            lengths,
+            None if self._nodes is None else self._nodes.reshape(*shape),
+        )
+
+    def contexts(self) -> list[tuple[int, ...]]:
+        """The word ids that each state of the flattened array keeps, most recent last."""
+        flat = self.reshape(-1)
+        width = flat._contexts.shape[-1]
+        rows = zip(flat._contexts.tolist(), flat._lengths.tolist(), strict=True)
+        return [tuple(row[width - length :]) for row, length in rows]
+
+
+def state_head(model_info: ModelInfo) -> tuple[bytes, int]:
+    """What the bytes of every state begin with; and where the number of its words is, before which
+    one of an utterance with phrases has its node."""
+    model = bytes.fromhex(model_info.model)[:MODEL_BYTES]
+    if not model_info.phrases:
+        return bytes([STATE_VERSION]) + model, 1 + len(model)
+    phrases = bytes.fromhex(model_info.phrases)[:PHRASES_BYTES]
+    head = bytes([PHRASE_STATE_VERSION]) + model + phrases
+    return head, len(head) + 4
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """K states extended by W words.
+
+    Shapes
+        log10_prob     (K, W)  float32
+        matched_order  (K, W)  uint8   order of the longest n-gram found
+        ngram_length   (K, W)  uint8   the same as KenLM counts it
+        states         (K, W)          the state after each word
+        source         (K, W)  uint8   `FULL`, or `BIGRAM_FALLBACK` where no shard answered in time;
+                                       all `LOCAL_FALLBACK` if the local fallback answered
+        oov            (K, W)  bool    the vocabulary lacks the word; scored as the unknown word
+        bonus          (K, W)  float32 log10, what the utterance's phrases add to `log10_prob`, in
+                                       steps of 2^-10; None without phrases
+    """
+
+    log10_prob: NDArray[np.float32]
+    matched_order: NDArray[np.uint8]
+    ngram_length: NDArray[np.uint8]
+    states: States
+    source: NDArray[np.uint8]
+    oov: NDArray[np.bool_]
+    bonus: NDArray[np.float32] | None = None
+
+    @property
+    def biased(self) -> NDArray[np.float64]:
+        """(K, W) float64: the log10 probability and the bonus together."""
+        exact = self.log10_prob.astype(np.float64)
+        return exact if self.bonus is None else exact + self.bonus
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceScore:
+    """A sentence's score.
+
+    log10_prob   sum over its tokens, in float64
+    tokens       words, and the sentence end if it was asked for
+    oovs         tokens that the vocabulary lacks
+    log10_oovs   their share of log10_prob
+    token_log10_prob (tokens,) float32; token_matched_order (tokens,) uint8;
+    token_oov (tokens,) bool; token_source (tokens,) uint8, `FULL`, `BIGRAM_FALLBACK` or
+    `LOCAL_FALLBACK`
+    bonus        log10, that of each phrase of the utterance, as often as the sentence has it
+    """
+
+    log10_prob: float
+    tokens: int
+    oovs: int
+    log10_oovs: float
+    token_log10_prob: NDArray[np.float32]
+    token_matched_order: NDArray[np.uint8]
+    token_oov: NDArray[np.bool_]
+    token_source: NDArray[np.uint8]
+    bonus: float = 0.0
+
+    @property
+    def biased(self) -> float:
+        """The log10 probability and the bonus together."""
+        return self.log10_prob + self.bonus

@@ -1,0 +1,546 @@
+"""Which shard set a client uses, where its shards are, and its low orders; refreshed when stale.
+
+One helper thread refreshes the table, so many calls that find it stale at once cause one refresh; a
+second fetches the low orders of the next model, while calls continue with the current one. Models
+to which open utterances are pinned stay in the table as long as servers hold them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from dlm.client import kernels, router
+from dlm.client.call import BLOCKS, Call, own_copy
+from dlm.client.census import Census
+from dlm.client.cluster_file import Endpoint, Rollout, Servers, check_model
+from dlm.client.config import ClientConfig
+from dlm.client.download import fetch
+from dlm.client.membership import Topology
+from dlm.client.router import LowGrams
+from dlm.client.runtime import Links, Snapshot
+from dlm.client.server import Connect
+from dlm.errors import ConfigError, DeadlineExceeded, DlmError, ProtocolError, StaleShardSet
+from dlm.index.layout import Manifest
+from dlm.index.search import blocks, shard
+from dlm.logs import EventLog
+from dlm.ngram import kernels as text
+from dlm.ngram.query import Answers, QueryGroups, StoredWords
+from dlm.wire import codec
+from dlm.wire import kernels as checks
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.ids import MAX_SHARD_SETS
+
+# -------------------------------------------------------------------------------------------------
+# Compiles everything that a call needs, before any call has a deadline: on a new machine, numba's
+# compilation takes tens of seconds, while calls have two. So a client that connects first makes a
+# small call through every function that a real one uses, and does the server's part itself.
+
+
+CONTEXTS = 3
+
+# The kernels of a client, with or without servers; see jit.compile_ahead.
+KERNELS = (
+    *shard.KERNELS,
+    *blocks.KERNELS,
+    kernels.plan,
+    kernels.group_queries,
+    kernels.repeats,
+    kernels.regroup,
+    kernels.regroup_large,
+    kernels.route_groups,
+    kernels.finish,
+    kernels.are_word,
+    kernels.next_states,
+    kernels.fold_new,
+    kernels.advance,
+    kernels.walk,
+    text.enter_words,
+    text.find_words,
+    checks.out_of_range,
+    checks.block_fault,
+    checks.totals,
+)
+
+
+def warm_up(grams: LowGrams) -> None:
+    """Takes a call from queries to answers, through the codec: a kernel is compiled again for
+    read-only arrays, as over received bytes."""
+    manifest = grams.manifest
+    width = manifest.order - 1
+    contexts = np.zeros((CONTEXTS, width), np.uint32)
+    lengths = np.full(CONTEXTS, width, np.uint8)
+    counts = np.ones(CONTEXTS, np.uint32)
+    words = np.arange(CONTEXTS, dtype=np.uint32) % np.uint32(manifest.vocabulary_size)
+    plan = router.plan(grams, manifest, contexts, lengths, counts, words, len(words))
+    call = Call(manifest.model, plan._replace(pieces=[]), inf, manifest.shard_set)
+    if width >= 2:  # two words determine a shard
+        groups = QueryGroups(lengths, contexts.reshape(-1), counts, words, words * np.uint32(0))
+        pieces = router.route(groups, np.zeros_like(manifest.slots), 1, len(words))
+        call = Call.of_pieces(manifest.model, pieces, inf, manifest.shard_set)
+        router.gather([groups, groups])
+        kernels.regroup_large(lengths, groups.context_words, words, counts, words)
+        data, checksum = codec.encode_score_request(manifest.shard_set_bytes, 0, groups)
+        queries = len(groups.words)
+        request = codec.decode_score_request(data, max_queries=queries)
+        zeros, none = np.zeros(queries, np.float32), np.zeros(queries, np.uint8)
+        reply = codec.encode_score_reply(request, Answers(zeros, none, none, none))
+        received = codec.decode_score_reply(
+            reply,
+            shard_set=manifest.shard_set_bytes,
+            shard=0,
+            queries=queries,
+            request_checksum=checksum,
+        )
+        codec.check_answers(received, groups, manifest.order)
+        call.answer(call.parts[0], received, slice(None))
+        _warm_up_blocks(manifest, groups)
+    else:
+        call.end()
+    result = call.result(0)
+    kernels.next_states(contexts, counts, words, result.state_length)
+    kernels.are_word(words, 0)
+    block = blocks.ContextBlock.low_only(grams.low, contexts[0])
+    block.score(words)
+    block.score_word(0)
+    block.score_all()
+
+
+def _warm_up_blocks(manifest: Manifest, groups: QueryGroups) -> None:
+    asked = QueryGroups(
+        groups.context_lengths,
+        groups.context_words,
+        np.ones(len(groups.word_counts), np.uint32),
+        np.zeros(len(groups.word_counts), np.uint32),
+        groups.pairs,
+    )
+    data, checksum = BLOCKS.encode(manifest, 0, asked)
+    request = codec.decode_block_request(data, max_queries=len(asked.words))
+    weights = len(asked.context_words) - len(asked.context_lengths)
+    nothing = StoredWords(
+        asked.words, asked.words, np.zeros(weights, np.float32), asked.words[:0], Answers.empty(0)
+    )
+    BLOCKS.decode(codec.encode_block_reply(request, nothing), manifest, 0, asked, checksum)
+
+
+log = EventLog(__name__)
+
+MAX_ASKED = 256  # servers asked at once; each silent one takes its whole timeout
+STAMP_S = 1.0  # how often new utterances check whether cluster.toml has changed, in seconds
+FOLLOW_S = 10.0  # and how often servers are asked, if no heartbeats notice that one was started
+
+
+class Table:
+    """The snapshots in use: `known` is that for new utterances, None before one is found. The
+    endpoints, with the default model, are asked again whenever it is stale; `model` overrides the
+    default."""
+
+    def __init__(
+        self,
+        endpoints: Servers,
+        model: str | None,
+        config: ClientConfig,
+        links: Links,
+        clock: Callable[[], float],
+    ) -> None:
+        self.endpoints = endpoints
+        self.model = check_model(model)
+        self.known: Snapshot | None = None
+        self._others: Mapping[str, Snapshot] = {}  # by model; replaced whole
+        self._gone = False  # no server holds `known`
+        self._missed: frozenset[str] = frozenset()  # models that utterances ask for in vain
+        self._kept: frozenset[str] = frozenset()  # settings that changed without effect
+        self._unread = ""  # why the last look failed
+        self._rollout: Rollout | None = None  # its model is one of `_others`; with its whole id
+        self._unserved: str | None = None  # the default that no servers hold all shards of
+        self._stamp = endpoints.stamp()
+        self._stamp_seen = self._read_at = self._follows = clock()
+        self._config = config
+        self._links = links
+        self._clock = clock
+
+    def snapshot(self) -> Snapshot:
+        """The shard set in use; found and fetched at the first call. Raises UnavailableError,
+        ProtocolError, ConfigError."""
+        known = self.known
+        return self._refresh_shared() if known is None else known
+
+    def of(self, model: str) -> Snapshot | None:
+        """The snapshot of an open utterance's model; None if no server holds it any longer."""
+        known = self.known
+        if known is None or known.model != model:
+            return self._others.get(model)
+        return None if self._gone else known
+
+    def of_set(self, shard_set: str) -> Snapshot | None:
+        every = (self.known, *self._others.values())
+        return next((s for s in every if s is not None and s.shard_set == shard_set), None)
+
+    def named(self, model: str) -> Snapshot | None:
+        """Of the model whose id begins so, if servers hold it."""
+        every = (None if self._gone else self.known, *self._others.values())
+        return next((s for s in every if s is not None and s.model.startswith(model)), None)
+
+    def current(
+        self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
+    ) -> Snapshot:
+        """For a new utterance: as `snapshot`; if servers no longer hold that model (or refused
+        `unlike`), its replacement, once that is fetched; in a roll-out, the next model if `key` is
+        among its share. Raises StaleShardSet if the replacement is not ready in time; otherwise as
+        `snapshot`."""
+        self.follow()
+        known, rollout = self.snapshot(), self._rollout
+        if rollout is not None and unlike is None and rollout.takes(key):
+            following = self._others.get(rollout.model)
+            if following is not None:
+                return following
+        if (not self._gone and known.model != unlike) or timeout_s <= 0.0:
+            return known
+        runtime, end = self._links.runtime, self._clock() + timeout_s
+        try:
+            self._refresh_soon(known).result(timeout_s)
+            fetching = runtime.fetching
+            if fetching is not None:
+                fetching.result(max(end - self._clock(), 0.0))
+        except (FutureTimeout, CancelledError, RuntimeError) as exc:
+            raise StaleShardSet(
+                f"no server holds model {known.model} any longer, and its replacement was "
+                f"not ready within {timeout_s:.3g} s; retry"
+            ) from exc
+        except DlmError as exc:
+            raise own_copy(exc) from exc
+        except Exception as exc:
+            raise _unread(exc) from exc
+        return self.snapshot()
+
+    def _refresh_soon(self, known: Snapshot) -> Future[Snapshot]:
+        """A refresh that has not begun yet, shared by all that request one before it begins."""
+        runtime = self._links.runtime
+        with runtime.lock:
+            queued = runtime.queued
+            if queued is None or queued.running() or queued.done():
+                queued = runtime.queued = runtime.helper.submit(self.refresh, known)
+            return queued
+
+    def follow(self) -> None:
+        """Refreshes in the background if the default model may have changed; called by new
+        utterances, and by heartbeats or else calls, for clients that keep one utterance for
+        days."""
+        known = self.known
+        if known is None:
+            return
+        now, runtime = self._clock(), self._links.runtime
+        if now - self._stamp_seen >= STAMP_S:
+            self._stamp_seen = now
+            if self.endpoints.stamp() != self._stamp:  # until a refresh has read it
+                self.refresh_later()
+                return
+        # Heartbeats go only to the servers in use, not to others that are listed.
+        watched = runtime.watch is not None and not known.topology.faults
+        if not watched and now - self._read_at >= FOLLOW_S:
+            self._read_at = now
+            self.refresh_later()
+
+    def follow_later(self) -> None:
+        """On the loop: `follow` on the helper thread, since reading a file may take long."""
+        now = self._clock()
+        if self.known is None or now - self._follows < STAMP_S:
+            return
+        self._follows = now
+        with contextlib.suppress(RuntimeError):  # closed meanwhile, or no thread can be started
+            self._links.runtime.helper.submit(self.follow)
+
+    def refresh_later(self) -> None:
+        """Refreshes in the background, unless a refresh is in progress."""
+        runtime = self._links.runtime
+        with runtime.lock:
+            if runtime.looking or self._links.closed:
+                return
+            runtime.looking = True
+        try:
+            runtime.helper.submit(self.refresh_quietly, self.known)
+        except RuntimeError:  # closed meanwhile
+            runtime.looking = False
+
+    def _refresh_shared(self) -> Snapshot:
+        runtime = self._links.runtime
+        with runtime.lock:
+            self._links.check_open()
+            if self.known is not None:
+                return self.known
+            running = runtime.refreshing
+            try:
+                if running is None:
+                    running = runtime.refreshing = runtime.helper.submit(self.refresh, None)
+            except RuntimeError as exc:
+                self._links.check_open()  # closed meanwhile; or no thread can be started
+                raise _unread(exc) from exc
+        try:
+            return running.result()
+        except DlmError as exc:
+            raise own_copy(exc) from exc
+        except Exception as exc:
+            raise _unread(exc) from exc
+        finally:
+            with runtime.lock:
+                if runtime.refreshing is running:
+                    runtime.refreshing = None
+
+    def refresh(self, stale: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
+        """On the helper thread: finds the servers and what they hold, in connect_s by default. The
+        first time it also fetches the low orders; later, those of another model are fetched in the
+        background, and the model is used once they are there."""
+        runtime, known = self._links.runtime, self.known
+        stamp = self.endpoints.stamp()  # before the servers are read
+        try:
+            if stamp != self._stamp:
+                self._note_settings(self.endpoints.kept())
+            census = take_census(
+                self._endpoints_known(known),
+                self._links.connection,
+                self._config.connect_s if timeout_s is None else timeout_s,
+            )
+            named = self.endpoints.model()
+            topology = census.choose(None if known is None else known.shard_set, self.model, named)
+            rollout = None if self.model else self.endpoints.rollout()
+        finally:
+            runtime.looked = self._read_at = self._clock()
+        was_edited, self._stamp = stamp != self._stamp, stamp
+        manifest = topology.manifest
+        self._note_kept(None if self.model else named, manifest)
+        grams = self._grams(manifest.model)
+        if known is None:
+            grams = grams or self._fetch(topology)
+            warm_up(grams)
+        if grams is not None:
+            snapshot = _with(topology, grams)
+            self._gone = False
+        else:
+            assert known is not None
+            self._fetch_behind(topology)
+            found = census.of(known.model, known.shard_set)
+            self._gone = found is None
+            snapshot = known if found is None else _with(found, known.grams)
+        following = self._next(census, snapshot, rollout)
+        with runtime.lock:
+            runtime.counts.stats.refreshes += stale is not None
+            self._others = self._still_held(census, snapshot)
+            self._follow_rollout(following, rollout)
+            self.known = snapshot
+            self._missed -= {snapshot.model, *self._others}
+            self._links.forget_others([snapshot, *self._others.values()])
+        if known is not None and known.model != snapshot.model:
+            fields = {"before": known.model, "after": snapshot.model}
+            log.warning("client.model.changed", extra=fields)
+        self._unread = ""
+        known_shards = len(snapshot.topology.addresses)
+        read = {"shard_set": snapshot.shard_set, "shards_known": known_shards}
+        if known is None or was_edited or known.topology != snapshot.topology:
+            log.info("client.cluster_file.read", extra=read)
+        return snapshot
+
+    def _next(self, census: Census, now: Snapshot, rollout: Rollout | None) -> Snapshot | None:
+        """The next model, as soon as servers hold all of it and its low orders are fetched; until
+        then, and for another sharding of the same model, new utterances get the default."""
+        found = None if rollout is None else census.whole(rollout.model)
+        if found is None or found.manifest.model == now.model:
+            return None
+        grams = self._grams(found.manifest.model)
+        if grams is None:
+            self._fetch_behind(found)
+        return None if grams is None else _with(found, grams)
+
+    def _follow_rollout(self, following: Snapshot | None, rollout: Rollout | None) -> None:
+        found = None
+        if following is not None and rollout is not None:
+            self._others = {**self._others, following.model: following}
+            found = replace(rollout, model=following.model)
+        if found != self._rollout:
+            fields = {"model": found and found.model, "share": found.share if found else 0.0}
+            log.info("client.rollout.changed", extra=fields)
+        self._rollout = found
+
+    def _note_settings(self, kept: list[str]) -> None:
+        for name in kept:
+            if name not in self._kept:
+                advice = "restart the client to apply it"
+                log.warning(
+                    "client.setting.needs_restart", extra={"setting": name, "advice": advice}
+                )
+        self._kept = frozenset(kept)
+
+    def _note_kept(self, named: str | None, manifest: Manifest) -> None:
+        """Logs, once, that servers do not hold all shards of the operator's default model."""
+        if any(one.startswith(named or "") for one in (manifest.model, manifest.shard_set)):
+            named = None
+        if named is not None and named != self._unserved:
+            log.warning("client.model.kept", extra={"named": named, "model": manifest.model})
+        self._unserved = named
+
+    def note_gone(self, model: str, error: DlmError) -> None:
+        """Logs, once per model, that an utterance is open on a model that no server holds: if its
+        low orders answer, nothing else shows it."""
+        with self._links.runtime.lock:
+            if model in self._missed:
+                return
+            self._missed |= {model}
+        log.warning("client.model.gone", extra={"model": model, "error": str(error)})
+
+    def _still_held(self, census: Census, now: Snapshot) -> dict[str, Snapshot]:
+        found = {}
+        for before in (*self._others.values(), self.known):
+            if before is not None and before.model != now.model:
+                topology = census.of(before.model, before.shard_set)
+                if topology is not None:
+                    found[before.model] = _with(topology, before.grams)
+        return found
+
+    def _grams(self, model: str) -> LowGrams | None:
+        snapshot = self.of(model)
+        return self._links.runtime.fetched.get(model) if snapshot is None else snapshot.grams
+
+    def _fetch(self, topology: Topology) -> LowGrams:
+        sources = [
+            (shard, self._links.connection(address))
+            for shard, addresses in sorted(topology.addresses.items())
+            for address in addresses
+        ]
+
+        def rest(seconds: float) -> None:
+            self._links.check_open()  # no server is tried again for a closed client
+            time.sleep(seconds)
+
+        config = self._config
+        return fetch(topology.manifest, sources, config.cache_dir, config.connect_s, sleep=rest)
+
+    def _fetch_behind(self, topology: Topology) -> None:
+        runtime, model = self._links.runtime, topology.manifest.model
+
+        def get() -> None:
+            try:
+                grams = self._fetch(topology)
+                runtime.fetched = {model: grams}
+                runtime.helper.submit(self.refresh, self.known).result()
+            except Exception as exc:
+                fields = {"model": model, "error": str(exc) or repr(exc)}
+                log.warning("client.model.not_loaded", extra=fields)
+                raise
+            finally:
+                runtime.fetched = {}
+                runtime.fetching = None
+
+        with runtime.lock:
+            if runtime.fetching is None:
+                runtime.fetching = runtime.fetcher.submit(get)
+
+    def _endpoints_known(self, stale: Snapshot | None) -> list[Endpoint]:
+        known = {} if stale is None else stale.topology.addresses
+        held = {address: shard for shard, addresses in known.items() for address in addresses}
+        return [
+            e if e.shard is not None else replace(e, shard=held.get(e.address))
+            for e in self.endpoints()
+        ]
+
+    def refresh_quietly(self, snapshot: Snapshot | None) -> None:
+        try:
+            # A model that no server holds stays in use until the next one is fetched.
+            if snapshot is self.known or snapshot is None or self.of(snapshot.model) is snapshot:
+                self.refresh(snapshot, self._config.deadline_s)
+        except Exception as exc:  # noqa: BLE001 - nobody waits for it
+            error = " ".join([str(exc) or repr(exc), *getattr(exc, "__notes__", [])])
+            # Logged once, and not if the client was closed meanwhile.
+            if error != self._unread and not self._links.closed:
+                self._unread = error
+                log.warning("client.cluster_file.rejected", extra={"error": error})
+        finally:
+            self._links.runtime.looking = False
+
+
+def _describe(
+    endpoint: Endpoint,
+    connect: Connect,
+    timeout_s: float,
+    census: Census,
+    clock: Callable[[], float],
+) -> list[pb.DescribeReply | DlmError]:
+    """A server's descriptions of its default shard set, then of each other, within `timeout_s`,
+    which includes reading the manifests."""
+    until = clock() + timeout_s
+    replies: list[pb.DescribeReply | DlmError] = []
+    wanted = [b""]
+    for shard_set in wanted:
+        left_s = until - clock() if replies else timeout_s
+        if left_s <= 0:
+            what = (
+                f"described only {len(replies)} of its {len(wanted)} shard sets in "
+                f"{timeout_s:g} s; retry"
+            )
+            return [*replies, DeadlineExceeded(f"{endpoint.address} {what}")]
+        try:
+            reply = connect(endpoint.address).describe(left_s, shard_set)
+            if not replies:
+                others = [one for one in dict.fromkeys(reply.shard_sets) if one != reply.shard_set]
+                wanted += others[:MAX_SHARD_SETS]
+            census.read(endpoint.address, reply, shard_set)
+        except ConfigError:
+            raise  # not the server's fault, and the same for every server
+        except DlmError as exc:
+            replies.append(exc)
+        else:
+            replies.append(reply)
+    return replies
+
+
+def take_census(
+    endpoints: Sequence[Endpoint],
+    connect: Connect,
+    timeout_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Census:
+    """Asks every server what it holds; each has `timeout_s` for all its descriptions. Raises
+    ConfigError if the client's own credentials cannot be read."""
+    census = Census()
+    with ThreadPoolExecutor(max_workers=min(len(endpoints), MAX_ASKED) or 1) as pool:
+        replies = list(
+            pool.map(lambda e: _describe(e, connect, timeout_s, census, clock), endpoints)
+        )
+    for endpoint, said in zip(endpoints, replies, strict=True):
+        for place, reply in enumerate(said):
+            census.add(endpoint, reply, place)
+    return census
+
+
+def _with(topology: Topology, grams: LowGrams) -> Snapshot:
+    """A shard set with low orders that may be of another sharding of its model; raises
+    `ProtocolError` if the manifests contradict each other."""
+    known, found = grams.manifest, topology.manifest
+    for name in ("order", "counts", "blanks", "unk_in_model"):
+        if getattr(known, name) != getattr(found, name):
+            raise ProtocolError(
+                f"shard set {found.shard_set} claims to be of model {found.model}, as "
+                f"{known.shard_set} is, but its {name} is {getattr(found, name)}; expected "
+                f"{getattr(known, name)}"
+            )
+    return Snapshot(topology, grams)
+
+
+def _unread(cause: Exception) -> DlmError:
+    return DlmError(
+        f"this process could not ask the servers what they hold: {cause!r}; retry, and report it "
+        "if it stays"
+    )
+
+
+def other_model(found: str, expected: str) -> StaleShardSet:
+    now = "no server holds it any longer" if found == expected else f"the servers now hold {found}"
+    return StaleShardSet(
+        f"this utterance was opened on model {expected}; {now}. Open a new utterance"
+    )
