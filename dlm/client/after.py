@@ -33,7 +33,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from math import inf
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from random import Random
+from typing import Any, NamedTuple, TypeAlias
 
 from dlm.errors import (
     AuthenticationError,
@@ -70,18 +71,11 @@ UNKNOWN_S = 0.05
 STALLED, STALLED_S = 3, 1.0
 
 
-class Chance(Protocol):
-    """As `random.Random`."""
-
-    def sample(self, population: Sequence[str], k: int) -> list[str]:
-        """`k` different ones."""
-
-
 def choose(
     replicas: Sequence[str],
     outstanding: Mapping[str, int],
     avoided: frozenset[str],
-    chance: Chance,
+    chance: Random,
     slow: frozenset[str] = frozenset(),
     *,
     missed: frozenset[str] = frozenset(),
@@ -224,27 +218,6 @@ def late_after(servers: Iterable[Usual], now: float) -> float:
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 
 
-class Asked(Protocol):
-    """What a decision reads of a message."""
-
-    ended: bool
-    deadline: float
-    rounds: int
-    taken_over: bool
-
-    @property
-    def out(self) -> Sequence[Any]:
-        """Servers that have it now."""
-
-    @property
-    def tried(self) -> Sequence[str]:
-        """Addresses that it was sent to since the last wait."""
-
-    @property
-    def untried(self) -> Set[str]:
-        """Servers of its shard that it was not sent to."""
-
-
 class Failed(NamedTuple):
     """A server failed to answer, or none could be asked. `retries` are tokens left; `moving` is
     whether a server of the shard is stopping or starting, or lately was; `due`, whether the last
@@ -337,7 +310,8 @@ Outcome: TypeAlias = Failed | Looked | Late
 Decision: TypeAlias = Done | Elsewhere | Later | NotYet | Look | Move | GiveUp
 
 
-def after(outcome: Outcome, message: Asked, now: float) -> Decision:
+def after(outcome: Outcome, message: Any, now: float) -> Decision:
+    """What is done about a message, a `lanes.Message`."""
     if message.ended:
         return Done()
     if isinstance(outcome, Failed):
@@ -353,7 +327,7 @@ def after(outcome: Outcome, message: Asked, now: float) -> Decision:
     return Elsewhere() if message.untried else GiveUp()
 
 
-def _after_failure(outcome: Failed, message: Asked, now: float) -> Decision:
+def _after_failure(outcome: Failed, message: Any, now: float) -> Decision:
     """Another server is asked once, within the budget. While servers drain or warm up, one after
     another is, outside the budget: that is not a failure, and there are only so many.
 
@@ -385,7 +359,7 @@ def _after_failure(outcome: Failed, message: Asked, now: float) -> Decision:
     return GiveUp(look=outcome.due and (gone or isinstance(error, DeadlineExceeded)))
 
 
-def _after_delay(outcome: Late, message: Asked, now: float) -> Decision:
+def _after_delay(outcome: Late, message: Any, now: float) -> Decision:
     if len(message.out) != 1 or outcome.closed or now >= message.deadline:
         return Done()
     well = message.untried - outcome.avoided - outcome.slow

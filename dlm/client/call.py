@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,34 +185,19 @@ def send_kept() -> None:
         turn.end()
 
 
-class Asks(Protocol):
-    """A kind of message. Each kind has its own lanes, by `name`."""
-
-    name: str
-
-    def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
-        """The encoded request for `groups`, and its checksum."""
-
-    def decode(
-        self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
-    ) -> Any:
-        """The answers in a reply; raises `ProtocolError` if it cannot be one."""
-
-    def post(self, connection: Connection) -> Post:
-        """The method that sends such bytes."""
-
-
 class ScoreAsks:
-    """Scores of words after contexts; answered by `Answers`."""
+    """Scores of words after contexts, answered by `Answers`. Each kind has lanes of its own."""
 
     name = "scores"
 
     def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
+        """The encoded request for `groups`, and its checksum."""
         return codec.encode_score_request(manifest.shard_set_bytes, shard, groups)
 
     def decode(
         self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
     ) -> Answers:
+        """The answers in a reply; raises `ProtocolError` if it cannot be one."""
         answers = codec.decode_score_reply(
             data,
             shard_set=manifest.shard_set_bytes,
@@ -224,6 +209,7 @@ class ScoreAsks:
         return answers
 
     def post(self, connection: Connection) -> Post:
+        """The method that sends such bytes."""
         return connection.score
 
 
@@ -286,6 +272,7 @@ class BlockAsks:
         return connection.context_block
 
 
+Asks: TypeAlias = ScoreAsks | BlockAsks
 SCORES, BLOCKS = ScoreAsks(), BlockAsks()
 
 

@@ -12,25 +12,32 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Coroutine, Generator, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from dlm import __version__
 from dlm.client.base_utterance import FINISH, check_deadline
-from dlm.client.cascade import CascadeStatus
+from dlm.client.cascade import CascadeMonitor, CascadeStatus
 from dlm.client.cluster_file import ClusterFile, Endpoint, FixedEndpoints
 from dlm.client.config import ClientConfig, check_address
 from dlm.client.core import Core, LocalScorer, Scorer, open_local
-from dlm.client.metrics import ClientCollector, Stats
+from dlm.client.membership import Liveness
+from dlm.client.metrics import FAILED, FAMILIES, OK, Stats
 from dlm.client.modes import Mode
 from dlm.client.phrases import Phrases, Weights, prepared
 from dlm.client.server import GrpcConnection
 from dlm.client.states import FULL_MODEL, LOCAL_MODEL
 from dlm.client.utterance import AsyncUtterance, Opened, Utterance
 from dlm.errors import ConfigError, QueryError, StaleShardSet, UnavailableError
+from dlm.families import family
 from dlm.index.layout import Manifest
 from dlm.logs import EventLog
 from dlm.ngram.query import LOCAL_FALLBACK
@@ -94,6 +101,106 @@ def open_local_fallback(directory: Path) -> LocalScorer:
     scorer = open_local(directory, LOCAL_FALLBACK, what="the local fallback")
     Utterance(scorer, scorer.snapshot(), None).score_sentences([b"", b"<unk> <unk>"])
     return scorer
+
+
+# -------------------------------------------------------------------------------------------------
+# The counters of a client as Prometheus metrics; families are built when they are collected.
+#
+# The library registers nothing itself; the application chooses the registry::
+#
+#     prometheus_client.REGISTRY.register(client.metrics)
+#
+# Labels are shard numbers and closed sets of results and stages; never words, ids or addresses.
+
+
+class ClientCollector(Collector):
+    """The metric families of one client.
+
+    A registry accepts one client, since the families of two have the same names. Give each client
+    its own registry, or let threads share a client.
+    """
+
+    def __init__(self, core: Scorer, fallback: Scorer | None = None) -> None:
+        self._core = core
+        self._fallback = fallback
+
+    def describe(self) -> Iterable[Metric]:
+        """The families of `collect`, so that a second client is refused."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """The current families; asks no server."""
+        core = self._core
+        counts, stats = core.counts, core.stats
+        yield _queries(stats, 0 if self._fallback is None else self._fallback.stats.queries)
+        yield _labelled("calls_total", counts.calls)
+        yield _labelled("messages_total", counts.messages)
+        hedges = {"won": stats.hedges_won, "lost": stats.hedges - stats.hedges_won}
+        yield _labelled("hedges_total", hedges)
+        for name, sizes in (
+            ("message_queries", counts.message_queries),
+            ("coalesced_calls", counts.gathered_calls),
+        ):
+            histogram = _family(name)
+            histogram.add_metric((), sizes.cumulative(), sizes.total)
+            yield histogram
+        stages = _family("stage_seconds")
+        for stage, seconds in counts.stages.items():
+            stages.add_metric((stage,), seconds.cumulative(), seconds.total)
+        yield stages
+        load = sorted(core.load().items())
+        yield _labelled("in_flight", {str(shard): sent for shard, (sent, _) in load})
+        yield _labelled("queue_depth", {str(shard): queued for shard, (_, queued) in load})
+        if watch := core.watch():  # without heartbeats, nothing is known of servers
+            yield from _cascade(watch)
+        for name, value in (
+            ("local_fallback", int(self._fallback is not None)),
+            ("cache_bytes", core.cache_bytes()),
+        ):
+            gauge = _family(name)
+            gauge.add_metric((), value)
+            yield gauge
+        yield _labelled("info", {__version__: 1})
+
+
+def _family(name: str) -> Any:
+    return family(FAMILIES, f"dlm_client_{name}")
+
+
+def _labelled(name: str, values: Mapping[str, float]) -> Metric:
+    out = _family(name)
+    for value, number in dict(values).items():
+        out.add_metric((value,), number)
+    return cast("Metric", out)
+
+
+def _cascade(watch: CascadeMonitor) -> Iterator[Metric]:
+    status = watch.status()
+    servers = Counter(one.health for one in status.servers)
+    yield _labelled("servers", {health: servers[health] for health in Liveness})
+    yield _labelled("mode", {mode: int(status.mode is mode) for mode in Mode})
+    switches = _family("mode_switches_total")
+    for (to, reason), times in sorted(status.switches.items()):
+        switches.add_metric((to, reason), times)
+    yield switches
+    probes = {OK: watch.probes[True], FAILED: watch.probes[False]}
+    yield _labelled("probes_total", probes)
+
+
+def _queries(stats: Stats, fallback: int) -> Metric:
+    """All but the fallbacks add up to the queries to the full model, once none is in progress,
+    unless some were sent again or refused unsent; `bigram_fallback` ones were mostly sent before.
+    """
+    return _labelled(
+        "queries_total",
+        {
+            "local": stats.local_hits,
+            "shard": stats.sent_queries,
+            "duplicate": stats.duplicates,
+            "bigram_fallback": stats.bigram_fallback,
+            "local_fallback": fallback,
+        },
+    )
 
 
 class _Face:

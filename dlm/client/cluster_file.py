@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import xxhash
 
@@ -234,27 +234,9 @@ TLS = tuple(one.name for one in settings_of(TlsSettings))
 TABLES = ("tls", "rollout", "server")
 
 
-class Servers(Protocol):
+class FixedEndpoints:
     """Says where the servers are; asked again whenever the table is stale. Picklable."""
 
-    def __call__(self) -> Sequence[Endpoint]:
-        """The current servers."""
-
-    def model(self) -> str | None:
-        """The default model that the operator names; None leaves it to the servers."""
-
-    def rollout(self) -> Rollout | None:
-        """The next model, if some new utterances are to get it."""
-
-    def stamp(self) -> object:
-        """Differs from the last one if the servers or the model may have changed."""
-
-    def kept(self) -> list[str]:
-        """Changed settings that a running client does not apply; ConfigError if a client that
-        starts now would reject them."""
-
-
-class FixedEndpoints(Servers):
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.endpoints = list(endpoints)
 
@@ -262,15 +244,20 @@ class FixedEndpoints(Servers):
         return self.endpoints
 
     def model(self) -> str | None:
+        """The default model that the operator names; None leaves it to the servers."""
         return None
 
     def rollout(self) -> Rollout | None:
+        """The next model, if some new utterances are to get it."""
         return None
 
     def stamp(self) -> object:
+        """Differs from the last one if the servers or the model may have changed."""
         return None
 
     def kept(self) -> list[str]:
+        """Changed settings that a running client does not apply; ConfigError if a client that
+        starts now would reject them."""
         return []
 
 
@@ -308,7 +295,7 @@ class StartSettings:
         return local_fallback + [f"tls.{key}" if key in TLS else key for key in keys]
 
 
-class ClusterFile(Servers):
+class ClusterFile:
     """A cluster.toml that may change: each call of this object reads it, and parses another text.
     The client's configuration takes precedence. Raises ConfigError if a client cannot start with
     it."""
@@ -339,6 +326,9 @@ class ClusterFile(Servers):
     def _now(self) -> ClusterToml:
         self._toml = toml = self._toml.again()
         return toml
+
+
+Servers: TypeAlias = FixedEndpoints | ClusterFile
 
 
 class ClusterToml:

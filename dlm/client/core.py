@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from dlm.client.cluster_file import Servers
 from dlm.client.config import ClientConfig
 from dlm.client.delivery import Delivery
 from dlm.client.membership import Topology
-from dlm.client.metrics import CANCELLED, OK, ClientMetrics, Counted, Stats, result_of
+from dlm.client.metrics import CANCELLED, OK, ClientMetrics, Stats, result_of
 from dlm.client.modes import Mode
 from dlm.client.router import LowGrams, WordsAlone, check_queries, probe_queries
 from dlm.client.runtime import Links, Runtime, Snapshot, closed_error
@@ -53,80 +53,7 @@ from dlm.wire._pb import shard_pb2 as pb
 Asked: TypeAlias = Call | EndedCall
 
 
-class Scorer(Counted, Protocol):
-    """Scores batches of ids.
-
-    Attributes
-        local_model      the model if it is in this process, else None
-        keeps_deadlines  a call ends at its deadline; otherwise it always returns its answer
-    """
-
-    config: ClientConfig
-    local_model: LocalModel | KenlmFile | None
-    keeps_deadlines: bool
-
-    # -- life
-
-    @property
-    def begun(self) -> bool:
-        """Whether servers were found, or are being watched for."""
-
-    def begin_local_fallback(self) -> None:
-        """Starts on the local fallback, since no server answers."""
-
-    def check_open(self) -> None:
-        """Raises ClientClosed if it is closed."""
-
-    def close(self) -> None:
-        """Closes it: calls in progress and all later calls fail with `ClientClosed`."""
-
-    def known(self) -> Topology | None:
-        """The shard set in use, and the places of its shards; None before one is found."""
-
-    def cascade(self) -> CascadeStatus:
-        """The state of the servers and of the cascade.
-
-        Raises  ConfigError  nothing watches them
-        """
-
-    # -- for utterances
-
-    def snapshot(self) -> Snapshot:
-        """The shard set in use; finds it first if it is not known yet.
-
-        Raises  UnavailableError, ProtocolError, ConfigError
-        """
-
-    def current(
-        self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
-    ) -> Snapshot:
-        """The snapshot for a new utterance; see `Table.current`."""
-
-    def named(self, model: str) -> Snapshot | None:
-        """That of the model whose id begins so, if it can be asked."""
-
-    def mode(self) -> Mode:
-        """The model that new utterances use."""
-
-    def submit(
-        self,
-        model: str,
-        contexts: NDArray[np.uint32],
-        lengths: NDArray[np.uint8],
-        counts: NDArray[np.uint32],
-        words: NDArray[np.uint32],
-        deadline_s: float | None = None,
-        held: Snapshot | None = None,
-        *,
-        moves_on: bool = False,
-        more: bool = False,
-        ahead: int = 0,
-        asks: Asks = SCORES,
-    ) -> Asked:
-        """Starts a call; see `Core.submit`."""
-
-
-class LocalScorer(Scorer):
+class LocalScorer:
     """Answers each call at once, from mapped shards or a mapped KenLM file, without servers.
 
     Args
@@ -328,7 +255,7 @@ Clock = Callable[[], float]
 SURELY_EVERYWHERE = 8  # contexts per shard: with this many, a call almost surely needs all shards
 
 
-class Core(Scorer, Host):
+class Core(Host):
     """Scores batches of ids against a cluster; its base classes describe their methods.
 
     Args
@@ -349,7 +276,7 @@ class Core(Scorer, Host):
         model: str | None = None,
         connect: Connect = GrpcConnection,
         clock: Clock = time.monotonic,
-        home: loop.Home = loop,
+        home: Any = loop,
     ) -> None:
         self.config = config
         self._connect = connect
@@ -370,17 +297,21 @@ class Core(Scorer, Host):
         return self._links.runtime
 
     def check_open(self) -> None:
+        """Raises ClientClosed if it is closed."""
         self._links.check_open()
 
     @property
     def stats(self) -> Stats:
+        """The current counters of this process."""
         return self._links.stats()
 
     @property
     def counts(self) -> ClientMetrics:
+        """The counters behind this process's metrics."""
         return self._runtime.counts
 
     def load(self) -> dict[int, tuple[int, int]]:
+        """For each shard asked so far: messages in flight, and parts that wait."""
         found: dict[int, tuple[int, int]] = {}
         for (_, shard, _), lane in list(self._runtime.lanes.items()):  # of all models in use
             in_flight, waiting = found.get(shard, (0, 0))
@@ -388,18 +319,25 @@ class Core(Scorer, Host):
         return found
 
     def cache_bytes(self) -> int:
+        """Bytes of the model's vocabulary and low orders in use."""
         snapshot = self.table.known
         return 0 if snapshot is None else snapshot.low_bytes
 
     def snapshot(self) -> Snapshot:
+        """The shard set in use; finds it first if it is not known yet.
+
+        Raises  UnavailableError, ProtocolError, ConfigError
+        """
         return self.table.snapshot()
 
     def current(
         self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
     ) -> Snapshot:
+        """The snapshot for a new utterance; see `Table.current`."""
         return self.table.current(timeout_s, unlike, key)
 
     def named(self, model: str) -> Snapshot | None:
+        """That of the model whose id begins so, if it can be asked."""
         return self.table.named(model)
 
     def connection(self, address: str) -> Connection:
@@ -408,7 +346,7 @@ class Core(Scorer, Host):
     # -- the cascade --------------------------------------------------------------------------
 
     def watch(self) -> CascadeMonitor | None:
-        """See `Counted`; started if it is useful, see `ClientConfig.heartbeats`."""
+        """The monitor of the servers; started if it is useful, see `ClientConfig.heartbeats`."""
         runtime = self._runtime
         if runtime.watch is None and not self._links.closed:
             wanted = self.config.heartbeats
@@ -423,9 +361,11 @@ class Core(Scorer, Host):
 
     @property
     def begun(self) -> bool:
+        """Whether servers were found, or are being watched for."""
         return self.table.known is not None or self._runtime.watch is not None
 
     def begin_local_fallback(self) -> None:
+        """Starts on the local fallback, since no server answers."""
         self._begin_watch(Mode.LOCAL_FALLBACK)
 
     def _begin_watch(self, mode: Mode) -> None:
@@ -445,10 +385,15 @@ class Core(Scorer, Host):
                 self._delivery.tell(watch.begin)
 
     def mode(self) -> Mode:
+        """The model that new utterances use."""
         watch = self.watch()
         return Mode.FULL if watch is None else watch.mode
 
     def cascade(self) -> CascadeStatus:
+        """The state of the servers and of the cascade.
+
+        Raises  ConfigError  nothing watches them
+        """
         watch = self.watch()
         if watch is None:
             self._links.check_open()
@@ -459,6 +404,7 @@ class Core(Scorer, Host):
         return watch.status()
 
     def known(self) -> Topology | None:
+        """The shard set in use, and the places of its shards; None before one is found."""
         snapshot = self.table.known
         return None if snapshot is None else snapshot.topology
 
@@ -501,6 +447,7 @@ class Core(Scorer, Host):
             call.end()
 
     def close(self) -> None:
+        """Closes it: calls in progress and all later calls fail with `ClientClosed`."""
         self._links.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -625,3 +572,6 @@ def _end_span(call: Call, span: Span, local_hits_share: float, done: Ending) -> 
 
 def _result_of(done: Ending) -> str:
     return CANCELLED if done.cancelled() else result_of(done.exception())
+
+
+Scorer: TypeAlias = Core | LocalScorer

@@ -67,7 +67,7 @@ class Delivery:
         table: Table,
         clock: Callable[[], float],
         tracer: Tracer | None,
-        home: loop.Home = loop,
+        home: Any = loop,
     ) -> None:
         self._config = config
         self._links = links

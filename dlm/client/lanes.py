@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from dlm.client import router
 from dlm.client.after import late_after
@@ -54,7 +53,7 @@ class Message:
         self,
         runtime: Runtime,
         place: Place,
-        lane: Lane[Part],
+        lane: Lane,
         number: int,
         snapshot: Snapshot,
         parts: list[Part],
@@ -205,7 +204,7 @@ class Lanes:
             except Exception as exc:  # noqa: BLE001 - this part ends, the others are still sent
                 one.call.miss(one, as_dlm_error(exc, one.shard))
 
-    def _submit(self, runtime: Runtime, part: Part, lane: Lane[Part], now: float) -> None:
+    def _submit(self, runtime: Runtime, part: Part, lane: Lane, now: float) -> None:
         if part.deadline <= now:
             _miss_late(part)
             return
@@ -216,7 +215,7 @@ class Lanes:
         else:
             self._inbox.check_by(due)
 
-    def _lane(self, runtime: Runtime, part: Part) -> Lane[Part]:
+    def _lane(self, runtime: Runtime, part: Part) -> Lane:
         lane = runtime.lanes.get(part.place)
         if lane is None:
             snapshot = self._table.of_set(part.place.shard_set) or self._table.snapshot()
@@ -235,7 +234,7 @@ class Lanes:
             self._miss_all(lane.clear(), as_dlm_error(exc, place.shard))
             return None
 
-    def _next(self, runtime: Runtime, place: Place, lane: Lane[Part]) -> Message | None:
+    def _next(self, runtime: Runtime, place: Place, lane: Lane) -> Message | None:
         now = self._clock()
         self._make_room(lane, now)
         taken = lane.take(now)
@@ -279,7 +278,7 @@ class Lanes:
 
     # -- in time ------------------------------------------------------------------------------
 
-    def _make_room(self, lane: Lane[Part], now: float) -> None:
+    def _make_room(self, lane: Lane, now: float) -> None:
         for part in lane.expire(now):
             self.count_failed(DeadlineExceeded(), part.queued)
             _miss_late(part)
@@ -316,7 +315,7 @@ def _late(shard: int) -> DeadlineExceeded:
     )
 
 
-def _too_much(shard: int, lane: Lane[Any], queries: int, left_s: float) -> DlmError:
+def _too_much(shard: int, lane: Lane, queries: int, left_s: float) -> DlmError:
     if left_s <= 0.0:
         return _late(shard)
     work_s = lane.pace.seconds(lane.ahead)

@@ -18,11 +18,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import uvloop
@@ -40,22 +40,6 @@ WAKE_S = 0.05
 
 T = TypeVar("T")
 Posted: TypeAlias = deque[tuple[Callable[..., None], tuple[Any, ...]]]
-
-
-class Home(Protocol):
-    """Where all of a client's steps run."""
-
-    def is_here(self) -> bool:
-        """Whether this thread is it."""
-
-    def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Only there: calls `call` after `delay_s` seconds, even after a fork."""
-
-    def post(self, call: Callable[..., None], *args: Any) -> None:
-        """Runs `call` there, after what was posted before; from any thread.
-
-        Raises  ConfigError, RuntimeError  it could not be started; it runs `call` once it can
-        """
 
 
 class Mailbox:
@@ -215,7 +199,11 @@ def running() -> LoopThread:
 
 
 def post(call: Callable[..., None], *args: Any) -> None:
-    """See `Home.post`; does not wait for a fork, after which `call` runs."""
+    """From any thread: runs `call` on the loop, after what was posted before; does not wait for a
+    fork, after which `call` runs.
+
+    Raises  ConfigError, RuntimeError  it could not be started; it runs `call` once it can
+    """
     _posted.append((call, args))
     home = _running
     if home is None or not home.mailbox.wake():
@@ -321,28 +309,6 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class Own(Protocol):
-    """What a client's steps need of its state in this process: a `busy` step looks at what is ready
-    at its end; `flushing` does that after the steps that wait now; lanes and messages are checked
-    at `alarms`."""
-
-    busy: bool
-    flushing: bool
-    alarms: list[float]
-
-    @property
-    def ready(self) -> Collection[Any]:
-        """Lanes that may have something to send."""
-
-
-class Owner(Protocol):
-    """As `runtime.Links`."""
-
-    @property
-    def runtime(self) -> Own:
-        """This process's state."""
-
-
 CHECK_S = 1.0  # between checks of lanes and messages, while there are any
 
 
@@ -358,9 +324,9 @@ class Inbox:
         check    checks what may be late; returns when to check again
     """
 
-    _owner: Owner
+    _owner: Any  # `runtime.Links`
     _clock: Callable[[], float]
-    _home: Home
+    _home: Any  # this module, but for tests
     _give_up: Callable[[Any, Exception], None]
     _cut_off: Callable[[Any, Exception], None]
     _send: Callable[[], None]
@@ -450,25 +416,18 @@ class Inbox:
 # wait forever.
 
 
-class Streams(Protocol):
-    """An object with streams on the loop."""
-
-    def suspend(self) -> None:
-        """Takes back the messages in flight, and posts a call that sends them again, before the
-        loop ends."""
-
-
 TURN_S = 5.0  # a child that cannot use gRPC is better than a process that hangs
 
 _turn = threading.RLock()  # of threads that fork; reentrant, since a signal handler may fork
-_open: weakref.WeakSet[Streams] = weakref.WeakSet()
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
 _registered = False
 _kept: list[grpc.Channel] = []  # a parent's, too: to close it in a child would wait for threads
 _keeps = False  # the last of them is this process's
 
 
-def suspend_at_forks(streams: Streams) -> None:
-    """Makes forks suspend `streams`; call it before the first is opened."""
+def suspend_at_forks(streams: Any) -> None:
+    """Makes forks call `streams.suspend`, which takes back the messages in flight, and posts a call
+    that sends them again; call this before the first stream is opened."""
     register_forks()
     _open.add(streams)
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from math import inf
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from dlm.client import loop
 from dlm.client.after import Heard, TokenBucket, Usual, choose, is_moving
-from dlm.client.call import Part, Place
+from dlm.client.call import Place
 from dlm.client.cascade import MOVING_S, CascadeMonitor
 from dlm.client.config import HeartbeatConfig
 from dlm.client.membership import Topology, behind
@@ -80,13 +80,6 @@ LEAST_QUERIES = 256
 PATIENCE = 0.5
 
 
-class Waiting(Protocol):
-    """Work that waits to be sent; `deadline` is on the clock of `now`."""
-
-    queries: int
-    deadline: float
-
-
 class Pace(NamedTuple):
     """Decayed sums over the time in which anything was in flight: messages answered since the
     start; their queries and busy seconds, with older ones counting less; and when that was last up
@@ -120,11 +113,8 @@ class Pace(NamedTuple):
         return queries * (self.busy_s + since_s) / self.queries if self.queries > 0.0 else 0.0
 
 
-T = TypeVar("T", bound=Waiting)
-
-
-class Lane(Generic[T]):
-    """One shard's queue.
+class Lane:
+    """One shard's queue of parts of calls, or whatever has `queries` and a `deadline`.
 
     Args
         limit        messages in flight, at most
@@ -145,7 +135,7 @@ class Lane(Generic[T]):
         self.usual_s = usual_s
         self.max_queries = max_queries
         self.max_waiting = max(MAX_WAITING_MESSAGES * max_queries, MIN_WAITING)
-        self.waiting: deque[T] = deque()
+        self.waiting: deque[Any] = deque()
         self.queued = self.asked = 0
         self.in_flight: dict[int, int] = {}
         self.earliest = inf
@@ -170,14 +160,14 @@ class Lane(Generic[T]):
         ahead, pace = self.queued + self.asked + queries, self.pace
         return pace.seconds(ahead, now - pace.at) > PATIENCE * (deadline - now)
 
-    def submit(self, work: T) -> None:
+    def submit(self, work: Any) -> None:
         """Queues `work`; the caller has asked `refuses`."""
         self.waiting.append(work)
         self.queued += work.queries
         if work.deadline < self.earliest:
             self.earliest = work.deadline
 
-    def expire(self, now: float) -> list[T]:
+    def expire(self, now: float) -> list[Any]:
         if self.earliest > now:
             return []
         late = [work for work in self.waiting if work.deadline <= now]
@@ -196,12 +186,12 @@ class Lane(Generic[T]):
         """When to look at the queue; inf if nothing waits."""
         return min(self.ready_at(), self.earliest)
 
-    def take(self, now: float) -> tuple[int, list[T]] | None:
+    def take(self, now: float) -> tuple[int, list[Any]] | None:
         """The next message, if one may be sent: its number, for `done`, and its parts."""
         if self.ready_at() > now:
             return None
         self.pace = self.pace.passed(now, busy=bool(self.in_flight))
-        waiting, works, queries = self.waiting, list[T](), 0
+        waiting, works, queries = self.waiting, list[Any](), 0
         while waiting and (not works or queries + waiting[0].queries <= self.max_queries):
             work = waiting.popleft()
             works.append(work)
@@ -235,7 +225,7 @@ class Lane(Generic[T]):
         """Ends a message that shows nothing about the pace; it may have ended already."""
         self.asked -= self.in_flight.pop(number, 0)
 
-    def clear(self) -> list[T]:
+    def clear(self) -> list[Any]:
         works = list(self.waiting)
         self.waiting.clear()
         self.queued, self.earliest = 0, inf
@@ -309,8 +299,8 @@ class Runtime:
         self.fetched: dict[str, LowGrams] = {}  # those fetched, until they are in use
         self.counts = ClientMetrics()
         # of the loop:
-        self.lanes: dict[Place, Lane[Part]] = {}
-        self.ready: dict[Place, Lane[Part]] = {}  # lanes that may have something to send
+        self.lanes: dict[Place, Lane] = {}
+        self.ready: dict[Place, Lane] = {}  # lanes that may have something to send
         self.connecting: dict[str, list[Connected]] = {}  # who waits for a connection, by address
         self.busy = False  # a step is running, which looks at these at its end
         self.flushing = False  # they are looked at after the steps that wait now

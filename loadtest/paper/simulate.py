@@ -160,7 +160,7 @@ class _Way:
 
     client: int
     server: int
-    lane: Lane[_Piece]
+    lane: Lane
     usual: Usual = field(default_factory=Usual)
     alarm: float = math.inf  # when the lane is looked at again by itself
 
@@ -224,9 +224,7 @@ class Simulation:
     def _way(self, client: int, server: int) -> _Way:
         way = self._ways.get((client, server))
         if way is None:
-            lane: Lane[_Piece] = Lane(
-                self._config.window, self._config.max_queries, late_after((), 0.0)
-            )
+            lane: Lane = Lane(self._config.window, self._config.max_queries, late_after((), 0.0))
             way = self._ways[client, server] = _Way(client, server, lane)
         return way
 
