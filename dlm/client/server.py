@@ -6,10 +6,8 @@ Sending never waits: a stream that is not open yet is opened on the loop, and th
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -21,16 +19,14 @@ from dlm.client.cascade import BeatReply
 from dlm.client.cluster_file import Metadata, certificates_of, read_token
 from dlm.client.config import PLAIN, ClientSecurity
 from dlm.client.stream import (
+    Ask,
     Calls,
     Exchange,
     ReceivedFile,
     Reply,
-    Sent,
-    SentCall,
     closed_error,
     failed,
     open_channel,
-    tell,
 )
 from dlm.errors import DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
@@ -110,7 +106,6 @@ class GrpcConnection:
         self._token = read_token(security)
         self._most = streams
         self._closed = False
-        self._held: deque[Sent | SentCall] = deque()  # to be sent by the loop
         self._mark_seen = self._mark()
         self._token_looked = self._token_changed = time.monotonic()
         # of the loop:
@@ -127,26 +122,15 @@ class GrpcConnection:
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw:
         deadline = time.monotonic() + timeout_s
-        sent = Sent(request, deadline, reply, ("Score", request, reply), metadata)
-        self._post(sent)
-        return sent.withdraw
+        return self._post(Ask("Score", request, deadline, reply, metadata, request))
 
     def context_block(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw:
-        def unpacked(data: bytes | None, error: DlmError | None) -> None:
-            try:
-                found = None if data is None else codec.carried_block_reply(data)
-            except DlmError as exc:
-                reply(None, exc)
-            else:
-                reply(found, error)
-
-        deadline = time.monotonic() + timeout_s
-        carried = codec.carry_block_request(request)
-        sent = Sent(carried, deadline, unpacked, ("ContextBlock", request, reply), metadata)
-        self._post(sent)
-        return sent.withdraw
+        deadline, carried = time.monotonic() + timeout_s, codec.carry_block_request(request)
+        unpack = codec.carried_block_reply
+        ask = Ask("ContextBlock", request, deadline, reply, metadata, carried, unpack)
+        return self._post(ask)
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         request = pb.DescribeRequest(shard_set=shard_set).SerializeToString()
@@ -174,7 +158,7 @@ class GrpcConnection:
                 reply(found, None)
 
         deadline = time.monotonic() + timeout_s
-        self._post(SentCall(BEAT, request.SerializeToString(), deadline, self._metadata(), came))
+        self._post(Ask(BEAT, request.SerializeToString(), deadline, came))
 
     def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
         message = codec.parse(pb.HeartbeatReply(), data)
@@ -194,7 +178,7 @@ class GrpcConnection:
         def reply(data: bytes | None, error: DlmError | None) -> None:
             came.put((data, error))
 
-        self._post(SentCall(method, request, deadline, self._metadata(), reply))
+        self._post(Ask(method, request, deadline, reply))
         return self._take(came, timeout_s)
 
     def _take(self, came: Came, left_s: float) -> bytes:
@@ -227,79 +211,55 @@ class GrpcConnection:
 
     def close(self) -> None:
         self._closed = True
-        if not loop.leave(self._end):  # none runs: no stream is open
-            self._drop_held()
+        loop.leave(self._end)
 
     def _check_open(self) -> None:
         if self._closed:
             raise closed_error(self.address)
 
-    def _post(self, sent: Sent | SentCall) -> None:
+    def _post(self, ask: Ask) -> Withdraw:
         self._check_open()
         if loop.is_here():
-            self._send(sent)
-            return
-        self._held.append(sent)
+            self._start(ask)
+            return ask.withdraw
         try:
-            loop.post(self._send_held)
-        except Exception as exc:  # no loop can be started
-            with contextlib.suppress(ValueError):  # by another thread, which has sent it
-                self._held.remove(sent)
-                raise failed(self.address, exc) from exc
-
-    def _drop_held(self) -> None:
-        while self._held:
-            try:
-                sent = self._held.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            tell(sent.reply, None, closed_error(self.address))
+            loop.post(self._start, ask)
+        except Exception as exc:  # no loop can be started; the next one finds it withdrawn
+            ask.withdraw()
+            raise failed(self.address, exc) from exc
+        return ask.withdraw
 
     # -- on the loop --------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        for stream in self._all_streams():
-            self._held += stream.suspend()
-        self._held += [*self._beats.suspend(), *self._calls.suspend()]
-        if self._held:
-            loop.post(self._send_held)
+        asks = [ask for stream in self._all_streams() for ask in stream.suspend()]
+        for ask in (*asks, *self._beats.suspend(), *self._calls.suspend()):
+            loop.post(self._start, ask)
 
-    def _send_held(self) -> None:
-        for _ in range(len(self._held)):
-            try:
-                sent = self._held.popleft()
-            except IndexError:  # it was closed meanwhile
-                return
-            if isinstance(sent, Sent) and not sent.wanted:
-                sent.drop()
-                continue
-            try:
-                self._send(sent)
-            except Exception as exc:  # noqa: BLE001 - those that wait must get it
-                tell(sent.reply, None, failed(self.address, exc))
+    def _start(self, ask: Ask) -> None:
+        if not ask.wanted:
+            ask.drop()
+            return
+        try:
+            self._send(ask)
+        except Exception as exc:  # noqa: BLE001 - who waits must get it
+            ask.end(None, failed(self.address, exc))
 
-    def _send(self, sent: Sent | SentCall) -> None:
-        if isinstance(sent, Sent) and not (sent.metadata or sent.lost):
+    def _send(self, ask: Ask) -> None:
+        if ask.carried is not None and not ask.metadata:
             stream = self._stream()
             if stream is not None:
-                stream.send(sent)
+                stream.send(ask)
                 return
         else:
             self._check_open()
             loop.suspend_at_forks(self)
             home = loop.running()
             if not home.ending:
-                if isinstance(sent, Sent):
-                    sent = self._alone(sent)
-                (self._beats if sent.method == BEAT else self._calls).send(home, sent)
+                metadata = (*self._metadata(), *ask.metadata)
+                (self._beats if ask.method == BEAT else self._calls).send(home, ask, metadata)
                 return
-        self._held.append(sent)
-        loop.post(self._send_held)
-
-    def _alone(self, sent: Sent) -> SentCall:
-        method, request, reply = sent.alone
-        metadata = (*self._metadata(), *sent.metadata)
-        return SentCall(method, request, sent.deadline, metadata, reply)
+        loop.post(self._start, ask)  # of the next loop
 
     def _begin(self, file: ReceivedFile) -> None:
         loop.suspend_at_forks(self)
@@ -381,15 +341,15 @@ class GrpcConnection:
                 stream.retire()
                 self._retire(stream)
 
-    def _ask_again(self, mark: bytes, sent: Sent, lost: bool) -> bool:
-        left_s = sent.deadline - time.monotonic()
-        how = after_stream(sent.wanted, left_s, changed=self._mark() != mark, lost=lost)
+    def _ask_again(self, mark: bytes, ask: Ask, lost: bool) -> bool:
+        left_s = ask.deadline - time.monotonic()
+        how = after_stream(ask.wanted, left_s, changed=self._mark() != mark, lost=lost)
         if isinstance(how, GiveUp):
             return False
         if isinstance(how, Alone):
-            sent.lost = True
+            ask.carried = None
         try:
-            self._send(sent)
+            self._send(ask)
         except DlmError:
             return False
         return True
@@ -404,4 +364,3 @@ class GrpcConnection:
         self._calls.close()
         for file in list(self._files):
             file.end()
-        self._drop_held()

@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -46,58 +46,6 @@ log = EventLog(__name__)
 Reply: TypeAlias = Callable[[bytes | None, DlmError | None], None]
 
 
-class Stream:
-    """A call on the running loop, used by one task; `ended` is called when it has ended. Cancel the
-    call, not its task, except while it connects: gRPC reports an operation to the loop even if
-    nobody waits."""
-
-    def __init__(self, call: Any, ended: Callable[[], object]) -> None:
-        self.connected = False
-        self._call = call
-        self._loop = asyncio.get_running_loop()
-        if pairs.AVAILABLE:
-            # The public method makes a reference cycle, which keeps gRPC's threads.
-            call._cython_call.add_done_callback(ended)
-        else:
-            call.add_done_callback(lambda _: ended())
-
-    def done(self) -> bool:
-        return bool(self._call.done())
-
-    async def connect(self) -> None:
-        """Returns once messages can be sent, or the call has ended: then reading says why."""
-        with contextlib.suppress(grpc.RpcError):
-            await self._call.wait_for_connection()
-        self.connected = True
-
-    async def read(self) -> Any:
-        """The next message, or `grpc.aio.EOF`; raises the `grpc.RpcError` that ended the call."""
-        return await self._call.read()
-
-    async def ask(self, data: bytes) -> Any:
-        """Sends a message; returns and raises as `read`, which must not be waiting."""
-        if pairs.AVAILABLE:
-            call = self._call._cython_call
-            if (message := await pairs.send_and_receive(call, data, self._loop)) is not None:
-                return message
-        else:
-            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-                await self._call.write(data)
-        return await self._call.read()
-
-    async def end(self) -> None:
-        """Ends the call well, after the replies to all messages."""
-        await self._call.done_writing()
-        await self._call.read()
-
-    def cancel(self) -> None:
-        if not pairs.AVAILABLE:
-            self._call.cancel()
-        elif not self._call.done():
-            # The public method also cancels a task of gRPC's that has an operation.
-            self._call._cython_call.cancel("cancelled by dlm")
-
-
 def error_of_call(exc: grpc.RpcError, address: str) -> DlmError:
     """The dlm error for a failed call, with the reason its server gave."""
     error = error_from_rpc(exc, where=address)
@@ -116,34 +64,46 @@ def is_lost(exc: grpc.RpcError) -> bool:
     )
 
 
-def tell(reply: Reply, data: bytes | None, error: DlmError | None) -> None:
-    """Calls `reply`; an exception in it must not harm other messages."""
-    try:
-        reply(data, error)
-    except Exception as exc:  # noqa: BLE001 - and its text may contain queries
-        log.error("client.reply.failed", extra={"error": type(exc).__name__})
-
-
 @dataclass(eq=False, slots=True)
-class Sent:
-    """A message in flight; its bytes are kept, so that it can be sent again after a fork. `alone`
-    is the same as a separate call (method, bytes, callback), for messages with metadata (a trace),
-    or which a stream lost, to show what is wrong. It is not sent once nobody wants its answer."""
+class Ask:
+    """A request to a server; its bytes are kept, so that it can be sent again after a fork.
 
+    carried  what a stream carries of it; None: it goes as a call of its own
+    unpack   what its reply on a stream is, as the reply of such a call; may raise DlmError
+    wanted   it is not sent once nobody wants its answer
+    """
+
+    method: str
     request: bytes
-    deadline: float
-    reply: Reply
-    alone: tuple[str, bytes, Reply]
+    deadline: float  # on `monotonic`
+    reply: Reply  # called once, on the loop, with bytes or an error
     metadata: Metadata = ()
-    lost: bool = False
+    carried: bytes | None = None
+    unpack: Callable[[bytes], bytes] | None = None
     wanted: bool = True
 
     def withdraw(self) -> None:
         self.wanted = False
 
     def drop(self) -> None:
-        """Reports that the message was withdrawn and never sent."""
-        tell(self.reply, None, DlmError("withdrawn before it was sent"))
+        """Reports that it was withdrawn and never sent."""
+        self.end(None, DlmError("withdrawn before it was sent"))
+
+    def end(self, data: bytes | None, error: DlmError | None = None) -> None:
+        """Calls `reply`; an exception in it must not harm other messages."""
+        try:
+            self.reply(data, error)
+        except Exception as exc:  # noqa: BLE001 - and its text may contain queries
+            log.error("client.reply.failed", extra={"error": type(exc).__name__})
+
+    def answer(self, data: bytes) -> None:
+        """Ends it with the reply of a stream."""
+        try:
+            found = data if self.unpack is None else self.unpack(data)
+        except DlmError as exc:
+            self.end(None, exc)
+        else:
+            self.end(found)
 
 
 class Exchange:
@@ -155,38 +115,40 @@ class Exchange:
         mark          identifies the token in these metadata; never the token itself
         again         called for each message in flight if the server ended the stream, with the
                       mark and whether gRPC lost the status; whether it sends the message again
-    Guarantees  `reply` of an accepted message is called once, with the bytes or an error, at the
-                deadline at the latest (plus the time that the machine needs to run a thread)
+    Guarantees  each accepted message ends once, with the bytes or an error, at the deadline at the
+                latest (plus the time that the machine needs to run a thread)
     """
 
     def __init__(
         self,
-        loop: LoopThread,
+        home: LoopThread,
         open_channel: Callable[[], tuple[Any, Any]],
         address: str,
         mark: bytes = b"",
-        again: Callable[[bytes, Sent, bool], bool] = lambda *_: False,
+        again: Callable[[bytes, Ask, bool], bool] = lambda *_: False,
     ) -> None:
         self.address = address
         self.mark = mark
         self._again = again
-        self.pending: dict[int, Sent] = {}  # by sequence
+        self.pending: dict[int, Ask] = {}  # by sequence
         self.ended = False
-        self._loop = loop
+        self._home, self._loop = home, asyncio.get_running_loop()
         self._open_channel = open_channel
         self._sequence = 0
         self._outgoing: deque[tuple[int, bytes]] = deque()
-        self._call: Callable[[], Any] | None = None  # opens one on the channel
-        self._calls: dict[asyncio.Task[None], Stream] = {}
-        self._asks = False  # the first call waits for a reply, and cannot send anything else
-        self._sent = asyncio.Event()  # wakes the first call
+        self._open: Callable[[], Any] | None = None  # makes a call on the channel
+        # What is done with calls that are open: a task, or an operation of gRPC's.
+        self._at_work: dict[asyncio.Future[Any], Any] = {}
+        self._connecting: set[asyncio.Task[None] | None] = set()  # of these
+        self._first: Any = None
+        self._is_free = False  # the first has nothing to do
         self._broken: BaseException | None = None  # how one of them ended
         self._opened = self._heard = time.monotonic()  # heard: when anything came, or this
         self._looks = inf  # when deadlines are checked next
         self._answers = False  # whether anything ever came
         self._silent = 0  # messages that timed out since anything came
         self.failure: tuple[float, str] | None = None  # when the server was not reached, and why
-        self._task = loop.start(self._run())
+        self._task = home.start(self._run())
 
     @property
     def load(self) -> int:
@@ -194,33 +156,34 @@ class Exchange:
         not look idle."""
         return len(self.pending) + self._silent
 
-    def send(self, sent: Sent) -> None:
-        """Sends an encoded ScoreRequest, if the stream has not `ended`."""
-        now, deadline = time.monotonic(), sent.deadline
+    def send(self, ask: Ask) -> None:
+        """Sends a message, if the stream has not `ended`."""
+        assert ask.carried is not None
+        now, deadline = time.monotonic(), ask.deadline
         timeout_us = min(max(int((deadline - now) * 1e6), 1), MAX_TIMEOUT_US)
         self._sequence = sequence = self._sequence + 1
         tail = codec.exchange_tail(sequence, timeout_us, int((now - self._opened) * 1e6))
-        self.pending[sequence] = sent
-        self._outgoing.append((sequence, sent.request + tail))
-        if self._asks:
-            self._ask_beside()
+        self.pending[sequence] = ask
+        if self._is_free:
+            self._ask(self._first, ask.carried + tail)
         else:
-            self._sent.set()
+            self._outgoing.append((sequence, ask.carried + tail))
+            self._ask_beside()
         if deadline < self._looks:
             self._looks = deadline
-            self._loop.call_at(deadline, self._expire, deadline)
+            self._home.call_at(deadline, self._expire, deadline)
 
     def end(self, error: DlmError, *, by_server: bool = False, lost: bool = False) -> None:
         """Fails every message in flight with `error`; nothing can be sent any more."""
         refused = by_server and isinstance(error, (AuthenticationError, ShardDown))
-        for sent in self.suspend():
+        for ask in self.suspend():
             try:
-                again = refused and self._again(self.mark, sent, lost)
+                again = refused and self._again(self.mark, ask, lost)
             except Exception as exc:  # noqa: BLE001 - the other messages must end, too
                 log.error("client.retry.failed", extra={"error": type(exc).__name__})
                 again = False
             if not again:
-                tell(sent.reply, None, error)
+                ask.end(None, error)
 
     def retire(self) -> None:
         """Takes nothing new; what is in flight is still answered, then the stream is closed."""
@@ -231,10 +194,10 @@ class Exchange:
         self.end(error)
         self._task.cancel()
 
-    def suspend(self) -> list[Sent]:
+    def suspend(self) -> list[Ask]:
         """Takes nothing new, and returns the messages in flight, which can be sent again after a
         fork."""
-        self.ended = True
+        self.ended, self._is_free = True, False
         pending, self.pending = self.pending, {}
         self._outgoing.clear()
         return list(pending.values())
@@ -244,41 +207,44 @@ class Exchange:
             return  # an earlier check was scheduled since, and schedules the next
         now = time.monotonic()
         self._looks = inf  # whatever happens here, the next message schedules a check
-        late = [n for n, sent in self.pending.items() if sent.deadline <= now]
-        replies = [self.pending.pop(n).reply for n in late]
+        late = [self.pending.pop(n) for n, a in list(self.pending.items()) if a.deadline <= now]
         self._silent += len(late)
         if self._silent >= MAX_SILENT and now - self._heard >= SILENT_S:
             self.ended = True  # what is in flight is still answered
         # Unwanted messages must not pile up behind a server that does not read.
         while self._outgoing and self._outgoing[0][0] not in self.pending:
             self._outgoing.popleft()
-        self._looks = min((sent.deadline for sent in self.pending.values()), default=inf)
+        self._looks = min((ask.deadline for ask in self.pending.values()), default=inf)
         if self._looks < inf:
-            self._loop.call_at(self._looks, self._expire, self._looks)
+            self._home.call_at(self._looks, self._expire, self._looks)
         self._close_if_done()
         over = f"{self.address} did not answer before the deadline; retry, or give a longer one"
-        for reply in replies:
-            tell(reply, None, DeadlineExceeded(over))
+        for ask in late:
+            ask.end(None, DeadlineExceeded(over))
 
     async def _run(self) -> None:
         try:
             channel, metadata = self._open_channel()
             async with channel:
-                method = channel.stream_stream(f"/{SERVICE}/Exchange")
-                self._call = partial(method, metadata=metadata)
+                self._open = partial(
+                    channel.stream_stream(f"/{SERVICE}/Exchange"), metadata=metadata
+                )
                 try:
-                    await asyncio.wait([self._begin(self._call(), self._ask_first)])
+                    self._first = self._begin()
+                    pairs.when_ended(self._first, self._first_ended)
+                    await self._loop.create_future()  # until it is cancelled
                 finally:
                     # Nothing may reference the channel once this ends: see `loop.suspend`. Tasks
                     # with an operation are not cancelled: it must end before its loop does.
-                    self._call = None
-                    for task, stream in self._calls.items():
-                        stream.cancel()
-                        if not stream.connected:
-                            task.cancel()
-                    while self._calls:
+                    first, self._first, self._open, self._is_free = self._first, None, None, False
+                    for call in (first, *self._at_work.values()):
+                        pairs.cancel(call)
+                    first = call = None
+                    for task in filter(None, self._connecting):
+                        task.cancel()
+                    while self._at_work:
                         with contextlib.suppress(asyncio.CancelledError):
-                            await asyncio.wait(self._calls)
+                            await asyncio.wait(self._at_work)
         except asyncio.CancelledError:
             pass
         except Exception as exc:  # noqa: BLE001 - the messages in flight must end
@@ -306,59 +272,106 @@ class Exchange:
             error.__cause__ = exc
         return error, False
 
-    # -- calls --------------------------------------------------------------------------------
+    # -- calls: those beside the first end when nothing waits ----------------------------------
 
-    def _begin(self, call: Any, work: Callable[..., Any], *args: Any) -> asyncio.Task[None]:
-        stream = Stream(call, self._sent.set)
-        task: asyncio.Task[None] = asyncio.create_task(work(stream, *args))
-        self._calls[task] = stream
-        task.add_done_callback(self._note_end)
+    def _begin(self) -> Any:
+        assert self._open is not None
+        call = self._open()
+        self._connecting.add(self._work(call, self._connect(call)))
+        return call
+
+    def _work(self, call: Any, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._at_work[task] = call
+        task.add_done_callback(self._worked)
         return task
 
-    def _note_end(self, task: asyncio.Task[None]) -> None:
-        del self._calls[task]
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        del self._at_work[task]
+        self._connecting.discard(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
-            self._broken = self._broken or exc
-            self._task.cancel()
+            self._break(exc)
 
-    async def _ask_first(self, stream: Stream) -> None:
-        await stream.connect()
-        while True:
-            while not (self._outgoing or stream.done()):
-                self._sent.clear()
-                await self._sent.wait()
-            if not self._outgoing:
-                self._receive(await stream.read())  # raises what it ended with
+    def _break(self, exc: BaseException) -> None:
+        self._broken = self._broken or exc
+        self._task.cancel()
+
+    async def _connect(self, call: Any) -> None:
+        """Goes on once messages can be sent, or the call has ended: then reading says why."""
+        with contextlib.suppress(grpc.RpcError):
+            await call.wait_for_connection()
+        self._connecting.discard(asyncio.current_task())
+        self._next(call)
+
+    def _next(self, call: Any) -> None:
+        """Sends the next message on a call that has nothing to do."""
+        while self._outgoing:
             sequence, data = self._outgoing.popleft()
-            self._ask_beside()
             if self._wants(sequence):
-                self._asks = True
-                reply = await stream.ask(data)
-                self._asks = False
-                self._receive(reply)
+                self._ask(call, data)
+                self._ask_beside()
+                return
+        if call is not self._first:
+            self._work(call, self._close(call))
+        elif call.done():
+            self._work(call, self._read(call))
+        else:
+            self._is_free = self._open is not None
+
+    def _ask(self, call: Any, data: bytes) -> None:
+        if call is self._first:
+            self._is_free = False
+        if pairs.AVAILABLE:
+            work = pairs.ask(call._cython_call, data, self._loop, partial(self._came, call))
+            self._at_work[work] = call
+        else:
+            self._work(call, self._ask_publicly(call, data))
+
+    async def _ask_publicly(self, call: Any, data: bytes) -> None:
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            await call.write(data)
+        self._receive(await call.read())
+        self._next(call)
+
+    def _came(self, call: Any, work: asyncio.Future[Any], data: bytes | None) -> None:
+        del self._at_work[work]
+        if data is None:  # the call has ended
+            self._work(call, self._read(call))
+            return
+        try:
+            self._receive(data)
+            self._next(call)
+        except Exception as exc:  # noqa: BLE001 - the other messages must end
+            self._break(exc)
+
+    def _first_ended(self) -> None:
+        if self._is_free:
+            self._is_free = False
+            self._work(self._first, self._read(self._first))
+
+    async def _read(self, call: Any) -> None:
+        """Raises what a call ended with."""
+        self._receive(await call.read())
+
+    async def _close(self, call: Any) -> None:
+        """Ends a call well, after the replies to all messages."""
+        await call.done_writing()
+        await call.read()
 
     def _ask_beside(self) -> None:
-        while self._call is not None and self._outgoing and len(self._calls) < MAX_CALLS:
-            self._begin(self._call(), self._ask_some, *self._outgoing.popleft())
-
-    async def _ask_some(self, stream: Stream, sequence: int, data: bytes) -> None:
-        await stream.connect()
-        while True:
-            if self._wants(sequence):
-                self._receive(await stream.ask(data))
-            if not self._outgoing:
+        """Each message that waits gets a call that connects."""
+        while self._first is not None and len(self._connecting) < len(self._outgoing):
+            if len(self._at_work) >= MAX_CALLS:
                 break
-            sequence, data = self._outgoing.popleft()
-        await stream.end()
+            self._begin()
 
     def _wants(self, sequence: int) -> bool:
-        """Whether to send a message; a withdrawn one ends here. Not inlined: a reference in a task
-        that waits would keep alive a client that nobody closes."""
-        sent = self.pending.get(sequence)
-        if sent is None or sent.wanted:
-            return sent is not None
+        """Whether to send a message; a withdrawn one ends here."""
+        ask = self.pending.get(sequence)
+        if ask is None or ask.wanted:
+            return ask is not None
         del self.pending[sequence]
-        sent.drop()
+        ask.drop()
         self._close_if_done()
         return False
 
@@ -369,16 +382,15 @@ class Exchange:
         self._heard = time.monotonic()
         self._silent = 0
         message = codec.parse(pb.ScoreReply(), data)
-        sent = self.pending.pop(message.sequence, None)
-        if sent is not None:
-            if message.reason:
-                tell(sent.reply, None, self._refusal(message, sent))
-            else:
-                tell(sent.reply, data, None)
+        ask = self.pending.pop(message.sequence, None)
+        if ask is not None and message.reason:
+            ask.end(None, self._refusal(message, ask))
+        elif ask is not None:
+            ask.answer(data)
         if self.ended:
             self._close_if_done()
 
-    def _refusal(self, message: pb.ScoreReply, sent: Sent) -> DlmError:
+    def _refusal(self, message: pb.ScoreReply, ask: Ask) -> DlmError:
         try:
             codec.check_refusal(message)
         except ProtocolError as exc:
@@ -387,7 +399,7 @@ class Exchange:
         error = error_from_refusal(
             message.reason, message.message, where=self.address, retry_after_ms=after_ms
         )
-        if message.reason == Reason.LATE and time.monotonic() < sent.deadline - LATE_TOO_SOON_S:
+        if message.reason == Reason.LATE and time.monotonic() < ask.deadline - LATE_TOO_SOON_S:
             # The server's estimate of our clock is wrong (a machine was paused): a new stream makes
             # a new one. Messages in flight on this one are still answered.
             self.ended = True  # before the caller gets the error, who may send again at once
@@ -442,16 +454,6 @@ def open_channel(
     return grpc.aio.secure_channel(target, credentials, options=options)
 
 
-class SentCall(NamedTuple):
-    """A call in flight; `deadline` is on `monotonic`."""
-
-    method: str
-    request: bytes
-    deadline: float
-    metadata: Metadata
-    reply: Reply
-
-
 def closed_error(address: str) -> DlmError:
     return ShardDown(f"the connection to {address} was closed")
 
@@ -469,10 +471,10 @@ def failed(address: str, cause: Exception) -> DlmError:
 
 
 class Calls:
-    """Calls over one channel, which is opened for the first call and ends with the loop at the
-    latest, or when a call finds no server and the certificates have changed since.
+    """Calls over one channel, which is opened for the first, and closed before a fork, or when a
+    call finds no server and the certificates have changed since. On the loop.
 
-    Guarantees  `reply` of each call is called once, on the loop, or `suspend` returns the call
+    Guarantees  each call ends once, or `suspend` returns it
     """
 
     def __init__(
@@ -482,90 +484,55 @@ class Calls:
         self._open_channel = open_channel
         self._certificates = certificates
         self._opened_with: Contents | None = None
-        self._out: dict[int, SentCall] = {}
-        self._number = 0
-        self._unsent: deque[int] = deque()
-        self._home: LoopThread | None = None  # the thread of the channel's loop
-        self._task: asyncio.Task[None] | None = None
-        self._some = asyncio.Event()
+        self._out: set[Ask] = set()
+        self._channel: grpc.aio.Channel | None = None
+        self._closing: asyncio.Future[None] | None = None  # somebody must hold it
 
-    def send(self, home: LoopThread, call: SentCall) -> None:
-        self._number += 1
-        self._out[self._number] = call
-        self._unsent.append(self._number)
-        if self._home is home:
-            self._some.set()
-        else:
-            self._home, self._some = home, asyncio.Event()
-            self._task = home.start(self._run(home, self._some))
+    def send(self, home: LoopThread, ask: Ask, metadata: Metadata) -> None:
+        if self._channel is None:
+            self._opened_with = self._certificates and self._certificates()
+            self._channel = self._open_channel()
+        method = self._channel.unary_unary(f"/{SERVICE}/{ask.method}")
+        self._out.add(ask)
+        home.start(self._ask(method, ask, metadata))
 
-    def suspend(self) -> list[SentCall]:
+    def suspend(self) -> list[Ask]:
         """Before a fork: returns the calls in flight, to be sent again after it."""
-        out, self._out = list(self._out.values()), {}
+        out, self._out = list(self._out), set()
+        self._close()
         return out
 
     def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        for call in self.suspend():
-            tell(call.reply, None, closed_error(self._address))
+        for ask in self.suspend():
+            ask.end(None, closed_error(self._address))
 
-    async def _run(self, home: LoopThread, some: asyncio.Event) -> None:
-        error = closed_error(self._address)
-        methods: dict[str, Any] = {}
-        try:
-            self._opened_with = self._certificates and self._certificates()
-            # Opened here: a loop that ends cancels unstarted tasks, and must leave no channel open.
-            async with self._open_channel() as channel:
-                while True:
-                    while self._unsent:
-                        number = self._unsent.popleft()
-                        if (call := self._out.get(number)) is not None:
-                            if call.method not in methods:
-                                methods[call.method] = channel.unary_unary(
-                                    f"/{SERVICE}/{call.method}"
-                                )
-                            home.start(self._ask(methods[call.method], number, call))
-                    some.clear()
-                    await some.wait()
-        except Exception as exc:  # noqa: BLE001 - the calls must end
-            error = failed(self._address, exc)
-        finally:
-            # Nothing may reference the channel once this ends: see `loop.suspend`.
-            methods.clear()
-            channel = None
-            if self._some is some:
-                self._home = self._task = None
-                for number in self._unsent:
-                    if (unsent := self._out.pop(number, None)) is not None:
-                        tell(unsent.reply, None, error)
-                self._unsent.clear()
+    def _close(self) -> None:
+        """A channel never reads its certificates again: the next call opens another."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._closing = asyncio.ensure_future(channel.close())
 
-    async def _ask(self, method: Any, number: int, call: SentCall) -> None:
+    async def _ask(self, method: Any, ask: Ask, metadata: Metadata) -> None:
         data: bytes | None = None
         error = closed_error(self._address)
         try:
-            left_s = max(call.deadline - time.monotonic(), 0.0)
-            data = await method(call.request, timeout=left_s, metadata=call.metadata or None)
+            left_s = max(ask.deadline - time.monotonic(), 0.0)
+            data = await method(ask.request, timeout=left_s, metadata=metadata or None)
             if data is None:  # a success for gRPC, but the message's frame was damaged
                 error = ProtocolError(f"{self._address}: its reply was damaged in transit; retry")
         except Exception as exc:  # noqa: BLE001 - the caller must be told
             error = failed(self._address, exc)
-            if isinstance(error, ShardDown):
-                self._end_if_outdated()
+            changed = self._certificates is not None and (
+                self._certificates() is not self._opened_with
+            )
+            if isinstance(error, ShardDown) and changed:
+                self._close()
         finally:
-            if self._out.pop(number, None) is not None:
-                tell(call.reply, *((None, error) if data is None else (data, None)))
-
-    def _end_if_outdated(self) -> None:
-        """A channel never reads its certificates again: the next call must open another."""
-        if (
-            self._task is not None
-            and self._certificates is not None
-            and self._certificates() is not self._opened_with
-        ):
-            self._task.cancel()
-            self._home = self._task = None
+            method = None  # it references the channel
+            if ask in self._out:
+                self._out.remove(ask)
+                ask.end(data, None if data is not None else error)
 
 
 class ReceivedFile:

@@ -13,7 +13,7 @@ import gc
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from grpc._cython import cygrpc
@@ -49,6 +49,53 @@ async def send_and_receive(call: Any, message: bytes, loop: asyncio.AbstractEven
     with contextlib.suppress(cygrpc.ExecuteBatchError):
         await cygrpc.execute_batch(call, both, loop)
     return receive.message()
+
+
+def ask(
+    call: Any,
+    message: bytes,
+    loop: asyncio.AbstractEventLoop,
+    came: Callable[[asyncio.Future[Any], Any], None],
+) -> asyncio.Future[Any]:
+    """As `send_and_receive`, but begins at once, without a task; on the loop, `came` is called with
+    the future that is returned here, and with what that returns."""
+    receive = cygrpc.ReceiveMessageOperation(_NO_FLAGS)
+    both = cygrpc.SendMessageOperation(message, _NO_FLAGS), receive
+    batch = cygrpc.execute_batch(call, both, loop)
+    try:
+        begun: asyncio.Future[Any] = batch.send(None)  # what it waits for
+    except (StopIteration, cygrpc.ExecuteBatchError):
+        begun = loop.create_future()
+        begun.set_result(None)
+
+    def ended(_: object) -> None:
+        with contextlib.suppress(
+            StopIteration, RuntimeError, asyncio.CancelledError, cygrpc.ExecuteBatchError
+        ):
+            batch.send(None)
+        came(begun, receive.message())
+
+    begun.add_done_callback(ended)
+    return begun
+
+
+def when_ended(call: Any, ended: Callable[[], object]) -> None:
+    """Has `ended` called when a call of a client has ended."""
+    if AVAILABLE:
+        # The public method makes a reference cycle, which keeps gRPC's threads.
+        call._cython_call.add_done_callback(ended)
+    else:
+        call.add_done_callback(lambda _: ended())
+
+
+def cancel(call: Any) -> None:
+    """Cancels a call of a client. Not its task: gRPC reports an operation to the loop even if
+    nobody waits."""
+    if not AVAILABLE:
+        call.cancel()
+    elif not call.done():
+        # The public method also cancels a task of gRPC's that has an operation.
+        call._cython_call.cancel("cancelled by dlm")
 
 
 class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
