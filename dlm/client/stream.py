@@ -1,8 +1,8 @@
 """Scores over a stream that stays open: dlm.v1.Shard/Exchange (proto/README.md).
 
 A message on a stream costs a third of the processor time of a call, on both sides; in return, this
-module matches replies to requests, and times them out. While one is in flight, the next takes a
-gRPC call of its own on the same connection: see `stream`.
+module matches replies to requests, and times them out. While one is in flight, the next takes
+another gRPC call on the same connection.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ LATE_TOO_SOON_S = 0.02
 SILENT_S = 5.0
 MAX_SILENT = 2
 MAX_CALLS = 32  # of one stream: far more messages in flight than a client has by default
+MOST_FREE = 4  # calls that stay open: to begin one takes as long as some messages
 FROM_CORE = "Internal error from Core"  # from gRPC's asyncio API
 
 log = EventLog(__name__)
@@ -107,8 +108,8 @@ class Ask:
 
 
 class Exchange:
-    """One connection to one server; used only on the loop. Calls of Exchange carry its messages:
-    one that stays open, and for messages that come while that is busy, others that do not.
+    """One connection to one server; used only on the loop. Calls of Exchange carry its messages,
+    each one at a time; a few stay open when they have nothing to do.
 
     Args
         open_channel  makes the channel, and returns the metadata that a call must carry
@@ -140,8 +141,7 @@ class Exchange:
         # What is done with calls that are open: a task, or an operation of gRPC's.
         self._at_work: dict[asyncio.Future[Any], Any] = {}
         self._connecting: set[asyncio.Task[None] | None] = set()  # of these
-        self._first: Any = None
-        self._is_free = False  # the first has nothing to do
+        self._free: dict[int, Any] = {}  # open calls that have nothing to do, by their `id`
         self._broken: BaseException | None = None  # how one of them ended
         self._opened = self._heard = time.monotonic()  # heard: when anything came, or this
         self._looks = inf  # when deadlines are checked next
@@ -164,11 +164,11 @@ class Exchange:
         self._sequence = sequence = self._sequence + 1
         tail = codec.exchange_tail(sequence, timeout_us, int((now - self._opened) * 1e6))
         self.pending[sequence] = ask
-        if self._is_free:
-            self._ask(self._first, ask.carried + tail)
+        self._outgoing.append((sequence, ask.carried + tail))
+        if self._free:
+            self._next(self._free.popitem()[1])
         else:
-            self._outgoing.append((sequence, ask.carried + tail))
-            self._ask_beside()
+            self._open_more()
         if deadline < self._looks:
             self._looks = deadline
             self._home.call_at(deadline, self._expire, deadline)
@@ -197,7 +197,7 @@ class Exchange:
     def suspend(self) -> list[Ask]:
         """Takes nothing new, and returns the messages in flight, which can be sent again after a
         fork."""
-        self.ended, self._is_free = True, False
+        self.ended = True
         pending, self.pending = self.pending, {}
         self._outgoing.clear()
         return list(pending.values())
@@ -230,16 +230,16 @@ class Exchange:
                     channel.stream_stream(f"/{SERVICE}/Exchange"), metadata=metadata
                 )
                 try:
-                    self._first = self._begin()
-                    pairs.when_ended(self._first, self._first_ended)
+                    self._begin()
                     await self._loop.create_future()  # until it is cancelled
                 finally:
                     # Nothing may reference the channel once this ends: see `loop.suspend`. Tasks
                     # with an operation are not cancelled: it must end before its loop does.
-                    first, self._first, self._open, self._is_free = self._first, None, None, False
-                    for call in (first, *self._at_work.values()):
+                    self._open = None
+                    for call in (*self._free.values(), *self._at_work.values()):
                         pairs.cancel(call)
-                    first = call = None
+                    call = None
+                    self._free.clear()
                     for task in filter(None, self._connecting):
                         task.cancel()
                     while self._at_work:
@@ -272,13 +272,20 @@ class Exchange:
             error.__cause__ = exc
         return error, False
 
-    # -- calls: those beside the first end when nothing waits ----------------------------------
+    # -- calls --------------------------------------------------------------------------------
 
-    def _begin(self) -> Any:
+    def _begin(self) -> None:
         assert self._open is not None
         call = self._open()
+        pairs.when_ended(call, partial(self._note_end, id(call)))
         self._connecting.add(self._work(call, self._connect(call)))
-        return call
+
+    def _open_more(self) -> None:
+        """Each message that waits gets a call that connects."""
+        while self._open is not None and len(self._connecting) < len(self._outgoing):
+            if len(self._at_work) >= MAX_CALLS:
+                break
+            self._begin()
 
     def _work(self, call: Any, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -308,24 +315,20 @@ class Exchange:
         while self._outgoing:
             sequence, data = self._outgoing.popleft()
             if self._wants(sequence):
-                self._ask(call, data)
-                self._ask_beside()
+                if pairs.AVAILABLE:
+                    came = partial(self._came, call)
+                    work = pairs.ask(call._cython_call, data, self._loop, came)
+                    self._at_work[work] = call
+                else:
+                    self._work(call, self._ask_publicly(call, data))
+                self._open_more()
                 return
-        if call is not self._first:
-            self._work(call, self._close(call))
-        elif call.done():
+        if call.done():
             self._work(call, self._read(call))
+        elif self._open is not None and len(self._free) < MOST_FREE:
+            self._free[id(call)] = call
         else:
-            self._is_free = self._open is not None
-
-    def _ask(self, call: Any, data: bytes) -> None:
-        if call is self._first:
-            self._is_free = False
-        if pairs.AVAILABLE:
-            work = pairs.ask(call._cython_call, data, self._loop, partial(self._came, call))
-            self._at_work[work] = call
-        else:
-            self._work(call, self._ask_publicly(call, data))
+            self._work(call, self._close(call))
 
     async def _ask_publicly(self, call: Any, data: bytes) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
@@ -344,10 +347,10 @@ class Exchange:
         except Exception as exc:  # noqa: BLE001 - the other messages must end
             self._break(exc)
 
-    def _first_ended(self) -> None:
-        if self._is_free:
-            self._is_free = False
-            self._work(self._first, self._read(self._first))
+    def _note_end(self, which: int) -> None:
+        call = self._free.pop(which, None)
+        if call is not None:
+            self._work(call, self._read(call))
 
     async def _read(self, call: Any) -> None:
         """Raises what a call ended with."""
@@ -357,13 +360,6 @@ class Exchange:
         """Ends a call well, after the replies to all messages."""
         await call.done_writing()
         await call.read()
-
-    def _ask_beside(self) -> None:
-        """Each message that waits gets a call that connects."""
-        while self._first is not None and len(self._connecting) < len(self._outgoing):
-            if len(self._at_work) >= MAX_CALLS:
-                break
-            self._begin()
 
     def _wants(self, sequence: int) -> bool:
         """Whether to send a message; a withdrawn one ends here."""

@@ -335,7 +335,7 @@ def packed_shard(
         sum(len(entries) for _, entries in levels),
         sum(len(nodes) for nodes, _ in levels),
     )
-    columns = pack_shard(c, levels, codes, pairs)
+    columns = pack_shard(c, levels, codes, pairs, "shard")
     name = layout.file_name("shard", shard)
     # Another attempt at the same task may write at the same time: the same bytes.
     with scratch_folder(Path(folder), f".{name}") as own:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,12 +104,13 @@ def in_memory_bytes(counts: Sequence[int]) -> int:
 def spill_bytes(counts: Sequence[int]) -> int:
     """About the most bytes on disk that the n-grams of a model take while it is sharded.
 
-    During sorting, those of one order are stored twice; later, each n-gram above order 2 takes at
-    most 60 bytes: with its node, before and after assignment to shards. Blanks are not counted.
+    At first, all are sorted in two ways; later, there are nodes and n-grams by length, those of one
+    length before and after assignment to shards. Blanks are not counted.
     """
-    once = [count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1]
-    return max(int(1.2 * (sum(once) + max(once, default=0))), 60 * sum(counts[1:]))
+    twice = sum(2 * count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1)
+    levels = [24 * min(pair) + 12 * pair[1] for pair in pairwise(counts[1:])]
+    return int(1.05 * max(twice, sum(levels) + max(levels, default=0)))
 
 
 def output_bytes(counts: Sequence[int]) -> int:
-    return 16 * sum(counts) + 16 * counts[0]
+    return 12 * sum(counts) + 16 * counts[0]

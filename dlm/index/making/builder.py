@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +188,7 @@ class _File:
     kind: str
     index: int | None
     numbers: tuple[int, int, int]  # n-grams, blanks, nodes
-    make: Callable[[], Columns]
+    make: Callable[[], Columns]  # in any thread
 
 
 def _files(c: Context, shards: int, journal: Journal) -> Iterator[_File]:
@@ -207,22 +209,32 @@ def _files(c: Context, shards: int, journal: Journal) -> Iterator[_File]:
                 levels.skip(index)
                 continue
             nodes, grams, blank = (int(sum(x[index, i] for x in each)) for i in range(3))
-            make = functools.partial(levels.columns, index)
+            make = functools.partial(levels.columns, index, levels.rows(index))
             yield _File("shard", index, (grams - blank, blank, nodes), make)
 
 
 def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> None:
     work = c.work
     files = [FileEntry(**entry) for entry in work.info.get("files", [])]
-    for file in _files(c, shards, journal):
+
+    def write(file: _File, coming: Future[Columns]) -> None:
         name = layout.file_name(file.kind, file.index)
         c.progress.tell(f"writing {name}")
-        columns = file.make()
-        size, digest = write_file(folder / name, file.kind, columns, work)
+        size, digest = write_file(folder / name, file.kind, coming.result(), work)
         files.append(FileEntry(file.kind, file.index, name, size, digest, *file.numbers))
         work.info["files"] = [asdict(entry) for entry in files]
         sync_folder(folder)
         journal.save(name, work)
+
+    # One file is made while the one before it is made and written.
+    with ThreadPoolExecutor(min(c.budget.threads, 2)) as pool:
+        ahead: tuple[_File, Future[Columns]] | None = None
+        for file in _files(c, shards, journal):
+            before, ahead = ahead, (file, pool.submit(file.make))
+            if before is not None:
+                write(*before)
+        if ahead is not None:
+            write(*ahead)
 
 
 def write_file(path: Path, kind: str, columns: Columns, work: Work) -> tuple[int, str]:
@@ -433,31 +445,37 @@ class ShardLevels:
                 for _ in taker.take(int(self._counts[level][index, i])):
                     pass
 
-    def columns(self, index: int) -> dict[str, Any]:
+    def rows(self, index: int) -> list[tuple[Column, Column]]:
+        """The nodes and entries of a shard by level; of one after another."""
+        return [
+            (self._taken(index, k, 0), self._taken(index, k, 1)) for k in range(self._c.order - 2)
+        ]
+
+    def _taken(self, index: int, level: int, i: int) -> Column:
+        what, width = (("nodes", 6), ("entries", 3))[i]
+        if self._shards == 1:
+            return self._c.work.columns[f"shard-{what}-{level + 2}"]
+        path = self._c.work.file(f"shard-{index}-{what}-{level}.part")
+        column = Column(U32, width, path=path)
+        for piece in self._takers[level][i].take(int(self._counts[level][index, i])):
+            column.append(piece)
+        return column.finish(sync=False)
+
+    def columns(self, index: int, rows: list[tuple[Column, Column]]) -> dict[str, Any]:
+        """In any thread."""
         c = self._c
-        own: list[Column] = []
-
-        def taken(level: int, i: int) -> Column:
-            what, width = (("nodes", 6), ("entries", 3))[i]
-            if self._shards == 1:
-                return c.work.columns[f"shard-{what}-{level + 2}"]
-            column = Column(U32, width, path=c.work.file(f"one-{what}-{level}.part"))
-            for piece in self._takers[level][i].take(int(self._counts[level][index, i])):
-                column.append(piece)
-            own.append(column)
-            return column.finish(sync=False)
-
-        rows = [(taken(level, 0), taken(level, 1)) for level in range(c.order - 2)]
         pairs = len(c.work.columns["pairs"]) if c.order > 1 else 0
-        columns = pack_shard(c, rows, stages.level_codes(c), pairs)
-        for column in own:
-            column.remove()
+        columns = pack_shard(c, rows, stages.level_codes(c), pairs, f"shard-{index}")
+        if self._shards > 1:
+            for column in chain.from_iterable(rows):
+                column.remove()
         return columns
 
 
 def pack_shard(
-    c: Context, rows: Sequence[tuple[Column, Column]], codes: Sequence[LevelCode], pairs: int
-) -> TreeColumns:
+    c: Context, rows: Sequence[tuple[Column, Column]], codes: Sequence[LevelCode], pairs: int,
+    name: str,
+) -> TreeColumns:  # fmt: skip
     """The columns of a shard from its nodes and entries by level, rows of `kernels.route`; `pairs`
-    are the 2-grams of the model, blanks included."""
-    return TreePacker(rows, codes, pairs, c.key_bits, c.work, c.budget.block_rows).pack()
+    are the 2-grams of the model, blanks included; `name` as of `TreePacker`."""
+    return TreePacker(rows, codes, pairs, c.key_bits, c.work, c.budget.block_rows, name).pack()

@@ -157,16 +157,18 @@ class TreePacker:
     """Packs the tree of one shard: rows of nodes (D, 6) and of entries (G, 3) of `kernels.route`
     for each level. First come the sizes of all records, from the longest contexts to the roots,
     and then the records, from the roots down: a shard is never in memory as rows.
+
+    Args  name  of what it writes on the way, in `work`
     """
 
     def __init__(
         self, levels: Sequence[tuple[Column, Column]], codes: Sequence[LevelCode], pairs: int,
-        key_bits: int, work: Work, rows: int,
+        key_bits: int, work: Work, rows: int, name: str,
     ) -> None:  # fmt: skip
         self._levels, self._codes = levels, codes
         self._value_bits = [code.prob.bits + code.flag_bits for code in codes]
         self._pairs, self._key_bits = pairs, key_bits
-        self._work, self._rows = work, rows
+        self._work, self._rows, self._name = work, rows, name
         self._sizes: list[Column] = []  # of the records of each level, roots last
 
     def pack(self) -> TreeColumns:
@@ -186,7 +188,7 @@ class TreePacker:
         return tree_columns(self._pairs, self._key_bits, self._codes, counts, bits, tree)
 
     def _file(self, part: str) -> Path | None:
-        return self._work.file(f"tree-{part}.part")
+        return self._work.file(f"{self._name}-{part}.part")
 
     def _pieces(self, depth: int) -> Iterator[_Piece]:
         nodes, entries = self._levels[depth]
