@@ -342,8 +342,8 @@ class Exchange:
             self._work(call, self._read(call))
             return
         try:
+            self._next(call)  # first: what the reply lets out may take this call
             self._receive(data)
-            self._next(call)
         except Exception as exc:  # noqa: BLE001 - the other messages must end
             self._break(exc)
 

@@ -113,4 +113,4 @@ def spill_bytes(counts: Sequence[int]) -> int:
 
 
 def output_bytes(counts: Sequence[int]) -> int:
-    return 12 * sum(counts) + 16 * counts[0]
+    return 10 * sum(counts) + 16 * counts[0]
