@@ -19,8 +19,7 @@ def test_what_nobody_woke_the_loop_for_is_taken_with_its_next_step(cluster, conn
     client, taken = connect(cluster, heartbeats=True), threading.Event()
     client.utterance()
     settle(client)
-    home = loop.running()
-    home.mailbox.woken_until = inf
+    loop.running().mailbox.woken_until = inf
     loop._posted.append((taken.set, ()))
     assert taken.wait(WAIT_S)
 
@@ -38,8 +37,8 @@ def test_a_log_handler_that_raises_holds_up_no_later_step() -> None:
     logger, full, taken = logging.getLogger("dlm.client"), Full(), threading.Event()
     logger.addHandler(full)
     try:
-        for step in (fail, taken.set):
-            loop.post(step)
+        loop.post(fail)
+        loop.post(taken.set)
         assert taken.wait(WAIT_S)
     finally:
         logger.removeHandler(full)
