@@ -230,7 +230,7 @@ class Exchange:
                     channel.stream_stream(f"/{SERVICE}/Exchange"), metadata=metadata
                 )
                 try:
-                    self._begin()
+                    self._begin(self._open())
                     await self._loop.create_future()  # until it is cancelled
                 finally:
                     # Nothing may reference the channel once this ends: see `loop.suspend`. Tasks
@@ -274,9 +274,7 @@ class Exchange:
 
     # -- calls --------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        assert self._open is not None
-        call = self._open()
+    def _begin(self, call: Any) -> None:
         pairs.when_ended(call, partial(self._note_end, id(call)))
         self._connecting.add(self._work(call, self._connect(call)))
 
@@ -285,7 +283,7 @@ class Exchange:
         while self._open is not None and len(self._connecting) < len(self._outgoing):
             if len(self._at_work) >= MAX_CALLS:
                 break
-            self._begin()
+            self._begin(self._open())
 
     def _work(self, call: Any, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -316,11 +314,11 @@ class Exchange:
             sequence, data = self._outgoing.popleft()
             if self._wants(sequence):
                 if pairs.AVAILABLE:
-                    came = partial(self._came, call)
+                    came = partial(self._came, call, sequence)
                     work = pairs.ask(call._cython_call, data, self._loop, came)
                     self._at_work[work] = call
                 else:
-                    self._work(call, self._ask_publicly(call, data))
+                    self._work(call, self._ask_publicly(call, sequence, data))
                 self._open_more()
                 return
         if call.done():
@@ -330,20 +328,22 @@ class Exchange:
         else:
             self._work(call, self._close(call))
 
-    async def _ask_publicly(self, call: Any, data: bytes) -> None:
+    async def _ask_publicly(self, call: Any, sequence: int, data: bytes) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             await call.write(data)
-        self._receive(await call.read())
+        self._receive(await call.read(), sequence)
         self._next(call)
 
-    def _came(self, call: Any, work: asyncio.Future[Any], data: bytes | None) -> None:
+    def _came(
+        self, call: Any, sequence: int, work: asyncio.Future[Any], data: bytes | None
+    ) -> None:
         del self._at_work[work]
         if data is None:  # the call has ended
             self._work(call, self._read(call))
             return
         try:
             self._next(call)  # first: what the reply lets out may take this call
-            self._receive(data)
+            self._receive(data, sequence)
         except Exception as exc:  # noqa: BLE001 - the other messages must end
             self._break(exc)
 
@@ -371,14 +371,19 @@ class Exchange:
         self._close_if_done()
         return False
 
-    def _receive(self, data: Any) -> None:
+    def _receive(self, data: Any, sequence: int = 0) -> None:
+        # The number is that of the message which the call carries.
         if data is grpc.aio.EOF:
             raise ShardDown(f"{self.address} ended the stream; retry")
         self._answers = True
         self._heard = time.monotonic()
         self._silent = 0
         message = codec.parse(pb.ScoreReply(), data)
-        ask = self.pending.pop(message.sequence, None)
+        if message.sequence != sequence:  # then the true one would be unread until the next is sent
+            raise ProtocolError(
+                f"{self.address} sent a reply to message {message.sequence}; expected {sequence}"
+            )
+        ask = self.pending.pop(sequence, None)
         if ask is not None and message.reason:
             ask.end(None, self._refusal(message, ask))
         elif ask is not None:
