@@ -22,7 +22,7 @@ import grpc
 
 from dlm.client.cluster_file import Certificates, Metadata
 from dlm.client.config import ClientSecurity
-from dlm.client.loop import LoopThread
+from dlm.client.loop import LoopThread, is_here
 from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.logs import EventLog
 from dlm.wire import codec, pairs
@@ -39,7 +39,7 @@ LATE_TOO_SOON_S = 0.02
 SILENT_S = 5.0
 MAX_SILENT = 2
 MAX_CALLS = 32  # of one stream: far more messages in flight than a client has by default
-MOST_FREE = 4  # calls that stay open: to begin one takes as long as some messages
+MOST_FREE = 1  # calls that stay open: a server counts them, and to begin one takes its time
 FROM_CORE = "Internal error from Core"  # from gRPC's asyncio API
 
 log = EventLog(__name__)
@@ -109,7 +109,7 @@ class Ask:
 
 class Exchange:
     """One connection to one server; used only on the loop. Calls of Exchange carry its messages,
-    each one at a time; a few stay open when they have nothing to do.
+    each one at a time; one stays open when it has nothing to do.
 
     Args
         open_channel  makes the channel, and returns the metadata that a call must carry
@@ -296,6 +296,7 @@ class Exchange:
         self._connecting.discard(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
             self._break(exc)
+        self._open_more()  # it counted among those at work
 
     def _break(self, exc: BaseException) -> None:
         self._broken = self._broken or exc
@@ -310,7 +311,7 @@ class Exchange:
 
     def _next(self, call: Any) -> None:
         """Sends the next message on a call that has nothing to do."""
-        while self._outgoing:
+        while self._outgoing and not call.done():
             sequence, data = self._outgoing.popleft()
             if self._wants(sequence):
                 if pairs.AVAILABLE:
@@ -510,9 +511,8 @@ class Calls:
     def _close(self) -> None:
         """A channel never reads its certificates again: the next call opens another."""
         channel, self._channel = self._channel, None
-        if channel is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._closing = asyncio.ensure_future(channel.close())
+        if channel is not None and is_here():
+            self._closing = asyncio.ensure_future(channel.close())
 
     async def _ask(self, method: Any, ask: Ask, metadata: Metadata) -> None:
         data: bytes | None = None

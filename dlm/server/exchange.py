@@ -47,7 +47,7 @@ _FIRST_FIELD = b"\x0a" + bytes([codec.SHARD_SET_BYTES])
 _FIRST_END = len(_FIRST_FIELD) + codec.SHARD_SET_BYTES
 
 # The largest reply that is sent with the operation that receives the next message. gRPC does not
-# say whether the client has read it, so it does not count as in flight. It is less than an idle
+# say whether the client has read it, so it does not count as in flight. It is about what an idle
 # stream takes; the limits of streams bound how many there are.
 PAIRED_BYTES = 16_384
 WINDOW_S = 60.0  # of `Lateness`

@@ -46,7 +46,7 @@ FAMILIES: dict[str, Family] = {
     "dlm_server_batch_queries": Family("Queries per request.", (*LABELS, "le")),
     "dlm_server_stage_seconds": Family(
         "Seconds per stage of a request: queue (until work begins), decode, search, encode, write "
-        "(to a stream: its first reply, and those above 8 KiB).",
+        "(to a stream: its first reply, and those above 16 KiB).",
         (*LABELS, "stage", "le"),
     ),
     "dlm_server_in_flight": Family("Score requests in progress.", LABELS),

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from math import inf
-
-import pytest
 
 from client.scripted import Network, Scripted, settle
 from cluster import WAIT_S, until
@@ -82,16 +79,10 @@ def test_one_who_waits_for_a_connection_and_raises_harms_no_other(cluster, conne
     assert heard.wait(WAIT_S)
 
 
-@pytest.fixture
-def suspended() -> Iterator[None]:
-    """No loop runs, as during a fork."""
+def test_what_is_posted_while_no_loop_may_run_is_done_by_the_next(request) -> None:
+    """As during a fork, by many threads; one loop is started for all of it."""
+    request.addfinalizer(loop.resume)
     loop.suspend(lambda: None)
-    yield
-    loop.resume()
-
-
-def test_what_is_posted_while_no_loop_may_run_is_done_by_the_next(suspended: None) -> None:
-    """By many threads; one loop is started for all of it."""
     done = [threading.Event() for _ in range(20)]
     for one in done:
         loop.post(one.set)

@@ -104,12 +104,13 @@ def in_memory_bytes(counts: Sequence[int]) -> int:
 def spill_bytes(counts: Sequence[int]) -> int:
     """About the most bytes on disk that the n-grams of a model take while it is sharded.
 
-    At first, all are sorted in two ways; later, there are nodes and n-grams by length, those of one
-    length before and after assignment to shards. Blanks are not counted.
+    At first, all are sorted in two ways; later, there are nodes and n-grams by length, before and
+    after assignment to shards, or as of all shards and of two. Blanks are not counted.
     """
     twice = sum(2 * count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1)
-    levels = [24 * min(pair) + 12 * pair[1] for pair in pairwise(counts[1:])]
-    return int(1.05 * max(twice, sum(levels) + max(levels, default=0)))
+    return int(
+        1.05 * max(twice, sum(48 * min(pair) + 24 * pair[1] for pair in pairwise(counts[1:])))
+    )
 
 
 def output_bytes(counts: Sequence[int]) -> int:

@@ -226,8 +226,8 @@ def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> Non
         sync_folder(folder)
         journal.save(name, work)
 
-    # One file is made while the one before it is made and written.
-    with ThreadPoolExecutor(min(c.budget.threads, 2)) as pool:
+    # One file is made while the one before it is written.
+    with ThreadPoolExecutor(1) as pool:
         ahead: tuple[_File, Future[Columns]] | None = None
         for file in _files(c, shards, journal):
             before, ahead = ahead, (file, pool.submit(file.make))

@@ -21,6 +21,7 @@ from dlm.index.packed.low import (
     Arrays,
     entry_bits_of,
     key_bits_of,
+    unpack_words,
     word_lists,
 )
 from dlm.index.packed.record_kernels import LONGEST, N_PROB_LIMIT
@@ -98,6 +99,13 @@ def check_low(a: Arrays, words: int, order: int) -> int:
     runs = len(a["word_prob_table"])
     at = checks.check_words_value(a["word_value"].ctypes.data, words, runs)
     _require(at < 0, f"word_value: block {at} of {runs} probabilities")
+    _require(
+        s["pair_flag_bits"] != ONE_FLAG
+        or np.array_equal(
+            unpack_words(a["word_value"], words)[1][1:], np.arange(1, words) < entries
+        ),
+        "word_value: with one flag of 2-grams, EXTENDED are the words before E",
+    )
     limit = _backoff_limit(s["word_backoff_bits"], a["word_backoff_table"], "word_backoff_table")
     shift = stride - s["word_backoff_bits"]
     address = a["word_entry"].ctypes.data

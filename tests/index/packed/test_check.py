@@ -208,6 +208,15 @@ def test_a_word_that_begins_more_pairs_than_there_are_words_is_refused(tmp_path:
     assert "begin: " in bad.refused()
 
 
+def test_words_that_are_extended_otherwise_than_one_flag_says_are_refused() -> None:
+    """The demo's 2-grams have one flag."""
+    found = ShardSet.open(Path(__file__).parents[3] / "dlm/data/books20k")
+    low = {name: column.copy() for name, column in found.low.arrays.items()}
+    low["word_value"][0] ^= np.uint64(1 << 49)
+    with pytest.raises(ValueError, match="EXTENDED"):
+        check_low(low, found.manifest.vocabulary_size, 5)
+
+
 def test_keys_wider_than_any_id_are_refused(sets: dict[str, Opened]) -> None:
     """Those who take them for keys of the model's width would read other words."""
     bad = sets["exact"].copy()
