@@ -264,8 +264,7 @@ def fork_servers() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        pid = os.fork()
-        if pid:
+        if pid := os.fork():
             return Process(pid)
         status = 1
         try:
@@ -275,6 +274,7 @@ def fork_servers() -> None:
                 signal.signal(number, signal.SIG_DFL)
             with Path(os.devnull).open("rb") as null:
                 os.dup2(null.fileno(), 0)
+            os.closerange(3, 1 << 12)  # as `exec` does: the lock on cluster.toml is among them
             sys.argv = ["dlm", *command]
             status = _status_of(DLM, {"main": main})
         finally:
