@@ -1,6 +1,6 @@
-"""The two kinds of message to a shard: for scores of words, and for all words after contexts. They
-differ in how requests and replies are encoded, and in the method that sends them.
-"""
+"""What a caller waits on: its end, its batch in progress, and the parts that were sent; and the two
+kinds of message to a shard, for scores of words and for all words after contexts, which differ in
+how requests and replies are encoded."""
 
 from __future__ import annotations
 
@@ -288,12 +288,9 @@ def _each(groups: QueryGroups) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
 
 
 # -------------------------------------------------------------------------------------------------
-# What a caller waits on: its batch in progress, and the parts that were sent.
-#
 # Only the loop records the outcome of a part, once; only the caller assembles the answers, when
 # its call has ended or its time is up. So nothing here needs a lock, and a late reply reaches a
 # part that nobody reads any longer.
-
 
 Where: TypeAlias = slice | NDArray[np.int64]  # a part's place in the answers to a message
 
@@ -583,13 +580,8 @@ class BlockCall(Call):
 
 
 _NOWHERE = np.zeros(0, np.int64)
-_DTYPES: tuple[type[np.generic], ...] = (
-    np.int64,
-    np.float32,
-    np.uint8,
-    np.uint8,
-    np.uint8,
-)  # of what `Call._put` joins
+# Of what `Call._put` joins.
+_DTYPES: tuple[type[np.generic], ...] = np.int64, np.float32, np.uint8, np.uint8, np.uint8
 # The error of a part whose queries have moved to other parts.
 _MOVED = StaleShardSet("this part is asked of others")
 

@@ -33,9 +33,9 @@ from dlm.wire.status import Reason, error_from_refusal, error_from_rpc, reason_o
 SERVICE = "dlm.v1.Shard"
 MAX_TIMEOUT_US = (1 << 32) - 1
 LATE_TOO_SOON_S = 0.02
-# A stream that is silent for this long, while messages timed out on it, takes no more: it may stay
-# silent as long as its connection lives. Longer than a busy server's handshake, so that the next
-# stream is not given up before it is open.
+# A stream takes no more once it was silent for this long while messages timed out on it: it may
+# stay silent as long as its connection lives. Longer than a busy server's handshake, so that the
+# next stream is not given up before it is open.
 SILENT_S = 5.0
 MAX_SILENT = 2
 MAX_CALLS = 32  # of one stream: far more messages in flight than a client has by default

@@ -198,7 +198,7 @@ class TreePacker:
             ends = np.cumsum(chunk[:, 3].astype(I64) + chunk[:, 4])
             first = 0
             while first < len(chunk):
-                # At least one node, with no more below and after it than there are words.
+                # One node at least: no more stand below and after it than there are words.
                 before = int(ends[first - 1]) if first else 0
                 last = max(int(np.searchsorted(ends, before + self._rows, "right")), first + 1)
                 at = _Piece(np.ascontiguousarray(chunk[first:last]), *at.end)
