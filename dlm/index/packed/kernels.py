@@ -108,8 +108,7 @@ def find_key(keys, width, low, high, target):  # type: ignore[no-untyped-def]
 def find_few(bit, width, count, target):  # type: ignore[no-untyped-def]
     """Place of `target` among `count` keys of `width` bits from bit `bit` on, else `count` or more.
 
-    As `find_key`, but without a branch for as many keys as two loads hold: how many of them a
-    search needs is hard to predict.
+    As `find_key`, without a branch for keys that two loads hold: it would be hard to predict.
     """
     lanes = LANES[width]
     ones = ONES[width]
@@ -122,12 +121,11 @@ def find_few(bit, width, count, target):  # type: ignore[no-untyped-def]
     second = (y - ones) & ~y & highs
     begin = np.int64(0) if equal else lanes
     equal = equal if equal else second
+    # Where none is equal, trailing_zeros says 64, and so the place is 2 * lanes or more.
     place = begin + ((trailing_zeros(equal) * DIVIDE[width]) >> np.int64(16))
-    if equal == 0:
-        place = count
-        if count > lanes + lanes:
-            place = find_key(bit, width, lanes + lanes, count, target)
-            place = place if place >= 0 else count
+    if count > lanes + lanes and equal == 0:
+        place = find_key(bit, width, lanes + lanes, count, target)
+        place = place if place >= 0 else count
     return place
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlm.index.packed.kernels import DIRECT, find_key
+from dlm.index.packed.kernels import DIRECT, find_few
 from dlm.index.packed.record_kernels import (
     N_PROB_TABLE,
     N_VALUE_BITS,
@@ -57,7 +57,7 @@ from dlm.ngram.memory_kernels import field, mask_of, of, prefetch, two_fields
 # bucket, bits of a key there, a family and its size, a key.
 W_DEEPEST, W_RECORD, W_REST, W_FAMILY, W_COUNT, W_KEY = range(6)
 L_WIDTH = 5  # of a list of ranks, beside what `low_kernels` has of lists: bits of a rank
-Q_AT, Q_RANK, Q_LOW, Q_SIZE, Q_ROW, Q_WORD, Q_MATCHED, Q_FOUND = range(8)  # a word asked
+Q_AT, Q_RANK, Q_LOW, Q_SIZE, Q_ROW, Q_WORD = range(6)  # a word asked
 COLUMNS = 8
 DEPTHS = 16  # of arrays by context length: the largest order + 1
 
@@ -68,7 +68,6 @@ _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 #          context down to k words; lists, of these rows: the list of the words that follow k words
 #   walk   (CONTEXTS, COLUMNS);  active, large (CONTEXTS,): the contexts that go on
 #   query  (WORDS, COLUMNS);  live (WORDS,): the words that go on
-#   best   (WORDS,) float32;  state (WORDS,): log10 P so far, words that matter to the right
 
 
 # ----------------------------------------------------------------------- the walk down contexts
@@ -174,7 +173,7 @@ def add_weights(here, total, lists, walk):  # type: ignore[no-untyped-def]
     for c in range(here):
         row = np.int64(c) * DEPTHS
         deepest = walk[c, W_DEEPEST]
-        put_list(lists, row + deepest + 1, _0, _0, _0, _0, _0)
+        put_list(lists, row + deepest + 1, walk[c, W_RECORD], _0, _0, _0, _0)
         lists[row + deepest + 1, L_WIDTH] = _0
         total[row + deepest + 1] = np.float32(0.0)
         for k in range(deepest, 1, -1):
@@ -194,27 +193,24 @@ def ask_rank(lists, row, query, i, rank):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_words(  # type: ignore[no-untyped-def]
-    row, q, end, ranks, total, lists, query, state, live, asked, log10_backoff, log10_prob
+    row, begin, end, ranks, total, lists, query, live, asked, log10_backoff, log10_prob
 ):
-    """5. Completes what the low orders know of words q .. end - 1, and asks for their ranks in the
-    list of their root, at a row; how many go on. Which do is hard to predict: no branch.
+    """5. Completes what the low orders know of words begin .. end - 1, and asks for their ranks in
+    the list of their root, at a row; how many go on. Which do is hard to predict: no branch.
 
     A rank may come from a client: with more bits than those of the list, as NO_RANK has, it is not
     there.
     """
     size, width, added = lists[row, L_SIZE], lists[row, L_WIDTH], total[row]
-    while q < end:
+    for word in range(begin, end):
+        q = np.uint64(word)
         rank = np.int64(ranks[q])
-        query[asked, Q_WORD] = q
+        query[asked, Q_WORD] = word
         query[asked, Q_ROW] = row - 2
-        query[asked, Q_MATCHED] = _0
-        query[asked, Q_FOUND] = _0
-        state[asked] = _0
         ask_rank(lists, row, query, asked, rank)
         live[asked] = asked
         asked += np.int64(size > 0) & np.int64(rank >> width == 0)
         log10_prob[q] = np.float32(np.float32(added + log10_backoff[q]) + log10_prob[q])
-        q += _1
     return asked
 
 
@@ -222,8 +218,8 @@ def ask_words(  # type: ignore[no-untyped-def]
 def ask_ranks(k, record, lists, query, live, asked):  # type: ignore[no-untyped-def]
     """6a. The bucket in the list of k words."""
     for j in range(asked):
-        i = live[j]
-        row = query[i, Q_ROW] + k
+        i = np.uint64(live[j])
+        row = np.uint64(query[i, Q_ROW] + k)
         begin, end = _0, lists[row, L_SIZE]
         step = lists[row, L_STEP]
         if step:
@@ -236,52 +232,45 @@ def ask_ranks(k, record, lists, query, live, asked):  # type: ignore[no-untyped-
 
 
 @inlined
-def find_ranks(level, k, flag_bits, record, lists, query, best, state, live, asked):  # type: ignore[no-untyped-def]
-    """6b. The word in the list of k words; how many go on."""
-    kept = _0
-    table = of(level, N_PROB_TABLE)
+def find_ranks(k, record, lists, query, live, asked):  # type: ignore[no-untyped-def]
+    """6b. The word in the list of k words; how many are found."""
+    found = _0
     for j in range(asked):
-        i = live[j]
-        row = query[i, Q_ROW] + k
-        rank = query[i, Q_RANK]
-        bit = query[i, Q_AT]
-        if lists[row, L_WIDTH] == 0:
-            place = rank
-        else:
-            rest = lists[row, L_REST]
-            place = find_key(bit, rest, _0, query[i, Q_SIZE], rank & mask_of(rest))
-            bit += query[i, Q_SIZE] * rest
-        if place < 0:
-            continue
-        value = field(bit + place * record, record)
-        query[i, Q_FOUND] = k + _1
-        if matters(value, flag_bits):
-            state[i] = k + _1
-        if has_prob(value, flag_bits):
-            best[i] = log10_prob_of(value >> flag_bits, table)
-            query[i, Q_MATCHED] = k + _1
-        if lists[row + 1, L_SIZE]:
-            ask_rank(lists, row + 1, query, i, query[i, Q_LOW] + place)
-            live[kept] = i
-            kept += _1
-    return kept
+        i = np.uint64(live[j])
+        row = np.uint64(query[i, Q_ROW] + k)
+        bit, size, rest = query[i, Q_AT], query[i, Q_SIZE], lists[row, L_REST]
+        place = find_few(bit, rest, size, query[i, Q_RANK] & mask_of(rest))
+        place = place if lists[row, L_WIDTH] else query[i, Q_RANK]
+        query[i, Q_RANK] = query[i, Q_LOW] + place
+        query[i, Q_AT] = bit + size * rest + place * record
+        live[found] = live[j]
+        found += np.int64(place < size)
+    return found
 
 
 @inlined
-def put_answers(  # type: ignore[no-untyped-def]
-    asked, total, query, best, state, log10_prob, matched_order, ngram_length, state_length
-):
-    """7. What is longer than in the low orders."""
-    for i in range(asked):
-        q = query[i, Q_WORD]
-        matched = query[i, Q_MATCHED]
-        if matched:
-            log10_prob[q] = np.float32(total[query[i, Q_ROW] + matched] + best[i])
-            matched_order[q] = np.uint8(matched)
-        if query[i, Q_FOUND]:
-            ngram_length[q] = np.uint8(query[i, Q_FOUND])
-        if state[i]:
-            state_length[q] = np.uint8(state[i])
+def read_values(  # type: ignore[no-untyped-def]
+    level, k, total, lists, query, live, found, log10_prob, matched_order, ngram_length,
+    state_length,
+):  # fmt: skip
+    """6c. What is stored with it; how many go on."""
+    kept = _0
+    flag_bits, record = record_bits(level)
+    for j in range(found):
+        i = np.uint64(live[j])
+        q, row = np.uint64(query[i, Q_WORD]), np.uint64(query[i, Q_ROW] + k + _1)
+        value = field(query[i, Q_AT], record)
+        ngram_length[q] = np.uint8(k + _1)
+        state = state_length[q]
+        state_length[q] = np.uint8(k + _1) if matters(value, flag_bits) else state
+        if has_prob(value, flag_bits):
+            prob = log10_prob_of(value >> flag_bits, of(level, N_PROB_TABLE))
+            log10_prob[q] = np.float32(total[row] + prob)
+            matched_order[q] = np.uint8(k + _1)
+        ask_rank(lists, row, query, i, query[i, Q_RANK])
+        live[kept] = live[j]
+        kept += np.int64(lists[row, L_SIZE] > 0)
+    return kept
 
 
 @kernel
@@ -321,10 +310,9 @@ def search_trees(  # type: ignore[no-untyped-def]
     tables = np.empty((CONTEXTS * DEPTHS + CONTEXTS + WORDS + 1, COLUMNS), np.int64)
     lists, walk = tables[: CONTEXTS * DEPTHS], tables[CONTEXTS * DEPTHS :]
     query = tables[CONTEXTS * DEPTHS + CONTEXTS :]
-    rows = np.empty((4, WORDS + 1), np.int64)
-    active, large, live, state = rows[0], rows[1], rows[2], rows[3]
-    floats = np.empty(CONTEXTS * DEPTHS + WORDS, np.float32)
-    total, best = floats[:-WORDS], floats[-WORDS:]
+    rows = np.empty((3, WORDS + 1), np.int64)
+    active, large, live = rows[0], rows[1], rows[2]
+    total = np.empty(CONTEXTS * DEPTHS, np.float32)
     contexts = np.int64(len(chosen))
     block = _0
     while block < contexts:
@@ -354,28 +342,25 @@ def search_trees(  # type: ignore[no-untyped-def]
                 end = word_begin[chosen[block + c] + 1]
                 until = min(end, q + WORDS - asked)
                 asked = ask_words(
-                    c * DEPTHS + 2, q, until, ranks, total, lists, query, state, live, asked,
+                    c * DEPTHS + 2, q, until, ranks, total, lists, query, live, asked,
                     log10_backoff, log10_prob,
                 )  # fmt: skip
                 q = until
                 if q == end:
                     c += _1
                     q = word_begin[chosen[min(block + c, contexts - 1)]]
-            words = asked
             k = _2
             level = levels
             while asked:
-                flag_bits, record = record_bits(level)
+                _, record = record_bits(level)
                 ask_ranks(k, record, lists, query, live, asked)
-                asked = find_ranks(
-                    level, k, flag_bits, record, lists, query, best, state, live, asked
-                )
+                found = find_ranks(k, record, lists, query, live, asked)
+                asked = read_values(
+                    level, k, total, lists, query, live, found, log10_prob, matched_order,
+                    ngram_length, state_length,
+                )  # fmt: skip
                 k += _1
                 level = below(level)
-            put_answers(
-                words, total, query, best, state,
-                log10_prob, matched_order, ngram_length, state_length,
-            )  # fmt: skip
         block += here
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlm.index.packed.kernels import find_key
+from dlm.index.packed.kernels import find_few, find_key
 from dlm.index.search.step_kernels import (
     address_of,
     alone,
@@ -25,26 +25,27 @@ from dlm.index.search.step_kernels import (
     word_backoff,
 )
 from dlm.jit import inlined, kernel
-from dlm.ngram.kernels import NO_RANK
 from dlm.ngram.memory_kernels import field, mask_of, mirrored, prefetch, two_fields
 
 CONTEXTS = 32  # of a block
 WORDS = 64
 # Columns of the tables that hold the state of a block. One row is one cache line: separate arrays
-# took twice the time, since their lines evict each other.
+# took twice the time, since their lines evict each other. What indexes arrays for each word is
+# unsigned: to a signed number numba adds the length if it is below 0, which took 5 % of the time.
 L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: its first bit and what `open_list` says
 L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # of the list that a pair is searched in: what is read next; its
 #                                  first pair
 L_KEY = L_SIZE  # there, the key of the pair; the size is in L_HIGH until the bucket is known
-Q_AT, Q_SIZE, Q_KEY, Q_CONTEXT, Q_RANK = range(5)  # a word asked
+Q_AT, Q_SIZE, Q_KEY, Q_CONTEXT, Q_RANK, Q_REST = range(6)  # a word asked
 COLUMNS = 8
 
 _0, _1, _2 = np.int64(0), np.int64(1), np.int64(2)
 
 # Shapes of the state of a block, c a context of it, i a word asked:
 #   lists, older (CONTEXTS, COLUMNS): the lists of the last word, and of the one before it
-#   active (CONTEXTS,): the contexts that go on;  query (WORDS, COLUMNS)
-#   alone_ (WORDS,): the words that need their 1-gram
+#   backoff (CONTEXTS, 2) float32: the weight of the last word, and 0
+#   query (WORDS, COLUMNS);  active, there named found (WORDS,): the contexts, and the words, that
+#   go on;  alone_ (WORDS,): the words that need their 1-gram
 
 
 @inlined
@@ -91,10 +92,10 @@ def open_words(  # type: ignore[no-untyped-def]
         needs_shard[block + c] = np.uint8(0)
         if length == 0:
             put_list(lists, c, low.list, _0, _0, low.list, _1)  # empty: never read
-            backoff[c] = np.float32(0.0)
+            backoff[c, 0] = np.float32(0.0)
             continue
         last = np.int64(context_words[end - 1])
-        backoff[c] = word_backoff(low, last)
+        backoff[c, 0] = word_backoff(low, last)
         _, size, bit, width = list_after(low, last)
         step, keys, rest = open_list(bit, size, width)
         put_list(lists, c, bit, size, step, keys, rest)
@@ -175,58 +176,74 @@ def ask_lists(low, word_begin, words, block, context, first, asked, lists, query
 def ask_buckets(low, asked, lists, query):  # type: ignore[no-untyped-def]
     """6. The bucket."""
     for i in range(asked):
-        c = query[i, Q_CONTEXT]
+        c = np.uint64(query[i, Q_CONTEXT])
         step = lists[c, L_STEP]
         begin, end = _0, lists[c, L_SIZE]
         if step:
             begin, end = two_fields(query[i, Q_AT], step)
         end = end if query[i, Q_KEY] >= 0 else begin
-        stride = lists[c, L_REST] + low.pair_bits
+        rest = lists[c, L_REST]
+        stride = rest + low.pair_bits
         bit = lists[c, L_KEYS] + begin * stride
         prefetch(bit >> np.int64(3))
         prefetch((bit + (end - begin) * stride) >> np.int64(3))
         query[i, Q_RANK] = begin
         query[i, Q_SIZE] = end - begin
         query[i, Q_AT] = bit
+        query[i, Q_REST] = rest
 
 
 @inlined
 def find_in_pairs(  # type: ignore[no-untyped-def]
-    low, words, first, asked, backoff, lists, query, log10_prob, log10_backoff, matched_order,
-    ngram_length, state_length, ranks, alone_,
+    low, words, first, asked, backoff, query, log10_backoff, matched_order, ngram_length, ranks,
+    found, alone_,
 ):  # fmt: skip
-    """7. The word in the list of the last word; how many need their 1-gram."""
+    """7. The word in the list of the last word; how many are there, and how many stand alone."""
+    pairs = _0
     lonely = _0
     for i in range(asked):
-        q = first + i
-        c = query[i, Q_CONTEXT]
-        size, rest = query[i, Q_SIZE], lists[c, L_REST]
-        place = find_key(query[i, Q_AT], rest, _0, size, query[i, Q_KEY])
-        matched_order[q] = np.uint8(1)
-        ngram_length[q] = np.uint8(1)
-        log10_backoff[q] = backoff[c]
-        ranks[q] = np.uint32(NO_RANK)
-        if place >= 0:
-            ranks[q] = np.uint32(query[i, Q_RANK] + place)
-            value = field(query[i, Q_AT] + size * rest + place * low.pair_bits, low.pair_bits)
-            ngram_length[q] = np.uint8(2)
-            state_length[q] = np.uint8(pair_state(low, value, np.int64(words[q])))
-            if value & low.blank == 0:
-                log10_prob[q] = pair_prob(low, value)
-                log10_backoff[q] = np.float32(0.0)
-                matched_order[q] = np.uint8(2)
-                continue
-        alone_[lonely] = q
-        lonely += _1
+        q = np.uint64(first + i)
+        bit, size, rest = query[i, Q_AT], query[i, Q_SIZE], query[i, Q_REST]
+        place = find_few(bit, rest, size, query[i, Q_KEY])
+        there = np.int64(place < size)
+        query[i, Q_AT] = bit + size * rest + place * low.pair_bits
+        ranks[q] = np.uint32((query[i, Q_RANK] + place) | (there - _1))  # NO_RANK: all bits
+        matched_order[q] = np.uint8(_1 + there)
+        ngram_length[q] = np.uint8(_1 + there)
+        log10_backoff[q] = backoff[np.uint64(query[i, Q_CONTEXT]), there]
         ask_alone(low, np.int64(words[q]))
+        found[pairs] = i
+        pairs += there
+        alone_[lonely] = np.int64(q)
+        lonely += _1 - there
+    return pairs, lonely
+
+
+@inlined
+def read_pairs(  # type: ignore[no-untyped-def]
+    low, words, first, pairs, lonely, backoff, query, log10_prob, log10_backoff, matched_order,
+    state_length, found, alone_,
+):  # fmt: skip
+    """8. What the pairs say; how many words need their 1-gram."""
+    for j in range(pairs):
+        i = np.uint64(found[j])
+        q = np.uint64(first + found[j])
+        value = field(query[i, Q_AT], low.pair_bits)
+        log10_prob[q] = pair_prob(low, value)
+        state_length[q] = np.uint8(pair_state(low, value, np.int64(words[q])))
+        if value & low.blank:
+            matched_order[q] = np.uint8(1)
+            log10_backoff[q] = backoff[np.uint64(query[i, Q_CONTEXT]), 0]
+            alone_[lonely] = np.int64(q)
+            lonely += _1
     return lonely
 
 
 @inlined
 def read_alone(low, words, lonely, log10_prob, ngram_length, state_length, alone_):  # type: ignore[no-untyped-def]
-    """8. The 1-grams of those that have nothing longer."""
+    """9. The 1-grams of those that have nothing longer."""
     for j in range(lonely):
-        q = alone_[j]
+        q = np.uint64(alone_[j])
         prob, reaches = alone(low, np.int64(words[q]))
         log10_prob[q] = prob
         if ngram_length[q] == 1:
@@ -276,7 +293,7 @@ def search_low(  # type: ignore[no-untyped-def]
     lists, older, query = tables[:CONTEXTS], tables[CONTEXTS:-WORDS], tables[-WORDS:]
     rows = np.empty((2, WORDS), np.int64)
     active, alone_ = rows[0], rows[1]
-    backoff = np.empty(CONTEXTS, np.float32)
+    backoff = np.zeros((CONTEXTS, 2), np.float32)
     contexts = np.int64(len(context_begin) - 1)
     block = _0
     while block < contexts:
@@ -296,9 +313,13 @@ def search_low(  # type: ignore[no-untyped-def]
             asked = min(end - first, np.int64(WORDS))
             context = ask_lists(low, word_begin, words, block, context, first, asked, lists, query)
             ask_buckets(low, asked, lists, query)
-            lonely = find_in_pairs(
-                low, words, first, asked, backoff, lists, query, log10_prob, log10_backoff,
-                matched_order, ngram_length, state_length, ranks, alone_,
+            paired, lonely = find_in_pairs(
+                low, words, first, asked, backoff, query, log10_backoff, matched_order,
+                ngram_length, ranks, active, alone_,
+            )  # fmt: skip
+            lonely = read_pairs(
+                low, words, first, paired, lonely, backoff, query, log10_prob, log10_backoff,
+                matched_order, state_length, active, alone_,
             )  # fmt: skip
             read_alone(low, words, lonely, log10_prob, ngram_length, state_length, alone_)
             first += asked

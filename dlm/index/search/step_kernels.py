@@ -253,9 +253,8 @@ def is_stored(low, value):  # type: ignore[no-untyped-def]
 def pair_state(low, value, word):  # type: ignore[no-untyped-def]
     """The state length of a pair with this value, whose second word this is."""
     if low.flag_bits == 1:
-        if value & _1:
-            return _2
-        return _1 if low.extended <= word < low.entries else _0
+        reaches = np.int64(low.extended <= word) & np.int64(word < low.entries)
+        return _2 if value & _1 else reaches
     state = value & np.int64(NOT_EXTENDED)
     if state == NOT_EXTENDED:
         _, state = alone(low, word)
