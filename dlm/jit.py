@@ -324,6 +324,13 @@ def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
         return _compile_missing(missing, tell)
 
 
+def load(kernels: Sequence[Any]) -> None:
+    """Has this process ready to run the kernels; compiles those that are not cached."""
+    compile_ahead(kernels)
+    for kernel in () if config.DISABLE_JIT else kernels:
+        kernel.compile()
+
+
 def _compile_missing(missing: Sequence[Any], tell: Tell) -> int:
     of, telling = len(missing), threading.Lock()
     tell(0, of)

@@ -377,3 +377,9 @@ def assert_equals_oracle(
             expected.ngram_length,
             expected.state_length,
         ), (context, word, expected, answers.log10_prob[q])
+
+
+def packed(answers: Answers) -> NDArray[np.uint8]:
+    """(7 Q,): as a server's search leaves them."""
+    small = answers.matched_order, answers.ngram_length, answers.state_length
+    return np.concatenate([answers.log10_prob.view(np.uint8), *small])

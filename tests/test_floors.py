@@ -47,8 +47,8 @@ FLOORS = {
 TRAINING = {"training", "tokens", "words", "pieces", "account"}
 
 CLIENT = (
-    "config; cluster_file membership modes kernels states; cascade router phrases census; metrics; "
-    "loop; stream after; server; call; runtime; inputs download; table; lanes; delivery; core; "
+    "config; cluster_file membership modes kernels states; cascade router phrases census; metrics "
+    "inputs; loop; stream after; server queue; call runtime download; local table; lane; core; "
     "blocks; base_utterance; utterance; mixture client"
 )
 # The same inside of a part: what stands on no floor may import whatever does not import it.

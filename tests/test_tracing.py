@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client.questions import queries_to, submit
+from client.questions import answers_to, queries_to
 from client.scripted import Clients
 from cluster import WAIT_S, Cluster, build, until
 from dlm.errors import ConfigError, DlmError, ProtocolError
@@ -65,7 +65,7 @@ def test_a_call_is_a_span_and_each_message_one_below_it(cluster, connect, files,
     """With numbers as attributes; the servers' spans are of the same trace."""
     client = connect(cluster, trace=True)
     queries = queries_to(files, 0)[:3] + queries_to(files, 1)[:2] + [((), 1)] * 5
-    submit(client.utterance(), queries, WAIT_S).result(WAIT_S)
+    answers_to(client.utterance(), queries)
     found = spans(exporter, 3)
     (call,) = found["dlm.call"]
     assert dict(call.attributes) == {
@@ -106,9 +106,9 @@ def test_what_is_not_sampled_makes_no_span_anywhere(cluster, connect, files, exp
     client = connect(cluster, trace=True)
     parent = trace.NonRecordingSpan(trace.SpanContext(1, 2, True, trace.TraceFlags(0)))
     with trace.use_span(parent):
-        submit(client.utterance(), queries_to(files, 0)[:3], WAIT_S).result(WAIT_S)
+        answers_to(client.utterance(), queries_to(files, 0)[:3])
     # A second, sampled call shows that whatever the first left behind would be here by now.
-    submit(client.utterance(), queries_to(files, 0)[:3], WAIT_S).result(WAIT_S)
+    answers_to(client.utterance(), queries_to(files, 0)[:3])
     found = spans(exporter, 2)
     assert {name: len(of) for name, of in found.items()} == {"dlm.call": 1, "dlm.score": 1}
 
@@ -124,7 +124,7 @@ def test_a_failure_is_told_by_its_kind_alone(files, connect, exporter) -> None:
 
         cluster.servers[0].server.service.answerer.score = fails
         with pytest.raises(ProtocolError, match="RuntimeError"):
-            submit(utterance, queries_to(files, 0)[:1], WAIT_S).result(WAIT_S)
+            answers_to(utterance, queries_to(files, 0)[:1])
         found = spans(exporter, 2)
     (call,) = found["dlm.call"]
     (score,) = found["dlm.score"]
@@ -165,9 +165,9 @@ def test_a_tracer_that_raises_fails_the_call_and_no_other(
     with monkeypatch.context() as patched:
         patched.setattr(Tracer, "metadata", broken)
         with pytest.raises(DlmError, match="propagator"):
-            submit(utterance, queries, WAIT_S).result(WAIT_S)
-    submit(utterance, queries, WAIT_S).result(WAIT_S)
-    assert not any(client._core._links.runtime.outstanding.values())
+            answers_to(utterance, queries)
+    answers_to(utterance, queries)
+    assert not any(client._core._lanes.outstanding.values())
 
 
 def test_baggage_does_not_travel(exporter) -> None:

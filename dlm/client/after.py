@@ -1,6 +1,6 @@
 """What is done about a message after something has happened to it: decided here, and only here.
 
-Pure; `delivery` carries the decisions out. The first row that fits counts.
+Pure; `lane` carries the decisions out. The first row that fits counts.
 
 =======  ================================================  ========================================
 outcome  while                                             then
@@ -311,7 +311,7 @@ Decision: TypeAlias = Done | Elsewhere | Later | NotYet | Look | Move | GiveUp
 
 
 def after(outcome: Outcome, message: Any, now: float) -> Decision:
-    """What is done about a message, a `lanes.Message`."""
+    """What is done about a message, a `lane.Message`."""
     if message.ended:
         return Done()
     if isinstance(outcome, Failed):

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from dlm.client import kernels
 from dlm.client.after import GiveUp, after_call
 from dlm.client.blocks import BlockFetch, ContextBlocks, joined, source_of
-from dlm.client.call import BLOCKS, SCORES, Asks
 from dlm.client.config import MAX_DEADLINE_S
 from dlm.client.core import Asked, Scorer
 from dlm.client.inputs import (
@@ -34,8 +33,8 @@ from dlm.client.inputs import (
 )
 from dlm.client.modes import Mode
 from dlm.client.phrases import BoundPhrases, Phrases
-from dlm.client.router import LowGrams
-from dlm.client.runtime import Snapshot
+from dlm.client.router import LowGrams, Snapshot
+from dlm.client.server import BLOCKS, SCORES, Asks
 from dlm.client.states import (
     FULL_MODEL,
     LOCAL_MODEL,
@@ -130,10 +129,10 @@ class Asking:
                     )
                 found.append((queries, call.result(0.0)))
             return found
-        except BaseException:  # also if its caller no longer waits
+        finally:
             for _, call in self._parts:
-                call.cancel()
-            raise
+                call.cancel()  # if its caller no longer waits
+                call.close(self._handle._core.counts)
 
     def _submit(self, queries: Queries, ahead: int, asks: Asks) -> None:
         """Plans the first part even if no time is left: low orders may answer all of it."""

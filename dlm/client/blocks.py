@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.call import UNKNOWN, BlockPart
+from dlm.client.call import UNKNOWN
 from dlm.client.inputs import Inputs, Word
 from dlm.client.phrases import BoundPhrases
+from dlm.client.server import BlockPart
 from dlm.client.states import Extension, PhraseState, State, States
 from dlm.errors import ProtocolError
 from dlm.index.search.blocks import ContextBlock

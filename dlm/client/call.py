@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,14 +18,13 @@ from numpy.typing import NDArray
 
 from dlm.client import kernels
 from dlm.client.loop import Mailbox
+from dlm.client.metrics import CANCELLED, ClientMetrics, result_of
 from dlm.client.router import CallPlan, LowGrams, Piece, allows_fallback
-from dlm.client.server import Connection, Post
+from dlm.client.server import BLOCKS, SCORES, Asks, BlockPart
 from dlm.errors import DlmError, StaleShardSet, UnknownCall
-from dlm.index.layout import Manifest
 from dlm.logs import EventLog
-from dlm.ngram.query import BIGRAM_FALLBACK, Answers, QueryGroups
+from dlm.ngram.query import BIGRAM_FALLBACK, Answers
 from dlm.tracing import Span
-from dlm.wire import codec
 
 # -------------------------------------------------------------------------------------------------
 # The end of a call, once, and how its caller waits for it: in a thread or on an event loop.
@@ -40,14 +38,14 @@ T = TypeVar("T")
 class Ending:
     """Success, an error or cancellation, whichever comes first. Thread-safe."""
 
-    __slots__ = ("_callbacks", "_ends", "_gate")
+    __slots__ = ("_ends", "_gate", "_then")
 
     def __init__(self) -> None:
         # Appending is atomic, so all threads see the same first outcome.
         self._ends: list[list[BaseException | None]] = []
         self._gate = threading.Lock()  # free once it has ended
         self._gate.acquire()
-        self._callbacks: deque[Callable[[Ending], object]] = deque()
+        self._then: Callable[[], object] | None = None
 
     def end(self, error: BaseException | None = None) -> bool:
         """Ends it, with success or an error; False if it had ended."""
@@ -58,8 +56,8 @@ class Ending:
         try:
             self._gate.release()
         finally:
-            if self._callbacks:
-                self._call_back()
+            if self._then is not None:
+                self._then()
         return True
 
     def cancel(self) -> bool:
@@ -69,8 +67,11 @@ class Ending:
     def done(self) -> bool:
         return bool(self._ends)
 
-    def cancelled(self) -> bool:
-        return bool(self._ends) and isinstance(self._ends[0][0], CancelledError)
+    @property
+    def outcome(self) -> str:
+        """How it has ended, as a label of metrics."""
+        error = self._ends[0][0]
+        return CANCELLED if isinstance(error, CancelledError) else result_of(error)
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
         """The error it ended with, None for success; raises `TimeoutError`, `CancelledError`."""
@@ -105,7 +106,7 @@ class Ending:
                 woken.set_result(None)
                 turn.note_woken()
 
-        self.add_done_callback(lambda _: turn.mailbox.post(wake))
+        self.when_ended(lambda: turn.mailbox.post(wake))
         timer = loop.call_later(timeout_s, wake)
         try:
             await woken
@@ -113,22 +114,12 @@ class Ending:
             timer.cancel()
         return bool(self._ends)
 
-    def add_done_callback(self, call: Callable[[Ending], object]) -> None:
-        """Calls `call` when it has ended: now, or in the thread that ends it."""
-        self._callbacks.append(call)
+    def when_ended(self, call: Callable[[], object]) -> None:
+        """Calls `call` when it has ended: now, or in the thread that ends it, or both; it must not
+        raise. There is one such call at a time."""
+        self._then = call
         if self._ends:
-            self._call_back()
-
-    def _call_back(self) -> None:
-        while True:
-            try:
-                call = self._callbacks.popleft()
-            except IndexError:
-                return
-            try:
-                call(self)
-            except Exception as exc:  # noqa: BLE001 - the other callbacks must still run
-                log.error("client.callback.failed", extra={"error": type(exc).__name__})
+            call()
 
 
 class _Turn:
@@ -183,108 +174,6 @@ def send_kept() -> None:
     turn: _Turn | None = getattr(_here, "turn", None)
     if turn is not None:
         turn.end()
-
-
-class ScoreAsks:
-    """Scores of words after contexts, answered by `Answers`. Each kind has lanes of its own."""
-
-    name = "scores"
-
-    def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
-        """The encoded request for `groups`, and its checksum."""
-        return codec.encode_score_request(manifest.shard_set_bytes, shard, groups)
-
-    def decode(
-        self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
-    ) -> Answers:
-        """The answers in a reply; raises `ProtocolError` if it cannot be one."""
-        answers = codec.decode_score_reply(
-            data,
-            shard_set=manifest.shard_set_bytes,
-            shard=shard,
-            queries=len(groups.words),
-            request_checksum=checksum,
-        )
-        codec.check_answers(answers, groups, manifest.order)
-        return answers
-
-    def post(self, connection: Connection) -> Post:
-        """The method that sends such bytes."""
-        return connection.score
-
-
-@dataclass(frozen=True, slots=True)
-class BlockPart:
-    """A reply's content for one context, or a part of it: how many words are stored after it in
-    all; and, as in `StoredWords`, log10_backoffs (L - 1,), ranks (n,) and their answers."""
-
-    total: int
-    log10_backoffs: NDArray[np.float32]
-    ranks: NDArray[np.uint32]
-    answers: Answers
-
-
-class BlockAsks:
-    """All words stored after contexts; answered by one `BlockPart` per context. A context is
-    requested like a word, with the number of words already received as its id."""
-
-    name = "blocks"
-
-    def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
-        lengths, words = _each(groups)
-        assert groups.pairs is not None
-        pairs = np.repeat(groups.pairs, groups.word_counts)
-        return codec.encode_block_request(
-            manifest.shard_set_bytes, shard, lengths, words, pairs, groups.words
-        )
-
-    def decode(
-        self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
-    ) -> list[BlockPart]:
-        lengths, _ = _each(groups)
-        stored = codec.decode_block_reply(
-            data,
-            shard_set=manifest.shard_set_bytes,
-            shard=shard,
-            context_lengths=lengths,
-            skips=groups.words,
-            request_checksum=checksum,
-            order=manifest.order,
-            vocabulary_size=manifest.vocabulary_size,
-        )
-        parts, a = [], stored.answers
-        word_end, weight_end = 0, 0
-        rows = (stored.totals.tolist(), stored.counts.tolist(), lengths.tolist())
-        for total, count, length in zip(*rows, strict=True):
-            here = slice(word_end, word_end + count)
-            weights = stored.log10_backoffs[weight_end : weight_end + length - 1]
-            answers = Answers(
-                a.log10_prob[here],
-                a.matched_order[here],
-                a.ngram_length[here],
-                a.state_length[here],
-            )
-            parts.append(BlockPart(total, weights, stored.ranks[here], answers))
-            word_end, weight_end = word_end + count, weight_end + length - 1
-        return parts
-
-    def post(self, connection: Connection) -> Post:
-        return connection.context_block
-
-
-Asks: TypeAlias = ScoreAsks | BlockAsks
-SCORES, BLOCKS = ScoreAsks(), BlockAsks()
-
-
-def _each(groups: QueryGroups) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    if (groups.word_counts == 1).all():
-        return groups.context_lengths, groups.context_words
-    lengths = groups.context_lengths.astype(np.int64)
-    begins = np.repeat(np.cumsum(lengths) - lengths, groups.word_counts)
-    repeated = np.repeat(groups.context_lengths, groups.word_counts)
-    before = np.cumsum(repeated, dtype=np.int64) - repeated
-    places = np.repeat(begins - before, repeated) + np.arange(int(repeated.sum(dtype=np.int64)))
-    return repeated, groups.context_words[places]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -348,13 +237,15 @@ class Call(Ending):
     Attributes
         parts     all that go to shards; replaced as a whole
         let_in    it can no longer be refused
+        planned_s  seconds from its caller to the queues
         moves_on  its utterance can switch to another model, so it fails if its own is not held
     """
 
     asks: ClassVar[Asks] = SCORES
     __slots__ = (
         *("_found", "_grams", "_late", "_left", "_bigram_scored", "_plan", "deadline"),
-        *("let_in", "messages", "model", "moves_on", "parts", "span"),
+        *("let_in", "local_hits_share", "messages", "model", "moves_on", "parts", "planned_s"),
+        "span",
     )
 
     def __init__(self, model: str, plan: CallPlan, deadline: float, shard_set: str) -> None:
@@ -365,6 +256,7 @@ class Call(Ending):
         self.moves_on = False
         self.messages = 0
         self.span: Span | None = None
+        self.local_hits_share = self.planned_s = 0.0
         self._plan = plan
         queued = time.perf_counter()
         self.parts = tuple(Part(self, piece, shard_set, queued) for piece in plan.pieces)
@@ -443,11 +335,24 @@ class Call(Ending):
         else:
             self.fail(error)
 
+    def cut_off(self, cause: Exception) -> None:
+        """A step of it raised, or it could not be sent."""
+        error = as_dlm_error(cause)
+        self.give_up(error)
+        self.fail(error)  # unless the bigram fallback has ended it
+
     def _may_miss(self, error: DlmError) -> bool:
         moves_on = self.moves_on and isinstance(error, StaleShardSet)
         return self._grams is not None and not moves_on and allows_fallback(error)
 
     # -- in the caller's thread ---------------------------------------------------------------
+
+    def close(self, counts: ClientMetrics) -> None:
+        """Counts it, before its caller goes on."""
+        counts.call(self.outcome, self.planned_s)
+        if self.span is not None:
+            share = self.local_hits_share
+            self.span.end(self.outcome, messages=self.messages, local_hits_share=share)
 
     def result(self, timeout_s: float | None = None) -> Any:
         """The answers, in the order of the queries; raises `TimeoutError`, or the call's error."""
@@ -531,10 +436,15 @@ class Call(Ending):
 class EndedCall(Ending):
     """A call that ends as soon as it begins, with its answers or an error."""
 
-    def __init__(self, found: Any = None, error: DlmError | None = None) -> None:
+    def __init__(
+        self, found: Any = None, error: DlmError | None = None, planned_s: float = 0.0
+    ) -> None:
         super().__init__()
-        self._found = found
+        self._found, self._planned_s = found, planned_s
         self.end(error)
+
+    def close(self, counts: ClientMetrics) -> None:
+        counts.call(self.outcome, self._planned_s)
 
     def give_up(self, error: DlmError) -> None:
         """Too late."""
@@ -598,3 +508,18 @@ def own_copy(error: DlmError) -> DlmError:
     if notes := getattr(error, "__notes__", None):
         mine.__notes__ = list(notes)
     return mine
+
+
+def as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:
+    """The error for a message if something was raised; logs it unless it is a `DlmError`."""
+    if isinstance(error, DlmError):
+        return error
+    # If a bigram fallback answers instead, this is the only report.
+    log.error("client.message.failed", extra={"shard": shard, "error": type(error).__name__})
+    where = "" if shard is None else f"shard {shard}: "
+    wrapped = DlmError(
+        f"{where}a message could not be encoded or decoded: {error!r}; retry, and report it if it "
+        "stays"
+    )
+    wrapped.__cause__ = error
+    return wrapped

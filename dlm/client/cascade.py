@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -83,22 +82,15 @@ class CascadeStatus:
     local_fallback: bool = False
 
 
-class Steps(Protocol):
-    """Carries out steps on the loop, one after another."""
+class Host(Protocol):
+    """The actions of a cascade, given by its client; all but the first are for the loop, and none
+    waits."""
 
     def carry_out(self, step: Callable[..., None], *args: Any) -> None:
-        """Runs a step, from any thread: at once on the loop, otherwise soon."""
+        """Runs a step on the loop: at once, if it is called there."""
 
     def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
-        """On the loop: runs a step after `delay_s` seconds."""
-
-
-class Host(Protocol):
-    """The actions of a cascade, given by its client; they run on the loop and do not wait."""
-
-    @property
-    def steps(self) -> Steps:
-        """Where the cascade runs. Asked for each time: a stored one would keep the client alive."""
+        """Runs a step after `delay_s` seconds."""
 
     def known(self) -> Topology | None:
         """The shard set in use and the places of its shards; None before one is found."""
@@ -125,7 +117,6 @@ class CascadeMonitor:
     """The cascade of one client in one process.
 
     Args
-        host       held weakly: a client that nobody closed is still collected
         may_switch whether there is a local fallback to switch to
         before     of the parent process, after a fork: its mode stays
         mode       the initial mode without `before`
@@ -143,7 +134,7 @@ class CascadeMonitor:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._host = weakref.ref(host)
+        self._host = host
         self._beating = heartbeat_config
         # Without a local fallback, failures are counted but have no effect.
         self._failover_config = (
@@ -239,23 +230,21 @@ class CascadeMonitor:
             event = membership.Unreachable("unauthenticated")
         elif moving := _MOVING.get(getattr(error, "reason", None)):
             event = membership.Refused(moving)
-        if (host := self._host()) is not None:
-            self._member(host, address, event, self._clock())
-            self._soon()
+        self._member(address, event, self._clock())
+        self._soon()
 
     def _soon(self) -> None:
         self._plan(self._ticked + TICK_S)
 
     def _plan(self, at: float) -> None:
-        host = self._host()
-        if host is not None and at < self._next:
+        if at < self._next:
             self._next = at
-            host.steps.later(max(at - self._clock(), 0.0), self._alarm, at)
+            self._host.later(max(at - self._clock(), 0.0), self._alarm, at)
 
     def _alarm(self, planned: float) -> None:
-        host, now = self._host(), self._clock()
-        if planned != self._next or self._stopped or host is None:
-            return  # an earlier one was planned since; or the host is gone
+        now = self._clock()
+        if planned != self._next or self._stopped:
+            return  # an earlier one was planned since
         self._next = inf
         late_s = now - planned
         if late_s > STOOD_STILL_S:
@@ -266,20 +255,20 @@ class CascadeMonitor:
                 return
         self._listens = False
         try:
-            self.tick(host)
+            self.tick()
         except Exception as exc:  # noqa: BLE001 - it must go on watching
             log.error("client.cascade.failed", extra={"error": type(exc).__name__})
         finally:  # also if a log handler of the program raises
             self._plan(self._clock() + self.pause_s)
 
-    def tick(self, host: Host) -> None:
+    def tick(self) -> None:
         now = self._ticked = self._clock()
-        topology = self._topology = host.known()
+        topology = self._topology = self._host.known()
         replicas = {} if topology is None else topology.addresses
         self._shards = {a: shard for shard, addresses in replicas.items() for a in addresses}
         self._members = {a: self._members.get(a, Member()) for a in self._shards}
         for address in self._shards:
-            self._member(host, address, membership.Tick(self._chance()), now)
+            self._member(address, membership.Tick(self._chance()), now)
         self.slow_shards = frozenset(
             shard
             for shard, addresses in replicas.items()
@@ -288,7 +277,7 @@ class CascadeMonitor:
         )
         ended, failed, self._ended, self._failed = self._ended, self._failed, 0, 0
         if ended and now >= self._blameless_until:
-            self._switch(host, modes.Messages(ended, failed), now)
+            self._switch(modes.Messages(ended, failed), now)
         reachable = topology is not None and all(
             any(self._members[a].usable for a in replicas.get(shard, ()))
             for shard in range(topology.manifest.shards)
@@ -296,7 +285,7 @@ class CascadeMonitor:
         # The client has all of a model of order 2 or less, and asks no server.
         asks = topology is not None and topology.manifest.order > 2
         slow = bool(asks and self._may_switch and self.slow_shards)
-        self._switch(host, modes.ReachabilityTick(reachable, slow), now)
+        self._switch(modes.ReachabilityTick(reachable, slow), now)
         self._publish()
         self.moving = frozenset(
             a
@@ -309,8 +298,8 @@ class CascadeMonitor:
         if (outdated or not reachable) and now - self._looked >= LOOK_AGAIN_S:
             # They may have returned elsewhere; while the local fallback answers, no message asks.
             self._looked = now
-            host.refresh_later()
-        host.follow()
+            self._host.refresh_later()
+        self._host.follow()
 
     def _is_calm(self, now: float) -> bool:
         return not self._cascade.failing()[1] and all(
@@ -333,7 +322,7 @@ class CascadeMonitor:
             if all(self._members[a].health is Liveness.DOWN for a in addresses)
         )
 
-    def _member(self, host: Host, address: str, event: membership.Event, now: float) -> None:
+    def _member(self, address: str, event: membership.Event, now: float) -> None:
         member = self._members.get(address)
         if member is None:
             return
@@ -342,15 +331,15 @@ class CascadeMonitor:
             self._publish()
         for action in actions:
             if isinstance(action, membership.Ping):
-                self._beat(host, address, action.sequence)
+                self._beat(address, action.sequence)
             elif isinstance(action, membership.Renew):
                 log.info("client.connection.renewed", extra={"address": address})
-                host.renew(address)
+                self._host.renew(address)
             elif isinstance(action, membership.Restarted):
                 log.info("client.server.restarted", extra={"address": address})
                 # It may hold other models, or name another default; asked until that succeeds.
                 self._outdated, self._looked = self._topology, now
-                host.refresh_later()
+                self._host.refresh_later()
             else:
                 fields = {
                     "address": address,
@@ -372,7 +361,7 @@ class CascadeMonitor:
                 else:
                     log.info("client.server.changed", extra=fields)
 
-    def _beat(self, host: Host, address: str, sequence: int) -> None:
+    def _beat(self, address: str, sequence: int) -> None:
         assert self._topology is not None
         request = pb.HeartbeatRequest(
             sequence=sequence,
@@ -380,7 +369,7 @@ class CascadeMonitor:
             shard=self._shards[address],
         )
         reply = partial(self._beaten, address, sequence)
-        host.beat(address, request, self._beating.timeout_s, reply)
+        self._host.beat(address, request, self._beating.timeout_s, reply)
 
     def _beaten(
         self,
@@ -402,7 +391,7 @@ class CascadeMonitor:
             return
         self._here(self._member, address, event)
 
-    def _switch(self, host: Host, event: modes.Event, now: float) -> None:
+    def _switch(self, event: modes.Event, now: float) -> None:
         self._cascade, actions = modes.step(self._cascade, event, now, self._failover_config)
         for action in actions:
             if isinstance(action, modes.Switch):
@@ -421,22 +410,22 @@ class CascadeMonitor:
                 else:
                     log.warning("client.mode.changed", extra=fields)
             else:
-                self._probe(host, action.number)
+                self._probe(action.number)
 
-    def _probe(self, host: Host, number: int) -> None:
+    def _probe(self, number: int) -> None:
         try:
-            host.ask_probe(self._failover_config.probe_timeout_s, partial(self._probe_done, number))
+            timeout_s = self._failover_config.probe_timeout_s
+            self._host.ask_probe(timeout_s, partial(self._probe_done, number))
         except DlmError:
             self._probe_done(number, False)
 
     def _probe_done(self, number: int, answered: bool) -> None:
         self._here(self._probe_ended, modes.ProbeDone(number, answered))
 
-    def _probe_ended(self, host: Host, event: modes.ProbeDone, now: float) -> None:
+    def _probe_ended(self, event: modes.ProbeDone, now: float) -> None:
         self.probes[event.answered] += 1
-        self._switch(host, event, now)
+        self._switch(event, now)
 
     def _here(self, step: Callable[..., None], *args: Any) -> None:
-        host = self._host()
-        if host is not None and not self._stopped:
-            host.steps.carry_out(step, host, *args, self._clock())
+        if not self._stopped:
+            self._host.carry_out(step, *args, self._clock())

@@ -28,7 +28,8 @@ from dlm.client.base_utterance import FINISH, check_deadline
 from dlm.client.cascade import CascadeMonitor, CascadeStatus
 from dlm.client.cluster_file import ClusterFile, Endpoint, FixedEndpoints
 from dlm.client.config import ClientConfig, check_address
-from dlm.client.core import Core, LocalScorer, Scorer, open_local
+from dlm.client.core import Core, Scorer
+from dlm.client.local import LocalScorer, open_local
 from dlm.client.membership import Liveness
 from dlm.client.metrics import FAILED, FAMILIES, OK, Stats
 from dlm.client.modes import Mode
@@ -132,7 +133,8 @@ class ClientCollector(Collector):
         """The current families; asks no server."""
         core = self._core
         counts, stats = core.counts, core.stats
-        yield _queries(stats, 0 if self._fallback is None else self._fallback.stats.queries)
+        local = self._fallback if core.local_model is None else core
+        yield _queries(stats, 0 if local is None else local.stats.queries)
         yield _labelled("calls_total", counts.calls)
         yield _labelled("messages_total", counts.messages)
         hedges = {"won": stats.hedges_won, "lost": stats.hedges - stats.hedges_won}
@@ -298,6 +300,7 @@ class _Face:
     @property
     def sent_to(self) -> dict[int, int]:
         """The distinct queries that this client has sent to servers, by shard."""
+        self._core.counts.now()  # adds up
         return dict(self._core.counts.sent_to)
 
     @property

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dlm.client import kernels, router
 from dlm.client.phrases import BoundPhrases, Phrases, split_parts
-from dlm.client.runtime import Snapshot
+from dlm.client.router import Snapshot
 from dlm.client.states import PhraseState, State, States, model_info_of, state_head
 from dlm.errors import ModelMismatch, QueryError
 from dlm.ngram.query import Answers

@@ -23,6 +23,112 @@ COMPILER = global_compiler_lock
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
+@inlined
+def _size_for(entries):  # type: ignore[no-untyped-def]
+    # Of a hash table: a power of two, at most half full.
+    size = 16
+    while size < 2 * entries:
+        size *= 2
+    return size
+
+
+@inlined
+def _group_contexts(contexts, lengths, counts, group_of, row):  # type: ignore[no-untyped-def]
+    # The number of each row's context, in the order of first appearance, or -1 if it has no words,
+    # goes to group_of, (K,), and the first row of each to row, (K,).
+    width = contexts.shape[1]
+    size = _size_for(len(counts))
+    mask = np.uint64(size - 1)
+    table = np.full(size, -1, np.int32)
+    group_hash = np.empty(len(counts), np.uint64)
+    groups = np.int64(0)
+    group = np.int64(-1)
+    for r in range(len(counts)):
+        group_of[r] = -1
+        if counts[r] == 0:
+            continue
+        length = np.int64(lengths[r])
+        same = group >= 0 and np.int64(lengths[row[group]]) == length
+        if same:
+            for j in range(width - length, width):
+                if contexts[r, j] != contexts[row[group], j]:
+                    same = False
+                    break
+        if not same:
+            h = np.uint64(length)
+            for j in range(width - length, width):
+                h = (h ^ np.uint64(contexts[r, j])) * _MULTIPLIER
+                h ^= h >> np.uint64(29)
+            at = h & mask
+            while True:
+                group = np.int64(table[at])
+                if group < 0:
+                    group = groups
+                    table[at] = group
+                    row[group] = r
+                    group_hash[group] = h
+                    groups += 1
+                    break
+                if group_hash[group] == h and np.int64(lengths[row[group]]) == length:
+                    equal = True
+                    for j in range(width - length, width):
+                        if contexts[r, j] != contexts[row[group], j]:
+                            equal = False
+                            break
+                    if equal:
+                        break
+                at = (at + np.uint64(1)) & mask
+        group_of[r] = group
+    return groups
+
+
+@inlined
+def _distinct(group_of, counts, words, place, group_out, word_out):  # type: ignore[no-untyped-def]
+    # Which distinct pair of a row's group and a word each of the rows' words is, in the order of
+    # first appearance, goes to place, (Q,), and these pairs to group_out and word_out, (Q,).
+    size = _size_for(len(words))
+    mask = np.uint64(size - 1)
+    table = np.full(size, -1, np.int32)
+    uniques = np.int64(0)
+    q = np.int64(0)
+    for r in range(len(counts)):
+        group = np.int64(group_of[r])
+        for _ in range(np.int64(counts[r])):
+            word = words[q]
+            h = (np.uint64(group) * _MULTIPLIER ^ np.uint64(word)) * _MULTIPLIER
+            at = (h ^ (h >> np.uint64(29))) & mask
+            while True:
+                u = np.int64(table[at])
+                if u < 0:
+                    u = uniques
+                    table[at] = u
+                    group_out[u] = group
+                    word_out[u] = word
+                    uniques += 1
+                    break
+                if group_out[u] == group and word_out[u] == word:
+                    break
+                at = (at + np.uint64(1)) & mask
+            place[q] = u
+            q += 1
+    return uniques
+
+
+@inlined
+def _same_words(counts, words):  # type: ignore[no-untyped-def]
+    # How many words each row has, if all rows have the same words; else 0.
+    if len(counts) < 2 or len(words) != len(counts) * np.int64(counts[0]):
+        return np.int64(0)
+    each = np.int64(counts[0])
+    for r in range(len(counts)):
+        if counts[r] != each:
+            return np.int64(0)
+    for q in range(each, len(words)):
+        if words[q] != words[q - each]:
+            return np.int64(0)
+    return each
+
+
 @kernel("uint32[:, :], uint8[:], uint32[:], uint32[:]", nogil=False)
 def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-def]
     """Groups queries by context and drops repeats, in the order of first appearance.
@@ -38,108 +144,58 @@ def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-
         word_counts      (C,)  uint32  distinct words for each
         asked            (U,)  uint32  the words, group after group
         place            (Q,)  int64   the place in `asked` of each query's word
-    Cost      two hash tables, O(K * W + Q)
+    Cost      two hash tables, O(K * W + Q); the second for one row only, if all have the same words
     Trusts    lengths <= W, sum(counts) == Q: checked in lowgrams.check_queries
     """
     rows = len(counts)
     queries = len(words)
     width = contexts.shape[1]
-    size = 16
-    while size < 2 * rows:
-        size *= 2
-    context_mask = np.uint64(size - 1)
-    context_table = np.full(size, -1, np.int32)
-    size = 16
-    while size < 2 * queries:
-        size *= 2
-    mask = np.uint64(size - 1)
-    query_table = np.full(size, -1, np.int32)
+    group_of = np.empty(rows, np.int64)
     row = np.empty(rows, np.int64)
-    group_hash = np.empty(rows, np.uint64)
-    word_counts = np.zeros(rows, np.uint32)
+    groups = _group_contexts(contexts, lengths, counts, group_of, row)
+    place = np.empty(queries, np.int64)
     unique_group = np.empty(queries, np.int64)
     unique_word = np.empty(queries, np.uint32)
-    place = np.empty(queries, np.int64)
-    groups = np.int64(0)
-    uniques = np.int64(0)
-    group_words = np.int64(0)
-    group = np.int64(-1)
-    first = np.int64(0)
-    for r in range(rows):
-        count = np.int64(counts[r])
-        if count == 0:
-            continue
-        length = np.int64(lengths[r])
-        same = group >= 0 and np.int64(lengths[row[group]]) == length
-        if same:
-            for j in range(width - length, width):
-                if contexts[r, j] != contexts[row[group], j]:
-                    same = False
-                    break
-        if not same:
-            h = np.uint64(length)
-            for j in range(width - length, width):
-                h = (h ^ np.uint64(contexts[r, j])) * _MULTIPLIER
-                h ^= h >> np.uint64(29)
-            at = h & context_mask
-            while True:
-                group = np.int64(context_table[at])
-                if group < 0:
-                    group = groups
-                    context_table[at] = group
-                    row[group] = r
-                    group_hash[group] = h
-                    groups += 1
-                    group_words += length
-                    break
-                if group_hash[group] == h and np.int64(lengths[row[group]]) == length:
-                    equal = True
-                    for j in range(width - length, width):
-                        if contexts[r, j] != contexts[row[group], j]:
-                            equal = False
-                            break
-                    if equal:
-                        break
-                at = (at + np.uint64(1)) & context_mask
-        for q in range(first, first + count):
-            word = words[q]
-            h = (np.uint64(group) * _MULTIPLIER ^ np.uint64(word)) * _MULTIPLIER
-            at = (h ^ (h >> np.uint64(29))) & mask
-            while True:
-                u = np.int64(query_table[at])
-                if u < 0:
-                    u = uniques
-                    query_table[at] = u
-                    unique_group[u] = group
-                    unique_word[u] = word
-                    word_counts[group] += np.uint32(1)
-                    uniques += 1
-                    break
-                if unique_group[u] == group and unique_word[u] == word:
-                    break
-                at = (at + np.uint64(1)) & mask
-            place[q] = u
-        first += count
+    word_counts = np.zeros(groups, np.uint32)
+    each = _same_words(counts, words)
+    if each:
+        distinct = _distinct(group_of[:1], counts[:1], words, place, unique_group, unique_word)
+        uniques = groups * distinct
+        asked = np.empty(uniques, np.uint32)
+        for g in range(groups):
+            word_counts[g] = distinct
+            asked[g * distinct : (g + 1) * distinct] = unique_word[:distinct]
+        for r in range(rows - 1, -1, -1):  # the first row last: the others follow from it
+            for j in range(each):
+                place[r * each + j] = group_of[r] * distinct + place[j]
+    else:
+        uniques = _distinct(group_of, counts, words, place, unique_group, unique_word)
+        for u in range(uniques):
+            word_counts[unique_group[u]] += np.uint32(1)
+        cursor = np.zeros(groups + 1, np.int64)
+        for g in range(groups):
+            cursor[g + 1] = cursor[g] + np.int64(word_counts[g])
+        asked = np.empty(uniques, np.uint32)
+        place_of = np.empty(uniques, np.int64)
+        for u in range(uniques):
+            at_group = cursor[unique_group[u]]
+            place_of[u] = at_group
+            asked[at_group] = unique_word[u]
+            cursor[unique_group[u]] = at_group + 1
+        for q in range(queries):
+            place[q] = place_of[place[q]]
     context_lengths = np.empty(groups, np.uint8)
+    group_words = np.int64(0)
+    for g in range(groups):
+        context_lengths[g] = lengths[row[g]]
+        group_words += np.int64(context_lengths[g])
     context_words = np.empty(group_words, np.uint32)
-    cursor = np.zeros(groups + 1, np.int64)
     out = np.int64(0)
     for g in range(groups):
-        cursor[g + 1] = cursor[g] + np.int64(word_counts[g])
-        context_lengths[g] = lengths[row[g]]
         for j in range(width - np.int64(context_lengths[g]), width):
             context_words[out] = contexts[row[g], j]
             out += 1
-    asked = np.empty(uniques, np.uint32)
-    place_of = np.empty(uniques, np.int64)
-    for u in range(uniques):
-        at_group = cursor[unique_group[u]]
-        place_of[u] = at_group
-        asked[at_group] = unique_word[u]
-        cursor[unique_group[u]] = at_group + 1
-    for q in range(queries):
-        place[q] = place_of[place[q]]
-    return context_lengths, context_words, word_counts[:groups].copy(), asked, place
+    return context_lengths, context_words, word_counts, asked, place
 
 
 @kernel("uint8[:], uint32[:]", nogil=False)

@@ -20,7 +20,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
 from math import inf
 from typing import Any, TypeAlias, TypeVar
 
@@ -94,7 +93,7 @@ class LoopThread:
         self.mailbox = Mailbox(self._loop, _posted)
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._loop.call_soon(self._begin)
         self.thread = threading.Thread(target=self._run, name="dlm-client", daemon=True)
 
@@ -112,8 +111,8 @@ class LoopThread:
         """Whether nothing that is posted or started runs any longer."""
         return self.mailbox.closed
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = self._loop.create_task(work)
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task: asyncio.Task[T] = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -248,16 +247,18 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     no second loop, which gRPC would wake for each event of this one. A fork cancels it."""
     ended: Future[T] = Future()
 
-    async def whole() -> None:
-        try:
-            ended.set_result(await work())
-        except BaseException as exc:  # noqa: BLE001 - raised in the thread that waits
-            ended.set_exception(exc)
+    async def whole() -> T:
+        return await work()
 
-    def start() -> None:
-        running().start(whole())
+    def tell(task: asyncio.Task[T]) -> None:
+        if task.cancelled():  # perhaps before its first step
+            ended.set_exception(asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            ended.set_exception(error)
+        else:
+            ended.set_result(task.result())
 
-    post(start)
+    post(lambda: running().start(whole()).add_done_callback(tell))
     return ended.result()
 
 
@@ -307,101 +308,6 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-CHECK_S = 1.0  # between checks of lanes and messages, while there are any
-
-
-@dataclass(eq=False)
-class Inbox:
-    """A client's steps on the loop, one after another: none sees a message, a lane or a server half
-    changed.
-
-    Args
-        give_up  called with the first argument of a step that cannot be posted, and why; any thread
-        cut_off  the same for a step that raised
-        send     sends one of the messages that are ready
-        check    checks what may be late; returns when to check again
-    """
-
-    _owner: Any  # `runtime.Links`
-    _clock: Callable[[], float]
-    _home: Any  # this module, but for tests
-    _give_up: Callable[[Any, Exception], None]
-    _cut_off: Callable[[Any, Exception], None]
-    _send: Callable[[], None]
-    _check: Callable[[], float]
-
-    # -- in any thread ------------------------------------------------------------------------
-
-    def tell(self, step: Callable[..., None], *args: Any) -> None:
-        try:
-            self._home.post(self._take, step, args)
-        except Exception as exc:  # noqa: BLE001 - no loop can be started; the step waits for one
-            self._give_up(args[0] if args else None, exc)
-
-    def carry_out(self, step: Callable[..., None], *args: Any) -> None:
-        (self.step if self._home.is_here() else self.tell)(step, *args)
-
-    # -- on the loop --------------------------------------------------------------------------
-
-    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
-        self._home.later(delay_s, self.step, step, *args)
-
-    def check_by(self, at: float) -> None:
-        """Schedules a check of lanes and messages by then, but within a second: a scheduled check
-        keeps alive a client that nobody references."""
-        alarms = self._owner.runtime.alarms
-        if at < (alarms[-1] if alarms else inf):
-            now = self._clock()
-            at = min(at, now + CHECK_S)
-            alarms.append(at)
-            self.later(at - now, self._ring)
-
-    def _ring(self) -> None:
-        self._owner.runtime.alarms.pop()
-        next_at = self._clock() + CHECK_S  # if it raises
-        try:
-            next_at = self._check()
-        finally:
-            self.check_by(next_at)
-
-    def _take(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Carries out a step of another thread. What it made ready is sent after all steps that
-        wait now: so simultaneous parts are sent together."""
-        runtime = self._owner.runtime
-        runtime.busy = True
-        self._try(step, args)
-        runtime.busy = False
-        if runtime.ready and not runtime.flushing:
-            runtime.flushing = True
-            self._home.post(self._flush)
-
-    def step(self, step: Callable[..., None], *args: Any) -> None:
-        """Carries out a step, and sends what it made ready. If steps nest, the outermost sends, so
-        immediate failures do not deepen the stack."""
-        runtime = self._owner.runtime
-        if runtime.busy:
-            self._try(step, args)
-        else:
-            runtime.busy = True
-            self._try(step, args)
-            self._flush()
-
-    def _flush(self) -> None:
-        runtime = self._owner.runtime
-        runtime.busy, runtime.flushing = True, False
-        try:
-            while runtime.ready:
-                self._send()
-        finally:
-            runtime.busy = False
-
-    def _try(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
-        try:
-            step(*args)
-        except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
-            self._cut_off(args[0] if args else None, exc)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dlm.errors import (
     AuthenticationError,
@@ -131,7 +132,8 @@ class Stats:
     queries        asked by callers; a context block counts as one
     local_hits     of these, answered from the low orders, without any message
     duplicates     of these, repeated within a call or a message, and sent once
-    sent_queries   distinct queries sent to servers
+    sent_queries   distinct queries sent to servers; like all of messages, counted when they came
+                   back
     retries        failed messages that were sent again to another replica
     hedges         late messages that were sent to a second replica too
     hedges_won     of these, those that the second replica answered first
@@ -155,12 +157,17 @@ class Stats:
     refreshes: int = 0
 
 
+FOLDED = 256  # messages that wait to be counted, at most
+
+
 class ClientMetrics:
     """Counters of one process; a forked child starts from zero. Any thread may count, under a lock
-    that is reentrant, since a signal handler may run while its own thread counts."""
+    that is reentrant, since a signal handler may run while its own thread counts. What ends a
+    message only notes it, as its callers wait; whoever reads adds it up: begin with `now`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._ended: deque[tuple[Any, ...]] = deque()
         self.stats = Stats()
         self.calls = Counter({OK: 0})
         self.messages = Counter({OK: 0})
@@ -171,6 +178,8 @@ class ClientMetrics:
 
     def now(self) -> Stats:
         with self._lock:
+            while self._ended:
+                self._add(*self._ended.popleft())
             return replace(self.stats)
 
     def planned(self, queries: int, local_hits: int = 0, duplicates: int = 0) -> None:
@@ -179,55 +188,50 @@ class ClientMetrics:
             self.stats.local_hits += local_hits
             self.stats.duplicates += duplicates
 
-    def sent(self, queries: int, size: int, duplicates: int, shard: int) -> None:
-        """On the loop: counts a message as it is sent, of `size` bytes, and repeats among its
-        calls."""
-        self.sent_to[shard] += queries
-        stats = self.stats
-        stats.messages += 1
-        stats.sent_queries += queries
-        stats.bytes_sent += size
-        if duplicates:
-            with self._lock:
-                stats.duplicates += duplicates
-
     def fell_back(self, queries: int) -> None:
         with self._lock:
             self.stats.bigram_fallback += queries
 
     def call(self, result: str, plan_s: float) -> None:
-        """Counts a call that ended, with `result_of` its error, or CANCELLED; `plan_s` is the time
-        from the caller to the queues: checks, grouping, low orders, routing."""
+        """Counts a call that ended, with its `outcome`; `plan_s` is the time from the caller to the
+        queues: checks, grouping, low orders, routing."""
         with self._lock:
             self.calls[result] += 1
             self.stages["plan"].add(plan_s)
 
-    def message(
+    def message(self, *ended: Any) -> None:
+        """On the loop: notes a message that was sent and came back, or never will: the arguments of
+        `_add`."""
+        self._ended.append(ended)
+        if len(self._ended) >= FOLDED:
+            self.now()
+
+    def _add(
         self,
         result: str,
+        shard: int,
         queries: int,
+        duplicates: int,
         calls: int,
-        queue_s: float,
-        encode_s: float,
-        wire_s: float,
-        decode_s: float,
+        sent: int,
+        received: int,
+        stages: tuple[float, ...],
     ) -> None:
-        """Counts a message that ended, with or without success.
-
-        Args
-            queue_s   the longest wait of one of its parts in the lane
-            wire_s    from sending the bytes to receiving the reply: network, server and gRPC
-            decode_s  bytes to arrays, and to the callers; 0 without a reply
-        """
-        with self._lock:
-            self.messages[result] += 1
-            self.message_queries.add(queries)
-            self.gathered_calls.add(calls)
-            stages = self.stages
-            stages["queue"].add(queue_s)
-            stages["encode"].add(encode_s)
-            stages["wire"].add(wire_s)
-            stages["decode"].add(decode_s)
+        """Counts a message; `duplicates` are repeats among its calls, `stages` the seconds of all
+        STAGES but the first, of which decoding is 0 without a reply."""
+        stats = self.stats
+        stats.messages += 1
+        stats.failed += result not in (OK, CANCELLED)
+        stats.sent_queries += queries
+        stats.duplicates += duplicates
+        stats.bytes_sent += sent
+        stats.bytes_received += received
+        self.sent_to[shard] += queries
+        self.messages[result] += 1
+        self.message_queries.add(queries)
+        self.gathered_calls.add(calls)
+        for stage, seconds in zip(STAGES[1:], stages, strict=True):
+            self.stages[stage].add(seconds)
 
 
 # Every family that a client shows. DO NOT CHANGE names or labels: dashboards and alerts use them.

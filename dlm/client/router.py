@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import kernels
+from dlm.client.membership import Topology
 from dlm.errors import DlmError, QueryError, ShardFormatError, StaleShardSet
 from dlm.index import layout
 from dlm.index.layout import Manifest
@@ -61,6 +63,32 @@ class WordsAlone(LowGrams):
     """The vocabulary of a model in this process that has no low orders of its own."""
 
     low: None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A shard set, the places of its shards, and its low orders."""
+
+    topology: Topology
+    grams: LowGrams
+
+    @cached_property
+    def model(self) -> str:
+        """Id of the model; the same in every sharding of it."""
+        return self.topology.manifest.model
+
+    @cached_property
+    def shard_set(self) -> str:
+        return self.topology.manifest.shard_set
+
+    @property
+    def low_bytes(self) -> int:
+        manifest = self.topology.manifest
+        return sum(manifest.file(kind).bytes for kind in ("vocabulary", "low_orders"))
+
+    @cached_property
+    def replicated(self) -> bool:
+        return any(len(addresses) > 1 for addresses in self.topology.addresses.values())
 
 
 def check_queries(

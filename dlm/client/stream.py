@@ -65,6 +65,10 @@ def is_lost(exc: grpc.RpcError) -> bool:
     )
 
 
+class NotSent(DlmError):
+    """A message was withdrawn before it was sent."""
+
+
 @dataclass(eq=False, slots=True)
 class Ask:
     """A request to a server; its bytes are kept, so that it can be sent again after a fork.
@@ -88,7 +92,7 @@ class Ask:
 
     def drop(self) -> None:
         """Reports that it was withdrawn and never sent."""
-        self.end(None, DlmError("withdrawn before it was sent"))
+        self.end(None, NotSent())
 
     def end(self, data: bytes | None, error: DlmError | None = None) -> None:
         """Calls `reply`; an exception in it must not harm other messages."""

@@ -7,51 +7,35 @@ to which open utterances are pinned stay in the table as long as servers hold th
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
-from math import inf
 
-import numpy as np
-
-from dlm.client import kernels, router
-from dlm.client.call import BLOCKS, Call, own_copy
+from dlm.client import kernels
+from dlm.client.call import own_copy
 from dlm.client.census import Census
 from dlm.client.cluster_file import Endpoint, Rollout, Servers, check_model
-from dlm.client.config import ClientConfig
 from dlm.client.download import fetch
 from dlm.client.membership import Topology
-from dlm.client.router import LowGrams
-from dlm.client.runtime import Links, Snapshot
+from dlm.client.router import LowGrams, Snapshot
+from dlm.client.runtime import Runtime
 from dlm.client.server import Connect
 from dlm.errors import ConfigError, DeadlineExceeded, DlmError, ProtocolError, StaleShardSet
 from dlm.index.layout import Manifest
 from dlm.index.search import blocks, shard
+from dlm.jit import load
 from dlm.logs import EventLog
 from dlm.ngram import kernels as text
-from dlm.ngram.query import Answers, QueryGroups, StoredWords
-from dlm.wire import codec
 from dlm.wire import kernels as checks
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.ids import MAX_SHARD_SETS
 
-# -------------------------------------------------------------------------------------------------
-# Compiles everything that a call needs, before any call has a deadline: on a new machine, numba's
-# compilation takes tens of seconds, while calls have two. So a client that connects first makes a
-# small call through every function that a real one uses, and does the server's part itself.
-
-
-CONTEXTS = 3
-
-# The kernels of a client, with or without servers; see jit.compile_ahead.
-KERNELS = (
-    *shard.KERNELS,
-    *blocks.KERNELS,
+# The kernels of calls to servers, compiled and loaded before any call has a deadline: on a
+# new machine, numba's compilation takes tens of seconds, while calls have two.
+_OF_CALLS = (
     kernels.plan,
-    kernels.group_queries,
     kernels.repeats,
     kernels.regroup,
     kernels.regroup_large,
@@ -59,81 +43,29 @@ KERNELS = (
     kernels.finish,
     kernels.are_word,
     kernels.next_states,
+    *blocks.KERNELS,
+    checks.out_of_range,
+    checks.block_fault,
+    checks.totals,
+)
+# All kernels of a client, with or without servers; see jit.compile_ahead.
+KERNELS = (
+    *shard.KERNELS,
+    *_OF_CALLS,
+    kernels.group_queries,
     kernels.fold_new,
     kernels.advance,
     kernels.walk,
     text.enter_words,
     text.find_words,
-    checks.out_of_range,
-    checks.block_fault,
-    checks.totals,
 )
-
-
-def warm_up(grams: LowGrams) -> None:
-    """Takes a call from queries to answers, through the codec: a kernel is compiled again for
-    read-only arrays, as over received bytes."""
-    manifest = grams.manifest
-    width = manifest.order - 1
-    contexts = np.zeros((CONTEXTS, width), np.uint32)
-    lengths = np.full(CONTEXTS, width, np.uint8)
-    counts = np.ones(CONTEXTS, np.uint32)
-    words = np.arange(CONTEXTS, dtype=np.uint32) % np.uint32(manifest.vocabulary_size)
-    plan = router.plan(grams, manifest, contexts, lengths, counts, words, len(words))
-    call = Call(manifest.model, plan._replace(pieces=[]), inf, manifest.shard_set)
-    if width >= 2:  # two words determine a shard
-        groups = QueryGroups(lengths, contexts.reshape(-1), counts, words, words * np.uint32(0))
-        pieces = router.route(groups, np.zeros_like(manifest.slots), 1, len(words))
-        call = Call.of_pieces(manifest.model, pieces, inf, manifest.shard_set)
-        router.gather([groups, groups])
-        kernels.regroup_large(lengths, groups.context_words, words, counts, words)
-        data, checksum = codec.encode_score_request(manifest.shard_set_bytes, 0, groups)
-        queries = len(groups.words)
-        request = codec.decode_score_request(data, max_queries=queries)
-        zeros, none = np.zeros(queries, np.float32), np.zeros(queries, np.uint8)
-        reply = codec.encode_score_reply(request, Answers(zeros, none, none, none))
-        received = codec.decode_score_reply(
-            reply,
-            shard_set=manifest.shard_set_bytes,
-            shard=0,
-            queries=queries,
-            request_checksum=checksum,
-        )
-        codec.check_answers(received, groups, manifest.order)
-        call.answer(call.parts[0], received, slice(None))
-        _warm_up_blocks(manifest, groups)
-    else:
-        call.end()
-    result = call.result(0)
-    kernels.next_states(contexts, counts, words, result.state_length)
-    kernels.are_word(words, 0)
-    block = blocks.ContextBlock.low_only(grams.low, contexts[0])
-    block.score(words)
-    block.score_word(0)
-    block.score_all()
-
-
-def _warm_up_blocks(manifest: Manifest, groups: QueryGroups) -> None:
-    asked = QueryGroups(
-        groups.context_lengths,
-        groups.context_words,
-        np.ones(len(groups.word_counts), np.uint32),
-        np.zeros(len(groups.word_counts), np.uint32),
-        groups.pairs,
-    )
-    data, checksum = BLOCKS.encode(manifest, 0, asked)
-    request = codec.decode_block_request(data, max_queries=len(asked.words))
-    weights = len(asked.context_words) - len(asked.context_lengths)
-    nothing = StoredWords(
-        asked.words, asked.words, np.zeros(weights, np.float32), asked.words[:0], Answers.empty(0)
-    )
-    BLOCKS.decode(codec.encode_block_reply(request, nothing), manifest, 0, asked, checksum)
 
 
 log = EventLog(__name__)
 
 MAX_ASKED = 256  # servers asked at once; each silent one takes its whole timeout
 STAMP_S = 1.0  # how often new utterances check whether cluster.toml has changed, in seconds
+LOOK_AGAIN_S = 1.0  # between searches for servers while a shard is down
 FOLLOW_S = 10.0  # and how often servers are asked, if no heartbeats notice that one was started
 
 
@@ -142,14 +74,7 @@ class Table:
     endpoints, with the default model, are asked again whenever it is stale; `model` overrides the
     default."""
 
-    def __init__(
-        self,
-        endpoints: Servers,
-        model: str | None,
-        config: ClientConfig,
-        links: Links,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, endpoints: Servers, model: str | None, runtime: Runtime) -> None:
         self.endpoints = endpoints
         self.model = check_model(model)
         self.known: Snapshot | None = None
@@ -161,10 +86,18 @@ class Table:
         self._rollout: Rollout | None = None  # its model is one of `_others`; with its whole id
         self._unserved: str | None = None  # the default that no servers hold all shards of
         self._stamp = endpoints.stamp()
-        self._stamp_seen = self._read_at = self._follows = clock()
-        self._config = config
-        self._links = links
-        self._clock = clock
+        self._runtime, self._config, self._clock = runtime, runtime.config, runtime.clock
+        self._stamp_seen = self._read_at = self._follows = self._clock()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins with no look in progress: when it is made, and in a forked child."""
+        self._refreshing: Future[Snapshot] | None = None
+        self._queued: Future[Snapshot] | None = None  # the last refresh, which many may share
+        self._looking = False  # quietly, on the helper thread
+        self._looked = -LOOK_AGAIN_S
+        self._fetching: Future[None] | None = None  # low orders of the next model
+        self._fetched: dict[str, LowGrams] = {}  # those fetched, until they are in use
 
     def snapshot(self) -> Snapshot:
         """The shard set in use; found and fetched at the first call. Raises UnavailableError,
@@ -203,10 +136,10 @@ class Table:
                 return following
         if (not self._gone and known.model != unlike) or timeout_s <= 0.0:
             return known
-        runtime, end = self._links.runtime, self._clock() + timeout_s
+        end = self._clock() + timeout_s
         try:
             self._refresh_soon(known).result(timeout_s)
-            fetching = runtime.fetching
+            fetching = self._fetching
             if fetching is not None:
                 fetching.result(max(end - self._clock(), 0.0))
         except (FutureTimeout, CancelledError, RuntimeError) as exc:
@@ -222,11 +155,11 @@ class Table:
 
     def _refresh_soon(self, known: Snapshot) -> Future[Snapshot]:
         """A refresh that has not begun yet, shared by all that request one before it begins."""
-        runtime = self._links.runtime
+        runtime = self._runtime
         with runtime.lock:
-            queued = runtime.queued
+            queued = self._queued
             if queued is None or queued.running() or queued.done():
-                queued = runtime.queued = runtime.helper.submit(self.refresh, known)
+                queued = self._queued = runtime.helper.submit(self.refresh, known)
             return queued
 
     def follow(self) -> None:
@@ -236,7 +169,7 @@ class Table:
         known = self.known
         if known is None:
             return
-        now, runtime = self._clock(), self._links.runtime
+        now, runtime = self._clock(), self._runtime
         if now - self._stamp_seen >= STAMP_S:
             self._stamp_seen = now
             if self.endpoints.stamp() != self._stamp:  # until a refresh has read it
@@ -254,33 +187,50 @@ class Table:
         if self.known is None or now - self._follows < STAMP_S:
             return
         self._follows = now
-        with contextlib.suppress(RuntimeError):  # closed meanwhile, or no thread can be started
-            self._links.runtime.helper.submit(self.follow)
+        self._runtime.help(self.follow)
 
     def refresh_later(self) -> None:
         """Refreshes in the background, unless a refresh is in progress."""
-        runtime = self._links.runtime
-        with runtime.lock:
-            if runtime.looking or self._links.closed:
+        with self._runtime.lock:
+            if self._looking or self._runtime.closed:
                 return
-            runtime.looking = True
+            self._looking = True
+        if not self._runtime.help(self._refresh_once, self.known):
+            self._looking = False
+
+    def _refresh_once(self, known: Snapshot | None) -> None:
         try:
-            runtime.helper.submit(self.refresh_quietly, self.known)
-        except RuntimeError:  # closed meanwhile
-            runtime.looking = False
+            self.refresh_quietly(known)
+        finally:
+            self._looking = False
+
+    def may_look(self) -> bool:
+        """Whether the last look at the servers is long enough ago for another."""
+        return self._clock() - self._looked >= LOOK_AGAIN_S
+
+    def look_quietly(self, snapshot: Snapshot) -> None:
+        """Refreshes in the background, for the next messages."""
+        self._looked = self._clock()
+        self._runtime.help(self.refresh_quietly, snapshot)
+
+    def look(self, snapshot: Snapshot, timeout_s: float, stale: bool) -> None:
+        """On the helper thread: refreshes, unless another did since `snapshot`, or lately if it is
+        not `stale`."""
+        if self.of(snapshot.model) is snapshot and (stale or self.may_look()):
+            self.refresh(snapshot, timeout_s)
 
     def _refresh_shared(self) -> Snapshot:
-        runtime = self._links.runtime
+        runtime = self._runtime
         with runtime.lock:
-            self._links.check_open()
+            self._runtime.check_open()
             if self.known is not None:
                 return self.known
-            running = runtime.refreshing
+            running = self._refreshing
             try:
                 if running is None:
-                    running = runtime.refreshing = runtime.helper.submit(self.refresh, None)
+                    running = self._refreshing = runtime.helper.submit(self.refresh, None)
             except RuntimeError as exc:
-                self._links.check_open()  # closed meanwhile; or no thread can be started
+                self._runtime.check_open()  # closed meanwhile; or no thread can be started
                 raise _unread(exc) from exc
         try:
             return running.result()
@@ -290,35 +240,35 @@ class Table:
             raise _unread(exc) from exc
         finally:
             with runtime.lock:
-                if runtime.refreshing is running:
-                    runtime.refreshing = None
+                if self._refreshing is running:
+                    self._refreshing = None
 
     def refresh(self, stale: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
         """On the helper thread: finds the servers and what they hold, in connect_s by default. The
         first time it also fetches the low orders; later, those of another model are fetched in the
         background, and the model is used once they are there."""
-        runtime, known = self._links.runtime, self.known
+        runtime, known = self._runtime, self.known
         stamp = self.endpoints.stamp()  # before the servers are read
         try:
             if stamp != self._stamp:
                 self._note_settings(self.endpoints.kept())
             census = take_census(
                 self._endpoints_known(known),
-                self._links.connection,
+                self._runtime.connection,
                 self._config.connect_s if timeout_s is None else timeout_s,
             )
             named = self.endpoints.model()
             topology = census.choose(None if known is None else known.shard_set, self.model, named)
             rollout = None if self.model else self.endpoints.rollout()
         finally:
-            runtime.looked = self._read_at = self._clock()
+            self._looked = self._read_at = self._clock()
         was_edited, self._stamp = stamp != self._stamp, stamp
         manifest = topology.manifest
         self._note_kept(None if self.model else named, manifest)
         grams = self._grams(manifest.model)
         if known is None:
             grams = grams or self._fetch(topology)
-            warm_up(grams)
+            load(_OF_CALLS)
         if grams is not None:
             snapshot = _with(topology, grams)
             self._gone = False
@@ -335,7 +285,7 @@ class Table:
             self._follow_rollout(following, rollout)
             self.known = snapshot
             self._missed -= {snapshot.model, *self._others}
-            self._links.forget_others([snapshot, *self._others.values()])
+            self._runtime.keep_only([snapshot, *self._others.values()])
         if known is not None and known.model != snapshot.model:
             fields = {"before": known.model, "after": snapshot.model}
             log.warning("client.model.changed", extra=fields)
@@ -387,7 +337,7 @@ class Table:
     def note_gone(self, model: str, error: DlmError) -> None:
         """Logs, once per model, that an utterance is open on a model that no server holds: if its
         low orders answer, nothing else shows it."""
-        with self._links.runtime.lock:
+        with self._runtime.lock:
             if model in self._missed:
                 return
             self._missed |= {model}
@@ -404,41 +354,41 @@ class Table:
 
     def _grams(self, model: str) -> LowGrams | None:
         snapshot = self.of(model)
-        return self._links.runtime.fetched.get(model) if snapshot is None else snapshot.grams
+        return self._fetched.get(model) if snapshot is None else snapshot.grams
 
     def _fetch(self, topology: Topology) -> LowGrams:
         sources = [
-            (shard, self._links.connection(address))
+            (shard, self._runtime.connection(address))
             for shard, addresses in sorted(topology.addresses.items())
             for address in addresses
         ]
 
         def rest(seconds: float) -> None:
-            self._links.check_open()  # no server is tried again for a closed client
+            self._runtime.check_open()  # no server is tried again for a closed client
             time.sleep(seconds)
 
         config = self._config
         return fetch(topology.manifest, sources, config.cache_dir, config.connect_s, sleep=rest)
 
     def _fetch_behind(self, topology: Topology) -> None:
-        runtime, model = self._links.runtime, topology.manifest.model
+        runtime, model = self._runtime, topology.manifest.model
 
         def get() -> None:
             try:
                 grams = self._fetch(topology)
-                runtime.fetched = {model: grams}
+                self._fetched = {model: grams}
                 runtime.helper.submit(self.refresh, self.known).result()
             except Exception as exc:
                 fields = {"model": model, "error": str(exc) or repr(exc)}
                 log.warning("client.model.not_loaded", extra=fields)
                 raise
             finally:
-                runtime.fetched = {}
-                runtime.fetching = None
+                self._fetched = {}
+                self._fetching = None
 
         with runtime.lock:
-            if runtime.fetching is None:
-                runtime.fetching = runtime.fetcher.submit(get)
+            if self._fetching is None:
+                self._fetching = runtime.fetcher.submit(get)
 
     def _endpoints_known(self, stale: Snapshot | None) -> list[Endpoint]:
         known = {} if stale is None else stale.topology.addresses
@@ -456,11 +406,9 @@ class Table:
         except Exception as exc:  # noqa: BLE001 - nobody waits for it
             error = " ".join([str(exc) or repr(exc), *getattr(exc, "__notes__", [])])
             # Logged once, and not if the client was closed meanwhile.
-            if error != self._unread and not self._links.closed:
+            if error != self._unread and not self._runtime.closed:
                 self._unread = error
                 log.warning("client.cluster_file.rejected", extra={"error": error})
-        finally:
-            self._links.runtime.looking = False
 
 
 def _describe(

@@ -15,7 +15,7 @@ from dlm.client.blocks import ContextBlocks
 from dlm.client.core import Scorer
 from dlm.client.inputs import Sentence, Word
 from dlm.client.phrases import Phrases
-from dlm.client.runtime import Snapshot
+from dlm.client.router import Snapshot
 from dlm.client.states import Extension, SentenceScore, State, States
 from dlm.errors import ConfigError, DeadlineExceeded, DlmError
 from dlm.ngram.query import Answers

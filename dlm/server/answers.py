@@ -99,7 +99,7 @@ class Answerer:
             raise self._fault_of(request)
         packed, by_order = answers
         searched = time.perf_counter()
-        data = codec.encode_packed_reply(request, packed)
+        data = codec.encode_score_reply(request, packed)
         encode_s = time.perf_counter() - searched
         return Answered(
             data, len(asked.words), by_order, begun, decoded - begun, searched - decoded, encode_s

@@ -38,7 +38,7 @@ _F32 = np.dtype("<f4")
 _HEAD = struct.Struct("<Q")
 _SHARD = struct.Struct("<I")
 _PLACE = struct.Struct("<QQ")
-_NUMBERS = struct.Struct("<8Q")
+_NUMBERS = [struct.Struct(f"<{1 + count}Q") for count in range(16)]
 
 
 class DamagedMessage(ProtocolError):
@@ -62,11 +62,9 @@ class ScoreRequest(NamedTuple):
 
 
 def checksum(*parts: bytes | memoryview, head: int = 0) -> int:
-    """XXH3-64 over `head` (uint64) and each part preceded by its length (uint64)."""
-    pieces: list[bytes | memoryview] = [_HEAD.pack(head)]
-    for part in parts:
-        pieces += (_HEAD.pack(len(part)), part)
-    return xxhash.xxh3_64_intdigest(b"".join(pieces), CHECKSUM_SEED)
+    """XXH3-64 over `head`, the length of each part (all uint64), and the parts."""
+    numbers = _NUMBERS[len(parts)].pack(head, *map(len, parts))
+    return xxhash.xxh3_64_intdigest(b"".join((numbers, *parts)), CHECKSUM_SEED)
 
 
 def parse(message: M, data: bytes) -> M:
@@ -208,18 +206,11 @@ def check_pairs(pairs: NDArray[np.uint32] | None, contexts: int) -> None:
         )
 
 
-def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
-    return _score_reply(request, _answer_parts(answers))
-
-
-def encode_packed_reply(request: ScoreRequest, packed: NDArray[np.uint8]) -> bytes:
-    """`encode_score_reply` of packed answers (7 Q,): all of log10_prob, then the other arrays."""
+def encode_score_reply(request: ScoreRequest, packed: NDArray[np.uint8]) -> bytes:
+    """The bytes of a ScoreReply of packed answers, (7 Q,): all of log10_prob, then the others."""
     data, queries = packed.tobytes(), len(packed) // 7
     a, b, c = 4 * queries, 5 * queries, 6 * queries
-    return _score_reply(request, (data[:a], data[a:b], data[b:c], data[c:]))
-
-
-def _score_reply(request: ScoreRequest, parts: Sequence[bytes]) -> bytes:
+    parts = data[:a], data[a:b], data[b:c], data[c:]
     place = request.shard_set, _SHARD.pack(request.shard)
     reply = pb.ScoreReply(
         shard_set=request.shard_set,
@@ -570,7 +561,8 @@ def heartbeat_checksum(reply: pb.HeartbeatReply) -> int:
         reply.in_flight,
         reply.uptime_ms,
     )
-    return checksum(reply.shard_set, _SHARD.pack(reply.shard), _NUMBERS.pack(*numbers))
+    packed = _NUMBERS[len(numbers) - 1].pack(*numbers)
+    return checksum(reply.shard_set, _SHARD.pack(reply.shard), packed)
 
 
 def encode_chunk(

@@ -21,10 +21,11 @@ from typing import Any
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 
 from dlm.client.stream import SERVICE
 from dlm.errors import ShardDown
-from dlm.ngram.query import QueryGroups
+from dlm.ngram.query import Answers, QueryGroups
 from dlm.server.security import channel_options
 from dlm.wire import codec
 from loadtest.baselines.hash_index import HashIndex, Ngrams
@@ -67,7 +68,12 @@ class _Service:
             self.served.messages += 1
             self.served.looked_up += len(answers)
             self.served.searches += searches
-            await context.write(codec.encode_score_reply(request, answers))
+            await context.write(codec.encode_score_reply(request, _packed(answers)))
+
+
+def _packed(answers: Answers) -> NDArray[np.uint8]:
+    small = answers.matched_order, answers.ngram_length, answers.state_length
+    return np.concatenate([answers.log10_prob.view(np.uint8), *small])
 
 
 async def serve(ngrams: Path, system: str, servers: int, number: int) -> None:

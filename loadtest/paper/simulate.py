@@ -1,7 +1,7 @@
-"""A cluster in simulated time: clients, lanes, a network, servers, and the cores they share.
+"""A cluster in simulated time: clients, queues, a network, servers, and the cores they share.
 
 Seeded, with nothing measured here: a trace and a slot table (`traces/routes.py`) say what a request
-asks, `Costs` what work costs; the client's own lanes are run, not modelled. A process does one
+asks, `Costs` what work costs; the client's own queues are run, not modelled. A process does one
 thing at a time; processes of one machine share its cores equally.
 """
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dlm.client import ClientConfig
 from dlm.client.after import Usual, late_after
-from dlm.client.runtime import Lane
+from dlm.client.queue import Queue
 from dlm.errors import ConfigError
 from loadtest.traces.routes import Routed
 
@@ -160,7 +160,7 @@ class _Way:
 
     client: int
     server: int
-    lane: Lane
+    lane: Queue
     usual: Usual = field(default_factory=Usual)
     alarm: float = math.inf  # when the lane is looked at again by itself
 
@@ -224,7 +224,7 @@ class Simulation:
     def _way(self, client: int, server: int) -> _Way:
         way = self._ways.get((client, server))
         if way is None:
-            lane: Lane = Lane(self._config.window, self._config.max_queries, late_after((), 0.0))
+            lane: Queue = Queue(self._config.window, self._config.max_queries, late_after((), 0.0))
             way = self._ways[client, server] = _Way(client, server, lane)
         return way
 

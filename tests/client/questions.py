@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cluster import ModelFiles
 from dlm.client import SentenceScore, Utterance
 from dlm.ngram.backoff import DictModel, Score
 from dlm.ngram.partition import slots_of
-from dlm.ngram.query import Answers
+from dlm.ngram.query import BIGRAM_FALLBACK, Answers
 
 Query = tuple[tuple[int, ...], int]
 
@@ -52,15 +53,33 @@ def queries_to(files: ModelFiles, shard: int) -> list[Query]:
 
 
 def submit(utterance: Utterance, queries: list[Query], deadline_s: float | None = None) -> Any:
-    """The future of a call, not waited for."""
+    """A call that is not waited for: `result`, `exception` and `done` tell of its end."""
     ((asked, _),) = utterance._inputs.score([c for c, _ in queries], [w for _, w in queries])
     return utterance._submit(asked, utterance._limit(deadline_s))
 
 
+def answers_to(utterance: Any, queries: list[Query], **more: Any) -> Any:
+    """The answers of an utterance; to be awaited if it is asyncio's."""
+    return utterance.score([c for c, _ in queries], [w for _, w in queries], **more)
+
+
 def ask(utterance: Utterance, oracle: DictModel, queries: list[Query], **more: Any) -> None:
     """Fails unless the answers are the oracle's."""
-    answers = utterance.score([c for c, _ in queries], [w for _, w in queries], **more)
-    assert_equal(answers, [oracle.score(c, w) for c, w in queries])
+    assert_equal(answers_to(utterance, queries, **more), [oracle.score(c, w) for c, w in queries])
+
+
+def assert_each_is_of_its_model(files: ModelFiles, queries: list[Query], answers: Answers) -> None:
+    """Each score is the oracle's of the model that its source names: the whole, or its bigrams."""
+    assert answers.source is not None
+    for at, (context, word) in enumerate(queries):
+        known = context[-1:] if answers.source[at] == BIGRAM_FALLBACK else context
+        expected = files.oracle.score(known, word)
+        assert answers.log10_prob[at] == expected.log10_prob
+        assert answers.matched_order[at] == expected.matched_order
+        if answers.source[at] == BIGRAM_FALLBACK:
+            assert answers.state_length[at] == min(len(context) + 1, files.manifest.order - 1)
+        else:
+            assert answers.state_length[at] == expected.state_length
 
 
 def random_sentences(oracle: DictModel, seed: int, count: int) -> list[list[str]]:
@@ -103,3 +122,8 @@ def assert_sentence(score: SentenceScore, oracle: DictModel, words: list[str], *
     assert score.token_oov.tolist() == unknown.tolist()
     assert score.oovs == int(unknown.sum())
     assert score.log10_oovs == float(bits[unknown].sum(dtype=np.float64))
+
+
+def events(caplog: pytest.LogCaptureFixture, begin: str) -> list[Any]:
+    """The records of the events whose names begin so."""
+    return [r for r in caplog.records if getattr(r, "event", "").startswith(begin)]

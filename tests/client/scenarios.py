@@ -7,6 +7,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+FOLDER = Path(__file__).parents[1] / "scenarios"
+
+
+def named(begin: str, *, at_least: int) -> list[Path]:
+    """The files whose names begin so; fails if they are not where they are looked for."""
+    found = sorted(FOLDER.glob(f"{begin}_*.txt"))
+    assert len(found) >= at_least
+    return found
+
 
 def check(path: Path, outcome: Callable[[list[str]], list[str]]) -> None:
     """Compares a file with what happens; ``DLM_REWRITE_SCENARIOS=1`` writes it anew, to be

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster import Cluster
-from dlm.client import Client, ClientConfig
-from dlm.client.cascade import BeatReply
+from cluster import WAIT_S, Cluster
+from dlm.client import AsyncClient, Client, ClientConfig, loop
 from dlm.client.cluster_file import ClusterFile, Endpoint, FixedEndpoints, Metadata
 from dlm.client.core import Core
 from dlm.client.server import GrpcConnection, Reply
@@ -37,7 +36,6 @@ class Network:
     change     applied to every reply, where set
     instant    given to the caller instead of sending, within the call itself, where set
     moved      address -> where what is sent to it really goes
-    made       its connections
     """
 
     def __init__(self) -> None:
@@ -47,14 +45,12 @@ class Network:
         self.change: Change | None = None
         self.instant: Exception | None = None
         self.moved: dict[str, str] = {}
-        self.made: list[Scripted] = []
         self._lock = threading.Lock()
         self._held: list[Callable[[], None]] | None = None
 
     def connect(self, address: str) -> Scripted:
         """A connection to `address`."""
-        self.made.append(Scripted(self, address))
-        return self.made[-1]
+        return Scripted(self, address)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -96,10 +92,8 @@ class Scripted:
                 self._real[address] = GrpcConnection(address)
             return self._real[address]
 
-    def score(
-        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> None:
-        """See `Connection.score`."""
+    def _changed(self, reply: Reply) -> Reply:
+        """`reply`, of what the network makes of the bytes that come."""
 
         def changed(data: bytes | None, error: DlmError | None) -> None:
             if data is not None and self.network.change is not None:
@@ -107,9 +101,16 @@ class Scripted:
                 data, error = (None, new) if isinstance(new, DlmError) else (new, None)
             reply(data, error)
 
+        return changed
+
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        """See `Connection.score`."""
+
         def send() -> None:
             try:
-                self._target().score(request, timeout_s, changed, metadata)
+                self._target().score(request, timeout_s, self._changed(reply), metadata)
             except DlmError as exc:  # closed while it was held
                 reply(None, exc)
 
@@ -124,37 +125,18 @@ class Scripted:
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> None:
         """See `Connection.context_block`."""
-
-        def changed(data: bytes | None, error: DlmError | None) -> None:
-            if data is not None and self.network.change is not None:
-                new = self.network.change(data)
-                data, error = (None, new) if isinstance(new, DlmError) else (new, None)
-            reply(data, error)
-
         decoded = codec.decode_block_request(request, max_queries=1 << 31)
         self.network.blocks.append((self.address, decoded))
-        self._target().context_block(request, timeout_s, changed, metadata)
+        self._target().context_block(request, timeout_s, self._changed(reply), metadata)
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """See `Connection.describe`."""
         self.network.described += 1
         return self._target().describe(timeout_s, shard_set)
 
-    def download(
-        self, request: pb.DownloadRequest, timeout_s: float
-    ) -> Generator[pb.DownloadChunk, None, None]:
-        """See `Connection.download`."""
-        return self._target().download(request, timeout_s)
-
-    def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
-        """See `Connection.heartbeat`."""
-        return self._target().heartbeat(request, timeout_s)
-
-    def heartbeat_later(
-        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
-    ) -> None:
-        """See `Connection.heartbeat_later`."""
-        self._target().heartbeat_later(request, timeout_s, reply)
+    def __getattr__(self, name: str) -> Any:
+        """The other methods of `Connection`."""
+        return getattr(self._target(), name)
 
     def close(self) -> None:
         """See `Connection.close`."""
@@ -162,16 +144,38 @@ class Scripted:
             connection.close()
 
 
-def free(client: Client) -> bool:
+def load(client: Client | AsyncClient) -> dict[int, tuple[int, int]]:
+    """Shard -> its messages in flight and the parts of calls that wait, as metrics show them."""
+    in_flight, waiting = (
+        {int(one.labels["shard"]): int(one.value) for one in metric.samples}
+        for metric in client.metrics.collect()
+        if metric.name in ("dlm_client_in_flight", "dlm_client_queue_depth")
+    )
+    return {shard: (count, waiting[shard]) for shard, count in in_flight.items()}
+
+
+def free(client: Client | AsyncClient) -> bool:
     """Whether no message is in flight and nothing waits."""
-    return not any(any(numbers) for numbers in client._core.load().values())
+    return not any(any(numbers) for numbers in load(client).values())
 
 
-def settle(client: Client) -> None:
-    """Returns once the loop has taken all that was given to it before."""
+def settle(_: Client | None = None) -> None:
+    """Returns once the loop of all clients has taken what was given to it before."""
     taken = threading.Event()
-    client._core._delivery.tell(taken.set)
-    assert taken.wait(300)
+    loop.post(taken.set)
+    assert taken.wait(WAIT_S)
+
+
+def client_of(
+    where: Path | Sequence[str], settings: ClientConfig, network: Network, **seams: Any
+) -> Client:
+    """A client whose messages pass through the network; `seams` are a clock and a home."""
+    endpoints = (
+        ClusterFile(where)
+        if isinstance(where, Path)
+        else FixedEndpoints([Endpoint(address) for address in where])
+    )
+    return Client(Core(endpoints, settings, connect=network.connect, **seams))
 
 
 class Clients:
@@ -196,12 +200,7 @@ class Clients:
         if network is None:
             client = Client.connect(servers, settings)
         else:
-            endpoints = (
-                ClusterFile(servers)
-                if isinstance(servers, Path)
-                else FixedEndpoints([Endpoint(address) for address in servers])
-            )
-            client = Client(Core(endpoints, settings, connect=network.connect))
+            client = client_of(servers, settings, network)
         self.opened.append(client)
         return client
 
@@ -218,9 +217,10 @@ class Clients:
 
 
 class FileServer:
-    """A `Connection` that downloads from a folder, in small chunks, and can be told to misbehave.
+    """What `fetch` asks for files: it sends those of a folder, in small chunks, and can be told to
+    misbehave.
 
-    offsets    kind and offset of each download begun
+    offsets    kind and offset of each download begun; `shards`, of which shard
     breaks_at  raise `fault` once this many bytes of a file were passed
     alter      applied to each chunk
     gate       waited for before each chunk; `entered` says that a download waits
@@ -231,6 +231,7 @@ class FileServer:
         self.directory = directory
         self.manifest = manifest
         self.offsets: list[tuple[str, int]] = []
+        self.shards: set[int] = set()
         self.breaks_at: int | None = None
         self.fault: DlmError | None = None
         self.alter: Callable[[pb.DownloadChunk], pb.DownloadChunk | None] = lambda chunk: chunk
@@ -245,13 +246,14 @@ class FileServer:
         """See `Connection.download`."""
         kind = KIND_OF[request.file]
         self.offsets.append((kind, request.offset))
+        self.shards.add(request.shard)
         data = (self.directory / self.manifest.file(kind).name).read_bytes()
         offset = request.offset
         self.streams += 1
         try:
             while offset < len(data):
                 self.entered.set()
-                assert self.gate.wait(300)
+                assert self.gate.wait(WAIT_S)
                 if self.breaks_at is not None and offset >= self.breaks_at:
                     if self.fault is None:
                         return
@@ -270,20 +272,3 @@ class FileServer:
                 offset += len(piece)
         finally:
             self.streams -= 1
-
-    def score(
-        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> None:
-        """Never called here."""
-        raise AssertionError
-
-    def describe(self, timeout_s: float) -> pb.DescribeReply:
-        """Never called here."""
-        raise AssertionError
-
-    def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
-        """Never called here."""
-        raise AssertionError
-
-    def close(self) -> None:
-        """Nothing to let go of."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,14 +27,12 @@ from dlm.client.after import (
     Move,
     NotYet,
     Outcome,
-    TokenBucket,
     after,
     after_call,
     after_file,
     after_files,
     after_stream,
 )
-from dlm.client.runtime import HEDGE_BURST, HEDGED
 from dlm.errors import (
     AuthenticationError,
     DeadlineExceeded,
@@ -43,7 +42,6 @@ from dlm.errors import (
     QueryError,
     ShardDown,
     StaleShardSet,
-    UnavailableError,
 )
 from dlm.wire.status import Reason, error_from_refusal
 
@@ -152,87 +150,41 @@ def test_one_table_says_what_is_done(
     assert isinstance(after(outcome, replace(standing, ended=True), 0.5), Done)
 
 
-def test_a_late_message_is_asked_of_another_while_few_are_late() -> None:
-    """Five in a hundred in the long run, and a hundred at once."""
-    bucket, message = TokenBucket(HEDGED, HEDGE_BURST), Message(out=["a"])
-
-    def hedges() -> bool:
-        return after(late(hedges=bucket.saved), message, 0.1) == Elsewhere(
-            hedge=True, limited=bucket.spend()
-        )
-
-    assert sum(hedges() for _ in range(500)) == 100
-    hedged = 0
-    for _ in range(10_000):
-        bucket.earn()
-        hedged += hedges()
-    assert 499 <= hedged <= 500
+BUSY = Overloaded("too many downloads")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "left_s", "changed", "lost", "expected"),
+    ("ask", "expected"),
     [
-        (True, 1.0, True, False, Elsewhere()),
-        (True, 0.0, True, True, Elsewhere()),
-        (True, 1.0, False, True, Alone()),
-        (True, 0.0, False, True, GiveUp()),
-        (True, 1.0, False, False, GiveUp()),
-        (False, 1.0, True, True, GiveUp()),
+        # A message of a stream that ended is sent again with another token, or alone where nobody
+        # knows why it ended.
+        (partial(after_stream, True, 1.0, changed=True, lost=False), Elsewhere()),
+        (partial(after_stream, True, 0.0, changed=True, lost=True), Elsewhere()),
+        (partial(after_stream, True, 1.0, changed=False, lost=True), Alone()),
+        (partial(after_stream, True, 0.0, changed=False, lost=True), GiveUp()),
+        (partial(after_stream, True, 1.0, changed=False, lost=False), GiveUp()),
+        (partial(after_stream, False, 1.0, changed=True, lost=True), GiveUp()),
+        # A new utterance moves to the model that replaced its own, unless its caller has anything
+        # of the old one, another call needs it, or no time is left.
+        (partial(after_call, False, 1, 1.0), Move()),
+        (partial(after_call, True, 1, 1.0), GiveUp()),
+        (partial(after_call, False, 2, 1.0), GiveUp()),
+        (partial(after_call, False, 1, 0.0), GiveUp()),
+        # A server is asked for a file once more if it broke, or its beginning was another's.
+        (partial(after_file, 1, wrong=False, resumed=False), Again()),
+        (partial(after_file, 1, wrong=True, resumed=True), Again()),
+        (partial(after_file, 1, wrong=True, resumed=False), Elsewhere()),
+        (partial(after_file, 2, wrong=False, resumed=True), Elsewhere()),
+        (partial(after_file, 2, wrong=True, resumed=True), Elsewhere()),
+        # All servers are asked for it once more after a pause, if that helps and leaves time.
+        (partial(after_files, BUSY, 0.5, 2.0), Later(0.5)),
+        (partial(after_files, BUSY, 0.5, 0.5), GiveUp()),
+        (partial(after_files, StaleShardSet("another model"), 0.5, 2.0), GiveUp()),
     ],
 )
-def test_a_message_of_a_stream_that_ended_is_sent_again_if_that_may_help(
-    wanted: bool, left_s: float, changed: bool, lost: bool, expected: Decision | Alone
+def test_what_is_done_about_streams_utterances_and_files(
+    ask: Callable[[], Any], expected: Decision | Alone | Again
 ) -> None:
-    """With another token, or because nobody knows why it ended."""
-    found = after_stream(wanted, left_s, changed=changed, lost=lost)
-    assert found == expected and type(found) is type(expected)
-
-
-@pytest.mark.parametrize(
-    ("settled", "calls", "left_s", "expected"),
-    [
-        (False, 1, 1.0, Move()),
-        (True, 1, 1.0, GiveUp()),
-        (False, 2, 1.0, GiveUp()),
-        (False, 1, 0.0, GiveUp()),
-    ],
-)
-def test_a_new_utterance_moves_to_the_model_that_replaced_its_own(
-    settled: bool, calls: int, left_s: float, expected: Decision
-) -> None:
-    """Unless its caller has anything of the old one, another call needs it, or no time is left."""
-    found = after_call(settled, calls, left_s)
-    assert found == expected and type(found) is type(expected)
-
-
-@pytest.mark.parametrize(
-    ("tries", "wrong", "resumed", "expected"),
-    [
-        (1, False, False, Again()),  # it broke: resumed where it stopped
-        (1, True, True, Again()),  # its beginning was another server's
-        (1, True, False, Elsewhere()),
-        (2, False, True, Elsewhere()),
-        (2, True, True, Elsewhere()),
-    ],
-)
-def test_a_server_is_asked_for_a_file_once_more_if_that_may_help(
-    tries: int, wrong: bool, resumed: bool, expected: Again | Elsewhere
-) -> None:
-    """Then the next one is."""
-    assert type(after_file(tries, wrong=wrong, resumed=resumed)) is type(expected)
-
-
-@pytest.mark.parametrize(
-    ("error", "left_s", "expected"),
-    [
-        (Overloaded("too many downloads"), 2.0, Later(0.5)),
-        (Overloaded("too many downloads"), 0.5, GiveUp()),
-        (StaleShardSet("another model"), 2.0, GiveUp()),
-    ],
-)
-def test_all_servers_are_asked_for_a_file_once_more_if_time_may_help(
-    error: UnavailableError, left_s: float, expected: Decision
-) -> None:
-    """After the pause, if that leaves any time."""
-    found = after_files(error, 0.5, left_s)
+    """Each by a table of its own."""
+    found = ask()
     assert found == expected and type(found) is type(expected)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import pickle
 import threading
-import weakref
 from pathlib import Path
 
 import pytest
 
 import forked
-from client.questions import random_queries
-from client.scripted import Network
-from client.test_bigram_fallback import ask, assert_each_is_of_its_model
+from client.questions import answers_to, assert_each_is_of_its_model, random_queries
+from client.scripted import Network, free
+from client.test_bigram_fallback import ask
 from cluster import Cluster, ModelFiles, ProcessServer, build, until
-from dlm.client import Client, ClientConfig, Utterance, cascade
+from dlm.client import Client, ClientConfig, cascade
 from dlm.client.client import open_local_fallback
 from dlm.client.cluster_file import Endpoint, write_cluster_file
 from dlm.client.config import FailoverConfig, HeartbeatConfig
@@ -49,11 +47,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return build(model, tmp_path_factory.mktemp("local_fallback"), 1)
 
 
-def back(network: Network) -> None:
-    """Servers answer again."""
-    network.instant = None
-
-
 def mode_is(client: Client, mode: Mode) -> bool:
     """Whether the client's new utterances go there."""
     return client.cascade.mode is mode
@@ -64,12 +57,7 @@ def fail(client: Client, network: Network, queries) -> None:
     network.instant = ShardDown("gone")
     handle = client.utterance()
     assert handle.model_info.kind == "full"
-    until(lambda: len(on(handle, queries)) < 0 or mode_is(client, Mode.LOCAL_FALLBACK))
-
-
-def on(handle, queries):
-    """Answers by an utterance, whichever its client's mode."""
-    return handle.score([c for c, _ in queries], [w for _, w in queries])
+    until(lambda: len(answers_to(handle, queries)) < 0 or mode_is(client, Mode.LOCAL_FALLBACK))
 
 
 @pytest.mark.promise("local_fallback")
@@ -89,7 +77,7 @@ def test_new_utterances_go_to_the_small_model_and_come_back(
     assert client.cascade.reason == "failures"
 
     # What began on the full model ends on its low orders, without any message.
-    answers = on(first, queries)
+    answers = answers_to(first, queries)
     assert_each_is_of_its_model(files, queries, answers)
     assert set(answers.source.tolist()) == {FULL, BIGRAM_FALLBACK}
 
@@ -114,10 +102,10 @@ def test_new_utterances_go_to_the_small_model_and_come_back(
     with pytest.raises(ModelMismatch, match="full model"):
         second.extend([first.begin()], [1])
 
-    back(network)
+    network.instant = None
     until(lambda: mode_is(client, Mode.FULL))
     assert client.utterance().model_info == first.model_info
-    again = on(first, queries)
+    again = answers_to(first, queries)
     assert again.source is None
     assert client.cascade.switches == {
         (Mode.LOCAL_FALLBACK, "failures"): 1,
@@ -165,7 +153,7 @@ def test_more_than_a_thousandth_of_the_messages_is_too_many(
 
     def goes_to_a_shard(query) -> bool:
         sent = len(network.requests)
-        on(handle, [query])
+        answers_to(handle, [query])
         return len(network.requests) > sent
 
     query = next(one for one in queries if goes_to_a_shard(one))
@@ -182,7 +170,7 @@ def test_more_than_a_thousandth_of_the_messages_is_too_many(
     network.take = take  # type: ignore[method-assign]
     partial = 0
     while not failed:
-        answers = on(handle, [query])
+        answers = answers_to(handle, [query])
         partial += answers.source is not None
     messages = len(network.requests) + len(failed)
     until(lambda: client.cascade.switches == switches and client.cascade.messages in (0, messages))
@@ -199,11 +187,11 @@ def test_while_on_the_small_model_probes_alone_are_sent(cluster, connect, files,
     queries = random_queries(files.oracle, 5, 200)
     held = client.utterance()
     fail(client, network, queries)
-    back(network)
-    until(lambda: client._core.load() == {} or all(i == 0 for i, _ in client._core.load().values()))
+    network.instant = None
+    until(lambda: free(client))
     before = len(network.requests)
     for _ in range(5):
-        on(held, queries)
+        answers_to(held, queries)
         client.utterance().score_sentences(["a b c"])
     until(lambda: len(network.requests) >= before + 6)
     for _, request in network.requests[before:]:
@@ -226,7 +214,7 @@ def test_a_handle_that_rescores_is_told_of_the_switch(cluster, connect, files, s
     rescoring = client.utterance(on_switch="rescore")
     assert rescoring.model_info.kind == "local_fallback"
     assert len(rescoring.score([(1, 2)], [3])) == 1
-    back(network)
+    network.instant = None
     until(lambda: mode_is(client, Mode.FULL))
     assert len(handle.score([(1, 2)], [3])) == 1
     assert len(rescoring.score([(1, 2)], [3])) == 1  # it ends where it began
@@ -236,17 +224,24 @@ def test_a_handle_that_rescores_is_told_of_the_switch(cluster, connect, files, s
 
 @pytest.mark.promise("local_fallback")
 @pytest.mark.slow
+@pytest.mark.parametrize("copied", [False, True])
 def test_a_client_that_finds_no_server_begins_on_the_small_model(
-    files, small, cache_dir, tmp_path
+    files, small, cache_dir, tmp_path, copied: bool
 ) -> None:
-    """And goes over to the full one when servers come, wherever cluster.toml says by then."""
+    """And goes over to the full one when servers come, wherever cluster.toml says by then; so does
+    a copy: a process pool may be filled while servers fail."""
     listing = tmp_path / "cluster.toml"
-    listing.write_text('[[server]]\naddress = "127.0.0.1:9"\nshard = 0\n')
     config = ClientConfig(
         cache_dir=cache_dir, local_fallback=small.directory, connect_s=1.0, **QUICK
     )
-    with Client.connect(listing, config) as client:
+    data = b""
+    if copied:
+        with Cluster(files) as cluster, Client.connect(cluster.write(listing), config) as first:
+            data = pickle.dumps(first)
+    listing.write_text('[[server]]\naddress = "127.0.0.1:9"\nshard = 0\n')
+    with pickle.loads(data) if copied else Client.connect(listing, config) as client:
         assert client.utterance().model_info.kind == "local_fallback"
+        assert client.cascade.mode is Mode.LOCAL_FALLBACK
         (score,) = client.utterance().score_sentences(["a b"])
         assert set(score.token_source.tolist()) == {LOCAL_FALLBACK}
         with Cluster(files) as cluster:
@@ -331,18 +326,11 @@ def test_a_client_with_partial_takes_the_small_model_that_cluster_toml_names(
     copied.close()
     own = connect(path, local_fallback=files.directory, **QUICK)
     assert own._fallback.local_model.manifest.shard_set == files.manifest.shard_set
-    write_cluster_file(path, endpoints, local_fallback=tmp_path / "absent")
-    connect(path)
-    with pytest.raises(ConfigError, match=r"absent.*folder"):
-        connect(path, bigram_fallback=True)
-    write_cluster_file(path, endpoints, local_fallback=path)
-    with pytest.raises(ConfigError, match=r"cluster\.toml.*is a file"):
-        connect(path, bigram_fallback=True)
 
 
 FORKING = """
 import multiprocessing, sys, time
-from dlm.client import Client, ClientConfig
+from dlm.client import Client, ClientConfig, loop
 from dlm.client.config import HeartbeatConfig
 from dlm.client.modes import Mode
 from dlm.client.config import FailoverConfig
@@ -370,7 +358,7 @@ client = Client.connect(sys.argv[3:], config)
 assert scored() == ("full", [0])
 watch = client._core.watch()
 for _ in range(5):
-    client._core._delivery.tell(watch.count, True)
+    loop.post(watch.count, True)
 until(lambda: watch.mode is Mode.LOCAL_FALLBACK)
 
 def worker(_):
@@ -399,36 +387,6 @@ def test_a_forked_worker_goes_on_in_its_parents_mode_and_comes_back_by_itself(
     assert {line.split()[0] for line in done.stderr.splitlines()} <= told
 
 
-def test_a_copy_has_the_same_small_model(cluster, connect, small, cache_dir) -> None:
-    """Pickled as a client is for a process pool."""
-    config = ClientConfig(cache_dir=cache_dir, local_fallback=small.directory, **QUICK)
-    with Client.connect(cluster.addresses, config) as client:
-        copied = pickle.loads(pickle.dumps(client))
-        try:
-            assert copied._fallback.source == LOCAL_FALLBACK
-            assert copied._fallback.local_model.manifest.shard_set == small.manifest.shard_set
-            assert copied.utterance().model_info.kind == "full"
-        finally:
-            copied.close()
-
-
-@pytest.mark.slow
-def test_a_copy_that_finds_no_server_begins_on_the_small_model(connect, files, small) -> None:
-    """As a client that connects does; a process pool may be filled while servers fail."""
-    with Cluster(files) as cluster:
-        client = connect(cluster.addresses, local_fallback=small.directory, connect_s=1.0, **QUICK)
-        data, ports = pickle.dumps(client), cluster.ports
-    copied = pickle.loads(data)
-    try:
-        assert copied.utterance().model_info.kind == "local_fallback"
-        assert copied.cascade.mode is Mode.LOCAL_FALLBACK
-        with Cluster(files, ports=ports):
-            until(lambda: mode_is(copied, Mode.FULL))
-            assert copied.utterance().model_info.kind == "full"
-    finally:
-        copied.close()
-
-
 def test_deadlines_that_no_network_could_keep_are_no_failures_of_servers(
     cluster, connect, files, small
 ) -> None:
@@ -437,12 +395,11 @@ def test_deadlines_that_no_network_could_keep_are_no_failures_of_servers(
     client = connect(cluster.addresses, network, local_fallback=small.directory, **QUICK)
     queries = random_queries(files.oracle, 5, 100)
     handle = client.utterance()
-    on(handle, queries)
-    contexts, words = [c for c, _ in queries], [w for _, w in queries]
+    answers_to(handle, queries)
     for fair, mode in ((False, Mode.FULL), (True, Mode.LOCAL_FALLBACK)):
         with network.held():
             for _ in range(20):
-                handle.score(contexts, words, deadline_s=0.1 if fair else 0.001)
+                answers_to(handle, queries, deadline_s=0.1 if fair else 0.001)
             if fair:
                 until(lambda: mode_is(client, Mode.LOCAL_FALLBACK))
         assert client.cascade.mode is mode
@@ -461,25 +418,13 @@ def test_failures_are_counted_though_there_is_no_small_model(cluster, connect, f
 
 def test_whatever_arrays_come_the_small_model_compiles_nothing(small) -> None:
     """Slices of states are arrays of another kind; a call would stand still for seconds."""
-    core = open_local_fallback(small.directory)
-    utterance = Utterance(core, core.snapshot(), None)
+    utterance = Client(open_local_fallback(small.directory)).utterance()
     before = len(kernels.score_lengths.signatures)
     extension = utterance.extend([utterance.begin()] * 4, [1, 2, 3, 4])
     whole = utterance.extend(extension.states, [5])
     sliced = utterance.extend(extension.states[:, ::2], [5])
     assert (sliced.log10_prob == whole.log10_prob.reshape(4, 4)[:, ::2].reshape(-1, 1)).all()
     assert len(kernels.score_lengths.signatures) == before
-
-
-def test_a_client_that_nobody_closed_is_collected(cluster, cache_dir) -> None:
-    """The loop does not keep it, nor its watch."""
-    config = ClientConfig(cache_dir=cache_dir, heartbeats=True, **QUICK)
-    client = Client.connect(cluster.addresses, config)
-    watch = client._core.watch()
-    until(lambda: [s.health for s in client.cascade.servers] == [Liveness.UP] * 3)  # noqa: F821
-    gone = [weakref.ref(client._core), weakref.ref(watch)]
-    del client, watch
-    until(lambda: gc.collect() >= 0 and all(one() is None for one in gone))
 
 
 def test_the_heartbeats_of_a_client_take_no_thread(cluster, connect) -> None:
@@ -490,46 +435,3 @@ def test_the_heartbeats_of_a_client_take_no_thread(cluster, connect) -> None:
         until(lambda: all(s.health is Liveness.UP for s in client.cascade.servers))  # noqa: B023
     now = {thread.name.split("_")[0] for thread in threading.enumerate()}
     assert now - before <= {"dlm-client", "dlm-refresh", "dlm-fetch"}
-
-
-FORKS = """
-import os, sys, time
-from dlm.client import Client, ClientConfig
-from dlm.client.config import HeartbeatConfig
-
-config = ClientConfig(
-    cache_dir=sys.argv[1], heartbeats=True, heartbeat_config=HeartbeatConfig(interval_s=0.05,
-    timeout_s=20.0)
-)
-clients = [Client.connect(sys.argv[2:], config) for _ in range(2)]
-
-def beats():
-    return [one.beats for c in clients for one in c._core.watch()._members.values()]
-
-def beaten(times):
-    before, begun = beats() or [0], time.monotonic()
-    while len(now := beats()) < 6 or min(n - b for n, b in zip(now, before)) < times:
-        assert time.monotonic() < begun + 60, (before, now)
-        time.sleep(0.01)
-
-beaten(1)
-for turn in range(6):
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    if turn % 2:
-        beaten(2)
-beaten(2)
-assert all(s.health == "up" for c in clients for s in c.cascade.servers)
-print("done")
-"""
-
-
-@pytest.mark.slow
-def test_heartbeats_go_on_after_a_fork_and_none_that_was_out_is_missed(files, tmp_path) -> None:
-    """Of two clients, in the parent: what was on its way is sent again, and nobody is suspected."""
-    with Cluster(files, kind=ProcessServer) as cluster:
-        done = forked.script(FORKS, tmp_path, *cluster.addresses)
-    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
-    assert "suspect" not in done.stderr

@@ -12,15 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client import scenarios
-from dlm.client.runtime import (
-    FIRST_ANSWERS,
-    MAX_QUEUED_ITEMS,
-    MAX_WAITING_MESSAGES,
-    MIN_WAITING,
-    Lane,
-)
-
-SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("lane_*.txt"))
+from dlm.client.queue import Queue
 
 
 @dataclass(frozen=True)
@@ -37,24 +29,23 @@ class Driver:
     """A lane, driven as the loop does; what was sent, in messages, and what was too late."""
 
     def __init__(self, limit: int = 1, max_queries: int = 10, usual_s: float = inf) -> None:
-        self.lane: Lane[Work] = Lane(limit, max_queries, usual_s)
+        self.lane: Queue[Work] = Queue(limit, max_queries, usual_s)
         self.sent: list[list[Any]] = []
         self.late: list[Any] = []
         self.refused: list[Any] = []
 
-    def look(self, now: float) -> list[int]:
-        """Sends what may leave; the numbers of the messages."""
-        numbers = []
+    def look(self, now: float) -> bool:
+        """Sends what may leave; whether anything did."""
+        before = len(self.sent)
         self.late += [work.item for work in self.lane.expire(now)]
         while (taken := self.lane.take(now)) is not None:
-            number, works = taken
+            _, works = taken
             assert all(work.deadline > now for work in works)
             assert len(works) == 1 or sum(w.queries for w in works) <= self.lane.max_queries
             self.sent.append([work.item for work in works])
-            numbers.append(number)
-        return numbers
+        return len(self.sent) > before
 
-    def submit(self, work: Work, now: float = 0.0) -> list[int]:
+    def submit(self, work: Work, now: float = 0.0) -> bool:
         """New work."""
         if work.deadline <= now:
             self.late.append(work.item)
@@ -64,10 +55,10 @@ class Driver:
             self.lane.submit(work)
         return self.look(now)
 
-    def done(self, now: float = 0.0, number: int | None = None, **how: bool) -> list[int]:
-        """The oldest message in flight comes back, or one by number."""
-        oldest = next(iter(self.lane.in_flight)) if number is None else number
-        self.lane.done(oldest, now, **how)
+    def done(self, now: float = 0.0, **how: bool) -> bool:
+        """The oldest message in flight comes back."""
+        oldest = next(iter(self.lane.in_flight))
+        assert self.lane.done(oldest, now, **how) and not self.lane.done(oldest, now)  # ends once
         return self.look(now)
 
     @property
@@ -76,85 +67,16 @@ class Driver:
         return [work.item for work in self.lane.waiting]
 
 
-def busy(*waiting: Work, limit: int = 1) -> Driver:
-    """A lane with as many messages in flight as it may have, and what waits."""
-    driver = Driver(limit, usual_s=0.0)
-    for number in range(limit):
-        driver.submit(Work(number), 0.0)
-    for work in waiting:
-        driver.lane.submit(work)
-    driver.sent.clear()
-    return driver
-
-
-def test_an_idle_shard_is_asked_at_once_and_alone() -> None:
-    """Nothing waits for company."""
+@pytest.mark.parametrize(("works", "queries"), [(1, 4 * 4096), (4096, 0)])
+def test_too_much_that_waits_is_refused_but_for_what_was_let_in(works: int, queries: int) -> None:
+    """By queries, or by how many wait, however small; what was let in stays whole."""
     driver = Driver()
-    driver.submit(Work("a"))
-    assert (driver.sent, driver.waiting) == ([["a"]], [])
-
-
-def test_all_that_gathered_leaves_together_as_far_as_a_message_holds() -> None:
-    """In order; what does not fit waits on; what is too large goes alone."""
-    driver = busy(Work("a"), Work("b"))
-    driver.done()
-    assert driver.sent == [["a", "b"]]
-    driver = busy(Work("a", 6), Work("b", 6), Work("c", 4))
-    driver.done()
-    assert (driver.sent, driver.waiting) == ([["a"]], ["b", "c"])
-    driver = busy(Work("a", 99), Work("b"))
-    driver.done()
-    assert (driver.sent, driver.waiting) == ([["a"]], ["b"])
-
-
-def test_what_is_late_is_told_and_never_sent() -> None:
-    """Before what leaves, while the shard is busy, and on arrival."""
-    driver = busy(Work("a", 3, 5.0), Work("b"))
-    driver.done(5.0)
-    assert (driver.late, driver.sent) == (["a"], [["b"]])
-    driver = busy(Work("a", 3, 5.0))
-    driver.submit(Work("b"), 5.0)
-    assert (driver.late, driver.sent, driver.waiting) == (["a"], [], ["b"])
-    driver = Driver()
-    driver.submit(Work("a", 1, 5.0), 5.0)
-    assert (driver.late, driver.sent) == (["a"], [])
-
-
-@pytest.mark.parametrize("queries", [MAX_WAITING_MESSAGES * MIN_WAITING, 0])
-def test_too_much_that_waits_is_refused_but_for_what_was_let_in(queries: int) -> None:
-    """By queries, or by how many wait, however small."""
-    works = [Work("a", queries or 0)] * (1 if queries else MAX_QUEUED_ITEMS)
-    driver = busy(*works)
+    driver.submit(Work(0))
+    for _ in range(works):
+        driver.lane.submit(Work("a", queries))
     driver.submit(Work("b"))
     driver.submit(Work("c", 1, more=True))
     assert (driver.refused, driver.waiting[-1]) == (["b"], "c")
-
-
-def test_an_answer_that_nobody_waits_for_is_nothing() -> None:
-    """A message ends once."""
-    driver = busy()
-    driver.done(number=7)
-    assert len(driver.lane.in_flight) == 1
-    assert driver.lane.done(0, 1.0) and not driver.lane.done(0, 2.0)
-    assert driver.lane.idle and driver.lane.pace.answers == 1
-
-
-def test_a_second_message_leaves_when_the_first_takes_longer_than_usual() -> None:
-    """Not before, and no more than the limit; the next counts from when the last left."""
-    driver = Driver(limit=3, usual_s=1.0)
-    driver.submit(Work("a"), 10.0)
-    driver.submit(Work("b"), 10.2)
-    driver.submit(Work("c"), 10.4)
-    assert driver.lane.ready_at() == 11.0
-    driver.look(10.9)
-    assert driver.sent == [["a"]]
-    driver.look(11.0)
-    assert driver.sent == [["a"], ["b", "c"]]
-    driver.submit(Work("d"), 11.5)
-    driver.look(12.0)
-    assert driver.sent[2:] == [["d"]]
-    driver.submit(Work("e"), 99.0)
-    assert driver.lane.ready_at() == inf and driver.waiting == ["e"]
 
 
 def answering(queries: int, seconds: float, messages: int) -> Driver:
@@ -165,31 +87,6 @@ def answering(queries: int, seconds: float, messages: int) -> Driver:
         now += seconds
         driver.done(now)
     return driver
-
-
-def test_what_gathers_is_due_when_the_message_before_it_is_late_and_at_once_in_an_idle_lane() -> (
-    None
-):
-    """What waits for nothing leaves."""
-    driver = Driver(limit=4, usual_s=0.05)
-    lane = driver.lane
-    assert lane.due() == inf
-    driver.submit(Work("a"), 0.0)
-    lane.submit(Work("b"))
-    assert lane.due() == 0.05
-    driver.done(0.001)
-    driver.done(0.002)
-    assert driver.sent == [["a"], ["b"]] and lane.due() == inf
-    lane.submit(Work("c"))
-    assert lane.due() == -inf
-
-
-def test_a_full_lane_is_due_once_something_is_too_late() -> None:
-    """Else what waits behind messages that never come back would stay, and count."""
-    driver = busy(Work("a", deadline=1.0))
-    assert driver.lane.due() == 1.0
-    driver.look(1.0)
-    assert driver.late == ["a"] and driver.lane.due() == inf
 
 
 def test_a_call_that_would_wait_past_half_of_its_time_is_refused_at_once() -> None:
@@ -203,18 +100,10 @@ def test_a_call_that_would_wait_past_half_of_its_time_is_refused_at_once() -> No
     assert driver.refused == ["d"] and driver.waiting[-1] == "d"
 
 
-def test_a_further_part_of_a_call_is_never_refused() -> None:
-    """What was let in stays whole."""
-    driver = answering(100, 1.0, 20)
-    driver.submit(Work("a", 100, 99.0), 20.0)
-    driver.submit(Work("b", 100, 20.1, more=True), 20.0)
-    assert (driver.waiting, driver.refused) == (["b"], [])
-
-
 def test_the_first_answers_tell_nothing_of_the_pace() -> None:
     """Eight seconds a message while connections are made do not count; those after do."""
-    assert answering(400, 8.0, FIRST_ANSWERS).lane.pace.seconds(1000) == 0.0
-    assert answering(400, 0.25, FIRST_ANSWERS + 1).lane.pace.seconds(1600) == 1.0
+    assert answering(400, 8.0, 8).lane.pace.seconds(1000) == 0.0
+    assert answering(400, 0.25, 9).lane.pace.seconds(1600) == 1.0
 
 
 def test_small_messages_do_not_make_a_large_call_seem_long() -> None:
@@ -311,7 +200,7 @@ def test_what_waits_leaves_once_enough_answers_came(sizes: list[int], limit: int
     assert lane.idle and (lane.queued, lane.asked, lane.earliest) == (0, 0, inf)
 
 
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", scenarios.named("lane", at_least=2), ids=lambda p: p.stem)
 def test_the_transcript_of_a_scenario_is_what_happens(path: Path) -> None:
     """Commands: ``lane limit=L max_queries=M usual=S``, ``submit NAME queries=Q deadline=D``,
     ``done``, ``at T``."""
@@ -343,8 +232,3 @@ def test_the_transcript_of_a_scenario_is_what_happens(path: Path) -> None:
         return [*said, f"in flight {len(lane.in_flight)} of {lane.limit}; waiting: {waiting}"]
 
     scenarios.check(path, outcome)
-
-
-def test_there_are_scenarios() -> None:
-    """The transcripts are found where they are looked for."""
-    assert len(SCENARIOS) >= 2

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import dlm
-import forked
 from client.questions import ask, assert_equal, assert_sentence, random_queries, random_sentences
 from cluster import Cluster, ModelFiles
 from dlm import AsyncClient, Client, LocalModel
@@ -135,8 +134,9 @@ def test_what_is_no_way_to_open_a_client_says_what_to_write(
     assert "Client.local(DIR)" in refused(lambda: face.connect(files.directory))
     assert "ten is not a server" not in refused(lambda: face.connect("ten"))
     assert "'ten' is not a server address" in refused(lambda: face.connect(["ten"]))
-    for nothing in (None, 5, b"ten:50061"):
-        assert repr(nothing) in refused(lambda nothing=nothing: face.connect(nothing))
+    for nothing in (None, 5, b"ten:50061", [b"ten:50061"], [50061]):
+        found = repr(nothing).strip("[]")
+        assert found in refused(lambda nothing=nothing: face.connect(nothing))
     assert str(tmp_path / "none") in refused(lambda: face.local(tmp_path / "none"))
     (tmp_path / "file").touch()
     assert f"{tmp_path}/file is a file" in refused(lambda: face.local(tmp_path / "file"))
@@ -178,17 +178,23 @@ def test_keys_of_states_are_equal_where_the_states_are(
 
 
 def test_sentences_may_be_ids_or_strings_as_everywhere(files: ModelFiles, local: Client) -> None:
-    """Lists, tuples, arrays, and ids among words."""
+    """Lists, tuples, arrays, and ids among words. They split at spaces, tabs and line ends only:
+    U+00A0 and U+3000 are part of a word."""
     words = [w.decode() for w in files.oracle.vocabulary.words]
     utterance = local.utterance()
     asked = [
         [5, 6], (5, 6), np.array([5, 6]), np.array([5, 6], np.uint8), [np.int64(5), words[6]],
         [words[5], words[6].encode()], f"{words[5]} {words[6]}", np.array([words[5], words[6]]),
+        f" {words[5]}\t {words[6]}\r\n", f"{words[5]} {words[6]}".encode(),
     ]  # fmt: skip
     scores = utterance.score_sentences(asked)
     for score in [*scores, *utterance.score_sentences(np.array([[5, 6], [5, 6]]))]:
         assert_sentence(score, files.oracle, [words[5], words[6]])
+    (odd,) = utterance.score_sentences([f"{words[5]}\u00a0{words[6]}\u3000{words[7]}"])
+    assert (odd.tokens, odd.oovs) == (2, 1)
     assert utterance.score_sentences([]) == []
+    (empty,) = utterance.score_sentences([""], bos=False, eos=False)
+    assert (empty.tokens, empty.log10_prob) == (0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -231,31 +237,25 @@ def test_sentences_may_be_ids_or_strings_as_everywhere(files: ModelFiles, local:
         ("u.next_words(u.begin(), 1.5)", "k is 1.5"),
         ("u.next_words(u.begin(), 0)", "k is 0"),
         ("u.score([[1]], [1], deadline_s='1')", "the deadline is '1'"),
+        ("c.utterance(deadline_s=-1)", "the deadline is -1"),  # not at its first call
+        ("c.utterance(deadline_s=0)", "the deadline is 0"),
+        ("c.utterance(deadline_s='x')", "the deadline is 'x'"),
+        ("c.utterance(deadline_s=float('nan'))", "the deadline is nan"),
+        ("u.score([[1]], [u.vocabulary_size])", "word id"),
+        ("u.score([[1]], [-1])", "-1"),
+        ("u.score([[u.vocabulary_size]], [1])", "word id"),
+        ("u.score([[1, 1]], np.array([-1]))", "-1"),
+        ("u.score([np.array([1 << 40])], [1])", "1099511627776"),
+        ("u.score([[1], [1]], np.array([[1, 2], [3, 4]]))", "words"),
+        ("u.extend([u.begin()], [[1], [2]])", "words"),
+        ("u.extend([u.begin()] * 2, [[1, 2], [1]])", "words"),
+        ("u.extend([u.begin()], np.zeros((1, 1, 1), np.int64))", "words"),
+        ("u.score_sentences(b'a b')", "sequence of sentences"),
     ],
 )
 def test_what_has_no_answer_is_refused_by_its_name(local: Client, ask: str, complaint: str) -> None:
     """As an error of dlm that says what was found where; never a TypeError of Python's own."""
     with pytest.raises(DlmError) as caught:
-        eval(ask, {"u": local.utterance(), "np": np})
+        eval(ask, {"c": local, "u": local.utterance(), "np": np})
     assert complaint in str(caught.value)
     assert isinstance(caught.value, QueryError)
-
-
-FORKED = """
-import os, sys
-from dlm import Client
-client = Client.local(sys.argv[1])
-client.utterance().score([(1, 2)], [3])
-child = os.fork()
-if not child:
-    begun = client.stats.queries
-    client.utterance().score([(1, 2)], [3])
-    os._exit(10 * begun + client.stats.queries)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), client.stats.queries)
-"""
-
-
-def test_a_forked_child_of_a_local_client_counts_from_zero(files) -> None:
-    """And answers, as that of a client of servers does."""
-    done = forked.script(FORKED, files.directory)
-    assert done.stdout == "1 1\n", done.stderr

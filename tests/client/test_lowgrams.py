@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,22 +64,26 @@ def damaged(files: ModelFiles, folder: Path) -> FileServer:
     return FileServer(folder, files.manifest, "damaged:1")
 
 
-def fetched(manifest: layout.Manifest, servers: list[FileServer], cache: Path) -> LowGrams:
-    """`fetch` from the servers in this order, on a clock that runs only while it sleeps."""
-    now = [0.0]
+class Clock:
+    """It runs only while somebody sleeps, or is told to."""
 
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
+    now = 0.0
 
-    return fetch(
-        manifest,
-        list(enumerate(servers)),
-        cache,
-        TIMEOUT_S,
-        clock=lambda: now[0],
-        sleep=sleep,
-        shuffle=lambda sources: None,
-    )
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Takes no time."""
+        self.now += seconds
+
+
+def fetched(
+    manifest: layout.Manifest, servers: list[FileServer], cache: Path, clock: Clock | None = None
+) -> LowGrams:
+    """`fetch` from the servers in this order."""
+    clock = clock or Clock()
+    seams = {"clock": clock, "sleep": clock.sleep, "shuffle": lambda sources: None}
+    return fetch(manifest, list(enumerate(servers, 3)), cache, TIMEOUT_S, **seams)
 
 
 def check(grams: LowGrams, files: ModelFiles) -> None:
@@ -90,20 +95,18 @@ def check(grams: LowGrams, files: ModelFiles) -> None:
 
 
 def test_what_was_downloaded_is_used_again_without_a_server(files, server, cache) -> None:
-    """The first fetch asks for each file once, the second for none."""
+    """The first fetch asks for each file once, of the shard that the server is, the second for
+    none; without a server and without what was kept the error is typed."""
+    with pytest.raises(ShardDown):
+        fetched(files.manifest, [], cache)
     check(fetched(files.manifest, [server], cache), files)
     assert server.offsets == [("vocabulary", 0), ("low_orders", 0)]
+    assert server.shards == {3}
     check(fetched(files.manifest, [], cache), files)
     assert sorted(p.name for p in cache.iterdir()) == [
         files.manifest.shard_set,
         f"{files.manifest.shard_set}.lock",
     ]
-
-
-def test_without_a_server_and_without_a_cache_the_error_is_typed(files, cache) -> None:
-    """No connection at all."""
-    with pytest.raises(ShardDown, match="no server"):
-        fetched(files.manifest, [], cache)
 
 
 @pytest.mark.promise("downloads")
@@ -136,48 +139,29 @@ def test_the_next_server_goes_on_where_the_first_broke_off(files, server, cache)
     assert second.offsets == [("vocabulary", 200), ("low_orders", 200)]
 
 
-def test_a_stream_that_ends_early_is_a_typed_error(files, server, cache) -> None:
-    """No exception from the server, only too few bytes."""
-    server.breaks_at = 100
-    with pytest.raises(ProtocolError, match="byte 100"):
-        fetched(files.manifest, [server], cache)
-
-
-def rewritten(chunk: pb.DownloadChunk, **fields) -> pb.DownloadChunk:
-    """The chunk with other fields."""
-    new = pb.DownloadChunk()
-    new.CopyFrom(chunk)
-    for name, value in fields.items():
-        setattr(new, name, value)
-    return new
-
-
 def resealed(chunk: pb.DownloadChunk, data: bytes) -> pb.DownloadChunk:
     """A well-formed chunk with other bytes."""
     return codec.encode_chunk(
         data,
         shard_set=chunk.shard_set,
-        shard=0,
+        shard=chunk.shard,
         offset=chunk.offset,
         file_bytes=chunk.file_bytes,
     )
 
 
-ALTERATIONS = {
-    "another shard set": lambda c: rewritten(c, shard_set=b"x" * 16),
-    "no shard set": lambda c: rewritten(c, shard_set=b""),
-    "another place": lambda c: rewritten(c, offset=c.offset + 1),
-    "another file size": lambda c: rewritten(c, file_bytes=c.file_bytes + 1),
+def damaged_chunk(chunk: pb.DownloadChunk) -> pb.DownloadChunk:
+    """As the network damages one."""
+    chunk.checksum ^= 1
+    return chunk
+
+
+ALTERATIONS = {  # of each field alone: see tests/wire/test_codec.py
+    "another checksum": damaged_chunk,
     "empty for ever": lambda c: resealed(c, b""),
-    "an unknown encoding": lambda c: rewritten(c, encoding=9),
-    "bytes that do not unpack": lambda c: rewritten(
-        c, encoding=pb.CHUNK_ENCODING_ZSTD, data=b"junk"
-    ),
-    "a size that is a lie": lambda c: rewritten(c, raw_bytes=c.raw_bytes - 1),
-    "a size beyond any chunk": lambda c: rewritten(c, raw_bytes=1 << 31),
-    "another checksum": lambda c: rewritten(c, checksum=c.checksum ^ 1),
     "more than the file": lambda c: resealed(c, bytes(c.file_bytes + 1)),
     "a gap": lambda c: None if c.offset == 0 else c,
+    "an early end": lambda c: None if c.offset > 100 else c,
 }
 
 
@@ -288,44 +272,89 @@ CHILD = """
 import sys
 from pathlib import Path
 from client.scripted import FileServer
-from dlm.client import download
 from dlm.client.download import fetch
 from dlm.index.layout import read_manifest
-directory, cache = Path(sys.argv[1]), Path(sys.argv[2])
+directory, cache, sleep_s = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 manifest = read_manifest(directory)
 server = FileServer(directory, manifest)
+now = 0.0
+
+def sleep(seconds):  # for so long, whatever it is for
+    global now
+    now += sleep_s
+
 print("ready", flush=True)
-fetch(manifest, [(0, server)], cache, 300.0)
-print(len(server.offsets), flush=True)
+for line in sys.stdin:
+    more = {"clock": lambda: now, "sleep": sleep} if sleep_s else {}
+    grams = fetch(manifest, [(0, server)], cache, 300.0, **more)
+    assert len(grams.vocabulary.words) == manifest.vocabulary_size
+    print(len(server.offsets), flush=True)
 """
 
 
-def test_two_processes_at_once_download_once(files, server, cache) -> None:
-    """The second begins while the first is in the middle; it finds everything there."""
+class Child:
+    """A process that fetches into the cache, each time it is told to.
+
+    Args
+        sleep_s  what it takes for the time that a wait for the lock took; 0 for the true time
+    """
+
+    def __init__(self, files: ModelFiles, cache: Path, sleep_s: float = 0.0) -> None:
+        self.process = forked.Popen(
+            [sys.executable, "-c", CHILD, str(files.directory), str(cache), str(sleep_s)],
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.says() == "ready\n"
+
+    def begin(self) -> None:
+        """It fetches."""
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def says(self) -> str:
+        """How many downloads it has begun so far, once it has everything."""
+        return self.process.stdout.readline()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate(timeout=WAIT_S)
+        assert self.process.returncode == 0
+
+
+@pytest.fixture
+def begun(files, server, cache) -> Callable[[], None]:
+    """A download of another thread stands still in the middle, until this is called: it returns
+    once that has ended."""
     server.gate.clear()
     first = threading.Thread(target=fetch, args=(files.manifest, [(0, server)], cache, WAIT_S))
     first.start()
     assert server.entered.wait(WAIT_S)
-    with forked.Popen(
-        [sys.executable, "-c", CHILD, str(files.directory), str(cache)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
+
+    def end() -> None:
         server.gate.set()
-        assert child.stdout.readline() == "0\n"
-    first.join(WAIT_S)
+        first.join(WAIT_S)
+
+    return end
+
+
+def test_two_processes_at_once_download_once(files, server, cache, begun) -> None:
+    """The second begins while the first is in the middle; it finds everything there."""
+    with Child(files, cache) as child:
+        child.begin()
+        begun()
+        assert child.says() == "0\n"
     assert server.offsets == [("vocabulary", 0), ("low_orders", 0)]
 
 
-def test_a_child_forked_during_a_download_does_not_keep_the_lock(files, server, cache) -> None:
+def test_a_child_forked_during_a_download_does_not_keep_the_lock(
+    files, server, cache, begun
+) -> None:
     """The child lives on with the open file; the next who needs the lock gets it."""
-    server.gate.clear()
-    first = threading.Thread(target=fetch, args=(files.manifest, [(0, server)], cache, WAIT_S))
-    first.start()
-    assert server.entered.wait(WAIT_S)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -333,8 +362,7 @@ def test_a_child_forked_during_a_download_does_not_keep_the_lock(files, server, 
         os.read(read, 1)  # until the parent closes its end
         os._exit(0)
     try:
-        server.gate.set()
-        first.join(WAIT_S)
+        begun()
         shutil.rmtree(cache / files.manifest.shard_set)
         again = threading.Thread(
             target=fetch, args=(files.manifest, [(0, server)], cache, TIMEOUT_S), daemon=True
@@ -348,36 +376,19 @@ def test_a_child_forked_during_a_download_does_not_keep_the_lock(files, server, 
         os.waitpid(child, 0)
 
 
-def test_each_server_is_asked_as_the_shard_it_is(files, server, cache) -> None:
-    """A server refuses a download meant for another shard; the request names the right one."""
-    asked = []
-    original = server.download
-
-    def download(request: pb.DownloadRequest, timeout_s: float):
-        asked.append(request.shard)
-        return original(request, timeout_s)
-
-    server.download = download
-    grams = fetch(files.manifest, [(3, server)], cache, TIMEOUT_S)
-    check(grams, files)
-    assert asked == [3, 3]
-
-
 def test_servers_that_have_no_time_are_asked_again_later(files, server, cache) -> None:
     """An Overloaded server is not given up before the time is over."""
-    now = [0.0]
 
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-        if now[0] > 3:
-            server.breaks_at = None
+    class Busy(Clock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.now > 3:
+                server.breaks_at = None
 
+    clock = Busy()
     server.breaks_at, server.fault = 0, Overloaded("4 downloads are running")
-    grams = fetch(
-        files.manifest, [(0, server)], cache, TIMEOUT_S, clock=lambda: now[0], sleep=sleep
-    )
-    check(grams, files)
-    assert 3 < now[0] < TIMEOUT_S
+    check(fetched(files.manifest, [server], cache, clock), files)
+    assert 3 < clock.now < TIMEOUT_S
 
 
 @pytest.mark.parametrize("enough", [100, codec.CHUNK_BYTES])
@@ -389,21 +400,17 @@ def test_the_time_of_a_download_counts_from_its_last_progress(
     monkeypatch.setattr(download, "SHOWN_BYTES", 1000)
     lines: list[str] = []
     monkeypatch.setattr(compiling_notice, "tell", lines.append)
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
+    clock = Clock()
 
     def slow(chunk: pb.DownloadChunk) -> pb.DownloadChunk:
-        now[0] += 0.9 * TIMEOUT_S
+        clock.sleep(0.9 * TIMEOUT_S)
         return chunk
 
     server.alter = slow
-    sources = [(0, server)]
     with contextlib.nullcontext() if enough == 100 else pytest.raises(DeadlineExceeded):
-        fetch(files.manifest, sources, cache, TIMEOUT_S, clock=lambda: now[0], sleep=sleep)
-    assert "1- and 2-grams" in lines[0] and str(cache) in lines[0]
-    assert (now[0] > 5 * TIMEOUT_S) == (enough == 100)
+        fetched(files.manifest, [server], cache, clock)
+    assert str(cache) in lines[0]
+    assert (clock.now > 5 * TIMEOUT_S) == (enough == 100)
 
 
 def test_users_of_one_group_share_a_cache(files, server, cache) -> None:
@@ -428,107 +435,21 @@ def test_a_process_that_sits_on_the_lock_keeps_nobody_out(files, server, cache) 
     }
 
 
-def test_one_without_the_lock_leaves_alone_what_its_holder_just_put_there(
-    files, cache, monkeypatch
-) -> None:
-    """It found nothing there, and goes on only when the holder's copy has its name."""
-    home = cache / files.manifest.shard_set
-    real = LowGrams.open
-    holders, others = (FileServer(files.directory, files.manifest) for _ in range(2))
-    holders.gate.clear()
-    saw_nothing, is_there = threading.Event(), threading.Event()
-    looks: list[str] = []
-
-    def look(cls, directory: Path, manifest: layout.Manifest) -> LowGrams:
-        who = threading.current_thread().name
-        looks.append(who)
-        if who == "holder" and home.exists():
-            is_there.set()
-            assert others.entered.wait(WAIT_S)
-        try:
-            return real(directory, manifest)
-        finally:
-            if looks.count("other") == 2 and who == "other":  # under what would be the lock
-                saw_nothing.set()
-                assert is_there.wait(WAIT_S)
-
-    monkeypatch.setattr(LowGrams, "open", classmethod(look))
-    found: dict[str, LowGrams] = {}
-
-    def holder() -> None:
-        found["holder"] = fetch(files.manifest, [(0, holders)], cache, TIMEOUT_S)
-        is_there.set()
-
-    def other() -> None:
-        found["other"] = fetched(files.manifest, [others], cache)
-
-    threads = [threading.Thread(target=run, name=run.__name__) for run in (holder, other)]
-    threads[0].start()
-    assert holders.entered.wait(WAIT_S)  # it has the lock
-    threads[1].start()
-    assert saw_nothing.wait(WAIT_S)
-    holders.gate.set()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert set(found) == {"holder", "other"}
-    for grams in found.values():
-        check(grams, files)
-    assert len(list(cache.iterdir())) == 2
-
-
-MENDER = """
-import sys
-from pathlib import Path
-from client.scripted import FileServer
-from dlm.client import download
-from dlm.client.download import fetch
-from dlm.index.layout import read_manifest
-directory, cache = map(Path, sys.argv[1:])
-manifest = read_manifest(directory)
-server = FileServer(directory, manifest)
-now = 0.0
-
-def sleep(seconds):  # nobody waits for the lock
-    global now
-    now += 200.0
-
-for line in sys.stdin:
-    grams = fetch(manifest, [(0, server)], cache, 300.0, clock=lambda: now, sleep=sleep)
-    assert len(grams.vocabulary.words) == manifest.vocabulary_size
-    print("whole", flush=True)
-"""
-
-
 @pytest.mark.slow
 def test_processes_that_mend_a_damaged_copy_at_once_all_have_a_whole_one(files, cache) -> None:
-    """Neither removes what the other just mended, and nothing is left beside it."""
-    manifest = files.manifest
-    command = [sys.executable, "-c", MENDER, str(files.directory), str(cache)]
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    pipe = subprocess.PIPE
+    """Nobody waits for the lock; neither removes what the other just mended, and nothing is left
+    beside it."""
+    home = cache / files.manifest.shard_set
+    path = home / name_of(files, "low_orders")
     with contextlib.ExitStack() as stack:
-        menders = [
-            stack.enter_context(
-                forked.Popen(command, env=environ, stdin=pipe, stdout=pipe, text=True)
-            )
-            for _ in range(3)
-        ]
+        menders = [stack.enter_context(Child(files, cache, 200.0)) for _ in range(3)]
         for damage in range(20):
             for mender in menders:
-                assert mender.stdin is not None
-                mender.stdin.write("go\n")
-                mender.stdin.flush()
-            for mender in menders:
-                assert mender.stdout is not None
-                assert mender.stdout.readline() == "whole\n"
-            home = cache / manifest.shard_set
-            LowGrams.open(home, manifest)
-            path = home / name_of(files, "low_orders")
+                mender.begin()
+            assert all(mender.says() for mender in menders)
+            LowGrams.open(home, files.manifest)
             if damage % 2:
                 path.write_bytes(path.read_bytes()[:-1])
             else:
                 path.unlink()
-        for mender in menders:
-            mender.communicate(timeout=WAIT_S)
-            assert mender.returncode == 0
     assert len([p for p in cache.iterdir() if p.suffix not in (".lock", ".part")]) == 1

@@ -13,9 +13,7 @@ import pytest
 
 from client.scripted import Clients, Network, free
 from cluster import Cluster, ModelFiles, build, until
-from dlm.client import AsyncClient, AsyncMixture, Client, Mixture, Utterance
-from dlm.client.client import open_local_fallback
-from dlm.client.states import LOCAL_MODEL
+from dlm.client import AsyncClient, AsyncMixture, Client, Mixture
 from dlm.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -214,6 +212,10 @@ def test_the_mixture_for_asyncio_gives_the_same_bits(
     assert likeliest == plain.next_words(expected.states[0, 0], 5)
     assert np.array_equal(distribution, plain.next_distribution(expected.states[0, 1]))
     assert weights == Mixture.tuned(plain.members, text).weights
+    with pytest.raises(QueryError, match="AsyncUtterance"):
+        AsyncMixture([(plain.members[0], 1.0)])  # type: ignore[list-item]
+    with pytest.raises(QueryError, match="an Utterance"):
+        Mixture([(later.members[0], 1.0)])  # type: ignore[list-item]
 
 
 @pytest.mark.promise("mixture")
@@ -252,14 +254,6 @@ def test_members_that_were_cancelled_or_too_late_leave_nothing(
     assert np.array_equal(found.token_log10_prob, expected.token_log10_prob)
 
 
-def test_a_mixture_for_asyncio_is_of_utterances_that_have_a_model(clients: list[Client]) -> None:
-    """Neither of those for threads, nor of a copy that has not connected yet."""
-    with pytest.raises(QueryError, match="AsyncUtterance"):
-        AsyncMixture([(clients[0].utterance(), 1.0)])  # type: ignore[list-item]
-    with pytest.raises(QueryError, match="an Utterance"):
-        Mixture([(AsyncClient(clients[0]._core).utterance(), 1.0)])  # type: ignore[list-item]
-
-
 @pytest.mark.promise("mixture")
 def test_a_member_that_fails_is_an_error_and_no_score(
     built: list[ModelFiles], clusters: list[Cluster], connect: Clients
@@ -282,12 +276,12 @@ def test_a_member_that_fails_is_an_error_and_no_score(
 
 
 def test_members_fall_back_together_or_not_at_all(
-    built: list[ModelFiles], clients: list[Client]
+    built: list[ModelFiles], clients: list[Client], connect: Clients
 ) -> None:
     """The weights are those of the full models."""
-    scorer = open_local_fallback(built[1].directory)
-    fallen = Utterance(scorer, scorer.snapshot(), None, LOCAL_MODEL)
-    with pytest.raises(ModelSwitched, match="1 of 2"):
+    nobody = connect(["127.0.0.1:9"], local_fallback=built[1].directory, connect_s=0.5)
+    fallen = nobody.utterance()
+    with pytest.raises(ModelSwitched):
         Mixture([(clients[0].utterance(), 0.5), (fallen, 0.5)])
     Mixture([(fallen, 0.5), (fallen, 0.5)])
 

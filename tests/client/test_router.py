@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dlm.client import kernels, router
-from dlm.client.router import check_queries
-from dlm.errors import QueryError
 from dlm.ngram.partition import SLOTS, slots_of
 from dlm.ngram.query import QueryGroups
 from server.calls import pack
@@ -101,14 +98,6 @@ def test_the_kernel_and_its_python_function_agree(case) -> None:
     for fast, plainly in zip(kernels.group_queries(*arrays(*case)), slow, strict=True):
         assert fast.dtype == plainly.dtype
         assert fast.tolist() == plainly.tolist()
-
-
-def test_grouping_keeps_apart_contexts_that_only_differ_in_length() -> None:
-    """(0,), (0, 0) and () hash alike at first sight; they are three contexts."""
-    rows = [((0,), [1]), ((0, 0), [1]), ((), [1]), ((0,), [1])]
-    groups, place = router.group(*arrays(2, rows))
-    assert plain(groups) == [((0,), [1]), ((0, 0), [1]), ((), [1])]
-    assert place.tolist() == [0, 1, 2, 0]
 
 
 def test_grouping_many_queries_fills_the_tables_without_loss() -> None:
@@ -263,39 +252,3 @@ def test_the_next_state_is_the_end_of_the_context_and_the_word(case, data) -> No
     for row, (context, word), n in zip(found.tolist(), each(rows), kept, strict=True):
         assert row[width - n :] == list((*context, word)[len(context) + 1 - n :])
         assert not any(row[: width - n])
-
-
-@pytest.mark.parametrize(
-    ("contexts", "lengths", "counts", "words", "says"),
-    [
-        pytest.param((3, 3), (3,), (3,), (3,), "shape", id="too-wide"),
-        pytest.param((3, 2), (2,), (3,), (3,), "shape", id="fewer-lengths"),
-        pytest.param((3, 2), (3,), (2,), (2,), "shape", id="fewer-counts"),
-        pytest.param((2, 2), (2,), (2,), (3,), "2 words", id="more-words"),
-        pytest.param((2, 2), (2,), (2,), (1, 2), "shape", id="words-in-rows"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(contexts, lengths, counts, words, says: str) -> None:
-    """Before any kernel sees them."""
-    with pytest.raises(QueryError, match=says):
-        check_queries(
-            3,
-            10,
-            np.zeros(contexts, np.uint32),
-            np.zeros(lengths, np.uint8),
-            np.ones(counts, np.uint32),
-            np.zeros(words, np.uint32),
-        )
-
-
-def test_lengths_and_ids_out_of_range_are_refused() -> None:
-    """The kernel trusts both."""
-    contexts, lengths = np.zeros((1, 2), np.uint32), np.zeros(1, np.uint8)
-    counts, words = np.ones(1, np.uint32), np.zeros(1, np.uint32)
-    check_queries(3, 10, contexts, lengths, counts, words)
-    with pytest.raises(QueryError, match="3 words"):
-        check_queries(3, 10, contexts, lengths + np.uint8(3), counts, words)
-    with pytest.raises(QueryError, match="id 10"):
-        check_queries(3, 10, contexts, lengths, counts, words + np.uint32(10))
-    with pytest.raises(QueryError, match="id 10"):
-        check_queries(3, 10, contexts + np.uint32(10), lengths, counts, words)

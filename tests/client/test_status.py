@@ -14,7 +14,7 @@ from dlm.client.cluster_file import Endpoint
 from dlm.client.modes import Mode
 from dlm.client.server import GrpcConnection
 from dlm.cluster.status import ClusterStatus
-from dlm.errors import AuthenticationError, ShardDown, StaleShardSet
+from dlm.errors import AuthenticationError, DlmError, ShardDown, StaleShardSet
 from dlm.index.layout import MANIFEST
 from dlm.index.search.shard import Shard
 from dlm.wire._pb import shard_pb2 as pb
@@ -31,16 +31,29 @@ class Ticks:
         return self.now
 
 
-def of(cluster: Cluster, clock=None, **more) -> ClusterStatus:
+def of(cluster: Cluster, **more) -> ClusterStatus:
     """The status of a cluster as its cluster.toml gives it."""
     endpoints = [Endpoint(address, shard) for shard, address in enumerate(cluster.addresses)]
-    return ClusterStatus(endpoints, GrpcConnection, 20.0, **({"clock": clock} if clock else {}))
+    return ClusterStatus(endpoints, GrpcConnection, 20.0, **more)
+
+
+def at(ports: dict[str, Port] | Port, clock=None, shards=None, **more) -> ClusterStatus:
+    """The status of such ports, on a clock that heartbeats move, too; `shards` as cluster.toml says
+    of them."""
+    named = {"shared:1": ports} if isinstance(ports, Port) else ports
+    clock = clock or Ticks()
+    for port in named.values():
+        port.clock = clock
+    endpoints = [Endpoint(name, (shards or {}).get(name)) for name in named]
+    return ClusterStatus(
+        endpoints, lambda name: named[name].connect(name), 5.0, clock=clock, **more
+    )
 
 
 def test_rates_are_those_between_two_looks(cluster, client, files) -> None:
     """Two seconds by the clock, with five questions in between; before, there are none."""
     clock = Ticks()
-    status = of(cluster, clock)
+    status = of(cluster, clock=clock)
     first = status.poll()
     assert [row.queries_per_s for row in first.rows] == [None] * 3
     queries = queries_to(files, 1)[:5]
@@ -61,7 +74,7 @@ def test_rates_are_those_between_two_looks(cluster, client, files) -> None:
 def test_messages_that_a_server_refuses_are_a_part_of_those_that_it_was_sent() -> None:
     """Between two looks; without any there is no part."""
     port, clock = Port([0], 1), Ticks()
-    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=clock)
+    status = at(port, clock)
     status.poll()
     clock.now = 1.0
     (row,) = status.poll().rows
@@ -76,8 +89,8 @@ def test_messages_that_a_server_refuses_are_a_part_of_those_that_it_was_sent() -
 def test_a_way_that_becomes_slow_is_told_against_its_baseline_and_turns_the_mode() -> None:
     """As a client's heartbeats would: more than twice as long, for some beats; then well again."""
     port, clock = Port([0], 1), Ticks()
-    port.trip_s, port.clock = 0.01, clock
-    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=clock)
+    port.trip_s = 0.01
+    status = at(port, clock)
     first = status.poll()
     assert first.rows[0].delay_ratio is None and first.mode is Mode.FULL
     for _ in range(9):
@@ -100,12 +113,9 @@ def test_a_way_that_becomes_slow_is_told_against_its_baseline_and_turns_the_mode
 
 def test_a_server_far_slower_than_another_of_its_shard_is_told() -> None:
     """At the first look; clients ask the other, and stay with the full model."""
-    ports, clock = {"near:1": Port([0], 1), "far:1": Port([0], 1)}, Ticks()
-    for name, port in ports.items():
-        port.clock, port.trip_s = clock, {"near:1": 0.01, "far:1": 0.2}[name]
-    status = ClusterStatus(
-        [Endpoint(name) for name in ports], lambda a: ports[a].connect(a), 5.0, clock=clock
-    )
+    ports = {"near:1": Port([0], 1), "far:1": Port([0], 1)}
+    ports["near:1"].trip_s, ports["far:1"].trip_s = 0.01, 0.2
+    status = at(ports)
     snapshot = status.poll()
     assert {row.address: row.slow for row in snapshot.rows} == {"near:1": False, "far:1": True}
     assert (snapshot.slow, snapshot.mode) == ((), Mode.FULL)
@@ -118,13 +128,11 @@ def test_a_server_far_slower_than_another_of_its_shard_is_told() -> None:
 def test_a_look_whose_first_beats_were_long_calls_no_server_slow(long: int) -> None:
     """A handshake, or this process that had no processor for a moment, is not the server's delay:
     it is measured again on the open connection, alone, before anything is said."""
-    ports, clock = {"one:1": Port([0], 1), "two:1": Port([0], 1)}, Ticks()
+    ports = {"one:1": Port([0], 1), "two:1": Port([0], 1)}
     for port in ports.values():
-        port.clock, port.trip_s = clock, 0.002
+        port.trip_s = 0.002
     ports["two:1"].first_s = [0.3] * long
-    status = ClusterStatus(
-        [Endpoint(name) for name in ports], lambda a: ports[a].connect(a), 5.0, clock=clock
-    )
+    status = at(ports)
     snapshot = status.poll()
     assert [row.address for row in snapshot.rows] == ["one:1", "two:1"]
     assert [row.slow for row in snapshot.rows] == [False, False]
@@ -134,7 +142,8 @@ def test_a_look_whose_first_beats_were_long_calls_no_server_slow(long: int) -> N
 
 
 def test_a_server_that_dies_is_a_row_and_its_shard_is_missing(files) -> None:
-    """And it is found again, as another process, when it is back on its port."""
+    """And it is found again, as another process, when it is back on its port. One that no line of
+    the file names is missing, too: the manifest of one server says how many there should be."""
     with Cluster(files) as cluster:
         status = of(cluster)
         assert status.poll().missing == ()
@@ -153,15 +162,10 @@ def test_a_server_that_dies_is_a_row_and_its_shard_is_missing(files) -> None:
         assert back.missing == ()
         assert back.rows[1].queries_per_s is None  # another process, so nothing to subtract from
         status.close()
-
-
-def test_a_shard_that_no_line_of_the_file_names_is_missing(cluster) -> None:
-    """The manifest of one server says how many there should be."""
-    status = ClusterStatus([Endpoint(cluster.addresses[2])], GrpcConnection, 20.0)
-    snapshot = status.poll()
-    assert snapshot.shards == (0, 1, 2)
-    assert snapshot.missing == (0, 1)
-    status.close()
+        status = ClusterStatus([Endpoint(cluster.addresses[2])], GrpcConnection, 20.0)
+        snapshot = status.poll()
+        assert (snapshot.shards, snapshot.missing) == ((0, 1, 2), (0, 1))
+        status.close()
 
 
 @pytest.mark.slow
@@ -215,7 +219,7 @@ class Port:
         self.state = state
         self.made = 0
         self.closed = 0
-        self.dead: set[int] = set()
+        self.error: DlmError | None = None  # in place of an answer
         self.queries = dict.fromkeys(range(processes), 0)
         self.messages = self.refused = 0
         self.described: pb.DescribeReply | None = None
@@ -240,8 +244,8 @@ class OneOf:
         """As a server on a shared port answers."""
         if request.shard_set not in (b"", bytes(16)):
             raise StaleShardSet("WRONG_SHARD_SET")
-        if self.worker in self.port.dead:
-            raise ShardDown("shared:1 gave no answer: UNAVAILABLE")
+        if self.port.error is not None:
+            raise self.port.error
         self.port.clock.now += self.port.first_s.pop() if self.port.first_s else self.port.trip_s
         return pb.HeartbeatReply(
             sequence=request.sequence,
@@ -273,7 +277,7 @@ class OneOf:
 def test_a_port_of_several_processes_is_one_row_of_whichever_answers(fresh) -> None:
     """A connection stays with one, whose rates are known; new ones meet now one, now another."""
     port, clock = Port([0, 1], 2), Ticks()
-    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, fresh=fresh, clock=clock)
+    status = at(port, clock, fresh=fresh)
     port.queries = {0: 100, 1: 700}
     found = []
     for _ in range(3):
@@ -291,13 +295,13 @@ def test_a_port_of_several_processes_is_one_row_of_whichever_answers(fresh) -> N
 
 def test_a_set_that_one_process_of_a_port_lacks_does_not_hide_the_port(files) -> None:
     """Another has described itself: the port is ready, and not all of it is alike."""
-    port, clock = Port([0], 2), Ticks()
+    port = Port([0], 2)
     port.alike, name = 1, files.manifest.shard_set_bytes
     manifest = (files.directory / MANIFEST).read_bytes()
     port.described = pb.DescribeReply(
         shard_set=name, manifest=manifest, shard_sets=[bytes(16), name]
     )
-    (row,) = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=clock).poll().rows
+    (row,) = at(port).poll().rows
     assert (row.state, row.is_whole) == ("ready", False)
 
 
@@ -313,44 +317,27 @@ def test_a_set_that_one_process_of_a_port_lacks_does_not_hide_the_port(files) ->
 def test_a_shard_is_answered_by_a_server_that_is_ready(state, name, missing) -> None:
     """Servers that warm up or drain are there, but do not answer."""
     port = Port([0], 1, state)
-    snapshot = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=Ticks()).poll()
+    snapshot = at(port).poll()
     assert snapshot.rows[0].state == name
     assert snapshot.missing == missing
 
 
-class Refusing:
-    """A connection to a server that does not let us in."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    def heartbeat(self, request, timeout_s):
-        """As a server with tokens answers."""
-        raise AuthenticationError(f"{self.address} answered UNAUTHENTICATED: set token_file")
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-def test_a_server_that_refuses_us_is_not_silent_and_its_shard_not_missing() -> None:
+@pytest.mark.parametrize(
+    ("other", "hint", "missing"),
+    [(AuthenticationError, 1, ()), (ShardDown, 1, (0,)), (ShardDown, None, ())],
+)
+def test_a_server_that_refuses_us_is_not_silent_and_its_shard_not_missing(
+    other: type[DlmError], hint: int | None, missing: tuple[int, ...]
+) -> None:
     """What it holds, and how that is, nobody can say; where even its number is not known, of no
     shard can be said that it is missing."""
-    status = ClusterStatus([Endpoint("h:1", 0), Endpoint("h:2", 1)], Refusing, 1.0)
-    snapshot = status.poll()
-    assert [(row.state, row.shard) for row in snapshot.rows] == [("refused", 0), ("refused", 1)]
-    assert (snapshot.missing, snapshot.refused) == ((), True)
-    assert "UNAUTHENTICATED" in (snapshot.rows[0].error or "")
-    status.close()
-
-    class Gone(Refusing):
-        """One of them is refused, the other is not there."""
-
-        def heartbeat(self, request, timeout_s):
-            if self.address == "h:1":
-                raise ShardDown("h:1 gave no answer")
-            return super().heartbeat(request, timeout_s)
-
-    for hint, missing in ((1, (0,)), (None, ())):
-        snapshot = ClusterStatus([Endpoint("h:1", 0), Endpoint("h:2", hint)], Gone, 1.0).poll()
-        assert [row.state for row in snapshot.rows] == ["silent", "refused"]
-        assert snapshot.missing == missing
+    ports = {"h:1": Port([0], 1), "h:2": Port([0], 1)}
+    ports["h:1"].error, ports["h:2"].error = (
+        other("h:1 said no"),
+        AuthenticationError("h:2 said no"),
+    )
+    snapshot = at(ports, shards={"h:1": 0, "h:2": hint}).poll()
+    state = "silent" if other is ShardDown else "refused"
+    assert [(row.state, row.shard) for row in snapshot.rows] == [(state, 0), ("refused", hint)]
+    assert (snapshot.missing, snapshot.refused) == (missing, True)
+    assert snapshot.rows[1].error

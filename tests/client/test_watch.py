@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import heapq
 import logging
-import weakref
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -175,17 +173,6 @@ def test_a_server_that_is_far_slower_than_another_of_its_shard_is_known_for_it(f
     assert (watch.avoided, watch.slow, watch.mode) == ({"near:1"}, frozenset(), Mode.FULL)
 
 
-def test_how_long_a_mode_lasts_counts_from_the_start_of_the_client(files) -> None:
-    """Then from the switch."""
-    host = Wired(files)
-    watch = watching(host)
-    host.run(3.0)
-    assert watch.status().for_s == pytest.approx(3.0, abs=2 * CALM_S)
-    host.run(1.0, lambda: watch.count(True))
-    assert watch.mode is Mode.LOCAL_FALLBACK
-    assert watch.status().for_s < 1.1
-
-
 def test_ticks_are_few_while_all_is_well_and_many_while_something_is_not(files) -> None:
     """While servers come up, while one is silent, and for a window after a failure."""
     host = Wired(files)
@@ -205,13 +192,9 @@ def test_ticks_are_few_while_all_is_well_and_many_while_something_is_not(files) 
     host.run(20.0, lambda: watch.count(False))
     assert abs(a_second() - few) <= 1
     host.trip_s = 1e9
-    silent = host.now
-    while watch.status().servers[0].health is not Liveness.DOWN:
-        host.run(TICK_S)
+    host.run(5.0)
+    assert watch.status().servers[0].health is Liveness.DOWN
     assert abs(a_second() - many) <= 1
-    config = HeartbeatConfig()
-    most = config.interval_s * (1 + config.jitter) + config.down_after * config.timeout_s
-    assert host.now - 1.0 - silent < most + CALM_S + config.down_after * 2 * TICK_S
 
 
 def test_bad_news_is_not_waited_for_and_much_of_it_makes_no_more_ticks(files) -> None:
@@ -219,10 +202,12 @@ def test_bad_news_is_not_waited_for_and_much_of_it_makes_no_more_ticks(files) ->
     host = Wired(files)
     watch = watching(host)
     host.run(20.0 + TICK_S)  # a little after a tick, long before the next
+    assert watch.status().for_s == pytest.approx(20.0, abs=2 * CALM_S)  # since it began
     for _ in range(FailoverConfig().min_failures):
         watch.count(True)
     host.run(TICK_S)
     assert watch.mode is Mode.LOCAL_FALLBACK
+    assert watch.status().for_s < 1.1  # since the switch
     host.run(20.0)
     assert watch.mode is Mode.FULL
     beats = watch.status().servers[0]
@@ -303,28 +288,6 @@ def test_the_log_says_why_a_server_is_not_asked_and_when_it_is_up_again(files, c
         host.run(5.0)
         back = ("WARNING", "down", "up") if lost else ("INFO", "suspect", "up")
         assert told() == [("INFO", "up", "suspect", "silent"), *lost, (*back, "answered")]
-
-
-def test_a_watch_that_is_stopped_or_has_nobody_to_watch_for_plans_no_tick(files) -> None:
-    """So that nothing of a client stays in the loop."""
-    host = Wired(files)
-    watch = watching(host)
-    host.run(2.0)
-    watch.stop()
-    host.run(1.0)
-    assert not host._planned
-    home = Wired(files)
-    alone = Wired(files)
-    alone.steps = home
-    watch = CascadeMonitor(alone, HeartbeatConfig(), FailoverConfig(), may_switch=True)
-    watch.begin()
-    home.run(1.0)
-    assert alone.ticks
-    gone = weakref.ref(watch)
-    del alone, watch
-    gc.collect()
-    home.run(1.0)
-    assert not home._planned and gone() is None
 
 
 def test_a_tick_and_a_log_handler_that_raise_do_not_end_the_watch(files, monkeypatch) -> None:

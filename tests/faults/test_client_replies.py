@@ -17,6 +17,7 @@ from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.ngram.query import Answers
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
+from models import packed
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def test_a_reply_with_too_few_answers_and_the_right_checksum_becomes_no_score(
         fewer = type(answers)(
             *(getattr(answers, f)[:-1] for f in answers.__slots__ if f != "source")
         )
-        return codec.encode_score_reply(request, fewer)
+        return codec.encode_score_reply(request, packed(fewer))
 
     network.change = short
     with pytest.raises(ProtocolError, match=r"2 .*log10_prob; .*3"):
@@ -173,7 +174,7 @@ def answering(network: Network, **fields: object) -> Callable[[bytes], bytes]:
         arrays = {name: getattr(answers, name).copy() for name in answers.__slots__[:4]}
         for name, value in fields.items():
             arrays[name][0] = value
-        return codec.encode_score_reply(request, type(answers)(**arrays))
+        return codec.encode_score_reply(request, packed(type(answers)(**arrays)))
 
     return change
 

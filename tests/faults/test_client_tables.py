@@ -16,9 +16,9 @@ from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
 from dlm.client import Client, Utterance
 from dlm.client.cluster_file import Endpoint, write_cluster_file
-from dlm.client.delivery import MAX_REROUTES
-from dlm.client.runtime import LOOK_AGAIN_S, Snapshot
-from dlm.client.table import Table, take_census
+from dlm.client.lane import MAX_REROUTES
+from dlm.client.router import Snapshot
+from dlm.client.table import LOOK_AGAIN_S, Table, take_census
 from dlm.errors import (
     DeadlineExceeded,
     DlmError,
@@ -210,7 +210,7 @@ def test_low_orders_that_could_not_be_fetched_are_fetched_at_a_later_look(
     lose_model(site, foreign, monkeypatch)
 
     def is_found() -> bool:
-        core.refresh_later()  # as heartbeats do while a shard has no server
+        core.table.refresh_later()  # as heartbeats do while a shard has no server
         return site.client.manifest.model == foreign.manifest.model
 
     until(is_found)
@@ -228,7 +228,7 @@ def test_those_who_wait_for_the_next_model_share_a_look(site: Site, foreign, mon
         return current(table, *args, **options)
 
     monkeypatch.setattr(Table, "current", count)
-    site.client._core._runtime.helper.submit(goes_on.wait, 60)
+    site.client._core._lanes.helper.submit(goes_on.wait, 60)
     looks = site.client.stats.refreshes
     with ThreadPoolExecutor(20) as pool:
         handles = [pool.submit(site.client.utterance) for _ in range(20)]
@@ -269,7 +269,7 @@ def test_a_list_that_changes_during_a_look_is_read_again(site: Site, foreign, mo
         return census
 
     monkeypatch.setattr("dlm.client.table.take_census", take_census_as_it_changes)
-    site.client._core.refresh_later()
+    site.client._core.table.refresh_later()
     until(lambda: site.client.utterance().model_info.model == foreign.manifest.model)
 
 
@@ -313,7 +313,7 @@ def test_a_call_whose_last_server_died_looks_for_another_before_it_fails(
         site.path.write_text("".join(f'[[server]]\naddress = "{one}"\n' for one in both))
         looks = client.stats.refreshes
         until(lambda: client.utterance() and client.stats.refreshes > looks)
-        client._core._runtime.looked -= LOOK_AGAIN_S  # a second passes
+        client._core.table._looked -= LOOK_AGAIN_S  # a second passes
         site.network.moved.update({later: first, first: nowhere})
         ask(client.utterance(), old.files.oracle, queries)
 

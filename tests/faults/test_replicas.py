@@ -45,7 +45,7 @@ def test_a_stopped_replica_fails_no_call_that_has_a_second(
     with Load(client, {files.manifest.model: files.oracle}).running() as load:
         load.goes_on(200)  # by now it is known how fast the servers are
         if hedging:
-            client._core._runtime.hedging.saved = 0.0
+            client._core._lanes.hedging.saved = 0.0
         stopped.pause()
         try:
             # Hedging's bucket fills again with each message, so a hedge may come first.

@@ -18,6 +18,7 @@ from dlm.errors import ProtocolError
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
+from models import packed
 from server.calls import pack, seal
 
 SHARD_SET = bytes(range(16))
@@ -78,7 +79,7 @@ def test_reply_comes_out_as_it_went_in(groups, seed):
     data, checksum = codec.encode_score_request(SHARD_SET, 3, pack(groups))
     request = decode(data)
     answers = random_answers(seed, len(request.groups.words))
-    reply = codec.encode_score_reply(request, answers)
+    reply = codec.encode_score_reply(request, packed(answers))
     found = codec.decode_score_reply(
         reply,
         shard_set=SHARD_SET,
@@ -157,8 +158,8 @@ def test_wrong_checksum_and_size_have_their_own_errors():
 
 
 def test_checksum_is_what_the_contract_says():
-    """XXH3-64 over the head and each part behind its length, all uint64 little-endian."""
-    plain = struct.pack("<QQ", 7, 2) + b"ab" + struct.pack("<Q", 0) + struct.pack("<Q", 1) + b"c"
+    """XXH3-64 over the head, the lengths, all uint64 little-endian, and the parts."""
+    plain = struct.pack("<QQQQ", 7, 2, 0, 1) + b"ab" + b"c"
     assert codec.checksum(b"ab", b"", b"c", head=7) == xxhash.xxh3_64_intdigest(plain, seed=0)
     assert codec.checksum(b"ab", b"c") != codec.checksum(b"a", b"bc")
 

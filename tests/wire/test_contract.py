@@ -10,6 +10,7 @@ import pytest
 
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.wire import codec
+from models import packed
 
 EXAMPLE = (Path(__file__).resolve().parents[2] / "proto/examples/score.txt").read_text()
 SHARD_SET = bytes(range(16))
@@ -51,7 +52,7 @@ def test_reply_of_the_example_is_what_the_codec_writes_and_reads():
         np.array([3, 3, 0], np.uint8),
         np.array([3, 0, 0], np.uint8),
     )
-    assert codec.encode_score_reply(request, answers) == example("ScoreReply")
+    assert codec.encode_score_reply(request, packed(answers)) == example("ScoreReply")
     assert len(example("ScoreReply")) == 58
     found = codec.decode_score_reply(
         example("ScoreReply"),

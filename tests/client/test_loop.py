@@ -1,15 +1,51 @@
-"""dlm.client.loop: what a child finds of the locks that threads of its parent held."""
+"""dlm.client.loop: steps are taken, whatever else fails; and what a forked child finds of locks."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from math import inf
 
 import numpy as np
 
-from cluster import WAIT_S
+from client.questions import events
+from client.scripted import settle
+from cluster import WAIT_S, until
 from dlm.client import Phrases, kernels, loop
 from dlm.ngram.vocab import Vocabulary
+
+
+def test_what_nobody_woke_the_loop_for_is_taken_with_its_next_step(cluster, connect) -> None:
+    """Whoever was about to wake it was cut off; a heartbeat's timer comes next."""
+    client, taken = connect(cluster, heartbeats=True), threading.Event()
+    client.utterance()
+    settle()
+    loop.running().mailbox.woken_until = inf
+    loop._posted.append((taken.set, ()))
+    assert taken.wait(WAIT_S)
+
+
+def test_a_step_that_raises_is_logged_and_holds_up_no_later_step(caplog) -> None:
+    """With the kind of its error, which nobody waits for; also where saying so fails."""
+
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("no space left")
+
+    def fail() -> None:
+        raise ValueError
+
+    loop.post(fail)
+    until(lambda: events(caplog, "client.loop.failed"))
+    assert caplog.records[-1].error == "ValueError"
+    logger, full = logging.getLogger("dlm.client"), Full()
+    logger.addHandler(full)
+    try:
+        loop.post(fail)
+        settle()
+    finally:
+        logger.removeHandler(full)
 
 
 def test_a_child_can_compile_though_another_thread_did_when_it_was_forked() -> None:
