@@ -313,7 +313,8 @@ class Inputs:
             for begin in range(0, width or 1, columns):
                 part = slice(begin, begin + columns)
                 if ids is not None:
-                    asked = np.tile(ids[part], len(flat))
+                    # As bytes: `np.tile` takes several times as long.
+                    asked = np.frombuffer(ids[part].tobytes() * len(flat), np.uint32)
                 elif isinstance(some, np.ndarray):
                     asked = self.ids(some[:, part].reshape(-1), planned=True)
                 else:

@@ -370,8 +370,9 @@ class Lane:
         message.out.remove(attempt)
         self.client.outstanding[address] -= message.queries
         too_late = message.ended
-        if data is not None and error is None:
-            self.client.usual[address].note(now - attempt.since, now)
+        usual, came_well = self.client.usual[address], data is not None and error is None
+        if came_well and usual.note(now - attempt.since, now):
+            self.queue.usual_s = self._late_after(message, now)
         if error is None and not too_late:
             try:
                 answers = message.parts[0].call.asks.decode(
@@ -539,7 +540,6 @@ class Lane:
         client.note_answer(now)
         if client.watch is not None:
             client.watch.count(failed=False)
-        queue.usual_s = self._late_after(message, now)
         queue.done(message.number, client.clock(), answered=True)
         self.go_on()
         self._settle(message)

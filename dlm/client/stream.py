@@ -140,7 +140,7 @@ class Exchange:
         self._home, self._loop = home, asyncio.get_running_loop()
         self._open_channel = open_channel
         self._sequence = 0
-        self._outgoing: deque[tuple[int, bytes]] = deque()
+        self._outgoing: deque[int] = deque()
         self._open: Callable[[], Any] | None = None  # makes a call on the channel
         # What is done with calls that are open: a task, or an operation of gRPC's.
         self._at_work: dict[asyncio.Future[Any], Any] = {}
@@ -162,13 +162,10 @@ class Exchange:
 
     def send(self, ask: Ask) -> None:
         """Sends a message, if the stream has not `ended`."""
-        assert ask.carried is not None
-        now, deadline = time.monotonic(), ask.deadline
-        timeout_us = min(max(int((deadline - now) * 1e6), 1), MAX_TIMEOUT_US)
-        self._sequence = sequence = self._sequence + 1
-        tail = codec.exchange_tail(sequence, timeout_us, int((now - self._opened) * 1e6))
-        self.pending[sequence] = ask
-        self._outgoing.append((sequence, ask.carried + tail))
+        deadline = ask.deadline
+        self._sequence += 1
+        self.pending[self._sequence] = ask
+        self._outgoing.append(self._sequence)
         if self._free:
             self._next(self._free.popitem()[1])
         else:
@@ -216,7 +213,7 @@ class Exchange:
         if self._silent >= MAX_SILENT and now - self._heard >= SILENT_S:
             self.ended = True  # what is in flight is still answered
         # Unwanted messages must not pile up behind a server that does not read.
-        while self._outgoing and self._outgoing[0][0] not in self.pending:
+        while self._outgoing and self._outgoing[0] not in self.pending:
             self._outgoing.popleft()
         self._looks = min((ask.deadline for ask in self.pending.values()), default=inf)
         if self._looks < inf:
@@ -316,8 +313,9 @@ class Exchange:
     def _next(self, call: Any) -> None:
         """Sends the next message on a call that has nothing to do."""
         while self._outgoing and not call.done():
-            sequence, data = self._outgoing.popleft()
+            sequence = self._outgoing.popleft()
             if self._wants(sequence):
+                data = self._bytes_of(sequence)
                 if pairs.AVAILABLE:
                     came = partial(self._came, call, sequence)
                     work = pairs.ask(call._cython_call, data, self._loop, came)
@@ -332,6 +330,14 @@ class Exchange:
             self._free[id(call)] = call
         else:
             self._work(call, self._close(call))
+
+    def _bytes_of(self, sequence: int) -> bytes:
+        ask, now = self.pending[sequence], time.monotonic()
+        assert ask.carried is not None
+        # What is left now: it may have waited for a call.
+        timeout_us = min(max(int((ask.deadline - now) * 1e6), 1), MAX_TIMEOUT_US)
+        sent_us = int((now - self._opened) * 1e6)
+        return ask.carried + codec.exchange_tail(sequence, timeout_us, sent_us)
 
     async def _ask_publicly(self, call: Any, sequence: int, data: bytes) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):

@@ -376,6 +376,7 @@ class Table:
         def get() -> None:
             try:
                 grams = self._fetch(topology)
+                _ = grams.vocabulary.ids  # made here, not while a caller waits
                 self._fetched = {model: grams}
                 runtime.helper.submit(self.refresh, self.known).result()
             except Exception as exc:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 UNK_ID = 0
 UNK_SPELLINGS = (b"<unk>", b"<UNK>")
+AT_ONCE = 4096
 BEGIN_SENTENCE = b"<s>"
 END_SENTENCE = b"</s>"
 MARKS = (b"<unk>", BEGIN_SENTENCE, END_SENTENCE)  # ids 0, 1, 2 of vocabularies that are made here
@@ -104,8 +105,11 @@ class Vocabulary:
     def ids(self) -> dict[bytes, int]:
         """The id of each word, and of both spellings of the unknown word."""
         if self._ids is None:
-            ids = dict(zip(self.words, range(self._size), strict=True))
-            self._ids = dict.fromkeys(UNK_SPELLINGS, UNK_ID) | ids
+            ids, words = dict.fromkeys(UNK_SPELLINGS, UNK_ID), self.words
+            for begin in range(0, self._size, AT_ONCE):  # between which other threads have the GIL
+                some = words[begin : begin + AT_ONCE]
+                ids.update(zip(some, range(begin, begin + len(some)), strict=True))
+            self._ids = ids
         return self._ids
 
     def __len__(self) -> int:

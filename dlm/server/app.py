@@ -201,7 +201,6 @@ class ShardServer(Life):
         held.clear()
         while unused:
             await self._unload(unused.pop())
-        keep_objects()  # a mapping ends with the last array over it, and some are in cycles
         return ""
 
     def _load(self, listed: Listed) -> ShardService:

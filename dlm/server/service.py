@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from dlm import __version__
@@ -42,6 +42,28 @@ KIND_OF_FILE: dict[int, str] = {
     pb.DOWNLOAD_FILE_VOCABULARY: "vocabulary",
     pb.DOWNLOAD_FILE_LOW_ORDERS: "low_orders",
 }
+
+
+def _description(
+    shard: Shard,
+    config: ServerConfig,
+    state: ServingState,
+    held: tuple[bytes, ...],
+    named: tuple[str, ...],
+) -> bytes:
+    reply = pb.DescribeReply(
+        manifest=shard.manifest.text,
+        shard=shard.index,
+        state=pb.ServerState.Name(state),
+        max_queries=config.max_queries,
+        max_message_bytes=config.max_message_bytes,
+        server_version=__version__,
+        shard_set=shard.manifest.shard_set_bytes,
+        shard_sets=held,
+        token_models=named,
+    )
+    reply.checksum = codec.describe_checksum(reply)
+    return bytes(reply.SerializeToString())
 
 
 class ShardService:
@@ -84,7 +106,8 @@ class ShardService:
         self.downloads = Downloads(shard, config, self.admission, self.metrics)
         self._tracer = Tracer(__version__) if config.trace else None
         self._started = clock()
-        self._description = lru_cache(DESCRIPTIONS_KEPT)(self._describe_to)
+        described = partial(_description, shard, config)  # not `self`: who unloads it waits for no
+        self._described = lru_cache(DESCRIPTIONS_KEPT)(described)  # garbage collector
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="dlm-score")
 
     def close(self) -> None:
@@ -227,24 +250,7 @@ class ShardService:
         self.admission.require_open()
         if request.shard_set:
             self.admission.require_same(request.shard_set)
-        return self._description(self.state, self.admission.held(), models_named())
-
-    def _describe_to(
-        self, state: ServingState, held: tuple[bytes, ...], named: tuple[str, ...]
-    ) -> bytes:
-        reply = pb.DescribeReply(
-            manifest=self.shard.manifest.text,
-            shard=self.shard.index,
-            state=pb.ServerState.Name(state),
-            max_queries=self.config.max_queries,
-            max_message_bytes=self.config.max_message_bytes,
-            server_version=__version__,
-            shard_set=self.shard_set,
-            shard_sets=held,
-            token_models=named,
-        )
-        reply.checksum = codec.describe_checksum(reply)
-        return bytes(reply.SerializeToString())
+        return self._described(self.state, self.admission.held(), models_named())
 
     async def heartbeat(self, data: bytes, context: Any) -> bytes:
         return await self._guard(context, "heartbeat", lambda: self._heartbeat(data))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
 from math import inf
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -96,3 +98,26 @@ def test_a_child_can_open_utterances_though_another_thread_did_when_it_was_forke
     thread.join(WAIT_S)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert phrases.bound(other) is phrases.bound(other) is not phrases.bound(slow)
+
+
+def test_who_waits_for_work_on_the_loop_is_told_if_it_is_cut_off_before_its_first_step() -> None:
+    """A fork begins just then."""
+    told, begun = SimpleQueue[BaseException](), threading.Event()
+
+    def wait() -> None:
+        begun.wait(WAIT_S)
+        try:
+            loop.run(lambda: asyncio.sleep(WAIT_S))
+        except BaseException as exc:  # noqa: BLE001 - whatever it is
+            told.put(exc)
+
+    def cut_off() -> None:
+        begun.set()
+        until(lambda: bool(loop._posted))
+        loop.running().mailbox.run()  # its task is made
+        for task in loop.running()._tasks:
+            task.cancel()
+
+    threading.Thread(target=wait, daemon=True).start()
+    loop.post(cut_off)
+    assert isinstance(told.get(timeout=WAIT_S), asyncio.CancelledError)

@@ -19,6 +19,7 @@ from cluster import WAIT_S, until
 from dlm.client import AsyncClient, Client
 from dlm.client.metrics import FAMILIES, STAGES, ClientMetrics, result_of
 from dlm.client.modes import Mode
+from dlm.client.stream import NotSent
 from dlm.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -242,3 +243,35 @@ def test_no_count_is_lost_whoever_counts_at_once() -> None:
     assert found == (24_000, 16_000, 16_000, 40_000)
     assert counts.calls["ok"] == counts.messages["ok"] == counts.message_queries.count == 8000
     assert counts.stages["plan"].total == counts.stages["wire"].total == 8000
+
+
+def test_a_call_is_counted_before_its_caller_goes_on(cluster, connect, files) -> None:
+    """And so is its message."""
+    client = connect(cluster)
+    utterance, queries = client.utterance(), queries_to(files, 0)[:1]
+    for number in range(1, 101):
+        ask(utterance, files.oracle, queries)
+        now = shown(client)
+        assert now["dlm_client_calls_total{result=ok}"] == number
+        assert now["dlm_client_messages_total{result=ok}"] == client.stats.messages == number
+
+
+def test_a_message_that_was_withdrawn_before_it_was_sent_is_not_counted(
+    cluster, connect, files
+) -> None:
+    """Its bytes never left."""
+    network = Network()
+    client = connect(cluster.addresses, network)
+    network.instant = NotSent()
+    with pytest.raises(NotSent):
+        ask(client.utterance(), files.oracle, queries_to(files, 0)[:1])
+    assert (client.stats.messages, client.stats.sent_queries, client.stats.bytes_sent) == (0, 0, 0)
+
+
+def test_a_client_without_servers_shows_its_queries(files) -> None:
+    """As those of a local model."""
+    with Client.local(files.directory) as client:
+        ask(client.utterance(), files.oracle, queries_to(files, 0)[:3])
+        now = shown(client)
+    assert now["dlm_client_queries_total{answered_by=local_fallback}"] == 3
+    assert now["dlm_client_calls_total{result=ok}"] == 1
