@@ -84,7 +84,7 @@ class Pace(NamedTuple):
 
 # Callers who were answered ask together if all ask again within this many times what the answer
 # took, and within `LEAST_S`: one who came later would wait for the messages of the others.
-AGAIN = 2.0
+AGAIN = 3.0
 
 
 class Round:

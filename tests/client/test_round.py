@@ -76,8 +76,8 @@ def test_a_round_is_over_when_its_last_message_has_ended_however(end: str, ends:
 @pytest.mark.parametrize(
     ("callers", "took_s", "came_s", "waits_s"),
     [
-        (3, 0.001, [0.0002, 0.001, 0.0019], AGAIN * 0.001),
-        (3, 0.001, [0.0002, 0.001, 0.0021], 0.0),  # one came late
+        (3, 0.001, [0.0002, 0.001, 0.0029], AGAIN * 0.001),
+        (3, 0.001, [0.0002, 0.001, 0.0031], 0.0),  # one came late
         (3, 0.001, [0.0002, 0.001], 0.0),  # or not at all
         (3, 0.001, [0.0002, 0.001, 0.001, 0.001], AGAIN * 0.001),  # or others came, too
         (1, 1.0, [0.004], LEAST_S),
