@@ -161,8 +161,7 @@ class Usual:
         self.at = self._missed_at = self._late_at = -inf
         self.median_s = self.late_s = inf
 
-    def note(self, took_s: float, now: float) -> bool:
-        # Whether its figures are new.
+    def note(self, took_s: float, now: float) -> None:
         if now - self.at > FORGET_S:
             self._times.clear()
             self._new = 0
@@ -177,7 +176,6 @@ class Usual:
             rising = sorted(self._times)
             self.median_s = rising[len(rising) // 2]
             self.late_s = rising[int(PERCENTILE * (len(rising) - 1))]
-        return self._new == 0
 
     def known(self, now: float) -> bool:
         return self.late_s < inf and now - self.at <= FORGET_S

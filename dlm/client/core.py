@@ -63,6 +63,7 @@ class Lanes(Runtime):
         super().__init__(config, connect, clock, home)
         self.tracer = tracer
         self.table = Table(endpoints, model, self)
+        self.refresh_later, self.follow = self.table.refresh_later, self.table.follow_later
 
     def begin_in_child(self) -> None:
         super().begin_in_child()
@@ -176,12 +177,6 @@ class Lanes(Runtime):
 
         self.reach(address, send)
 
-    def refresh_later(self) -> None:
-        self.table.refresh_later()
-
-    def follow(self) -> None:
-        self.table.follow_later()
-
     def ask_probe(self, timeout_s: float, done: Callable[[bool], None]) -> None:
         snapshot = self.table.known
         assert snapshot is not None  # otherwise no shard would be reachable
@@ -229,16 +224,22 @@ class Core:
         given = {"connect": connect, "clock": clock, "tracer": self._tracer, "home": home}
         self._lanes = Lanes(endpoints, config, model=model, **given)
         self.table, self.connection = self._lanes.table, self._lanes.connection
-        self.check_open, self.known = self._lanes.check_open, self._lanes.known
+        self.check_open, self.close, self.known = (
+            self._lanes.check_open,
+            self._lanes.close,
+            self._lanes.known,
+        )
+        self.snapshot, self.current, self.named = (
+            self.table.snapshot,
+            self.table.current,
+            self.table.named,
+        )
         # All else may keep itself alive for a while: only this is what nobody uses any longer.
         self._end = weakref.finalize(self, self._lanes.let_go)
         self._end.atexit = False
         _open.add(self)
 
     # -- life ---------------------------------------------------------------------------------
-
-    def begin_in_child(self) -> None:
-        self._lanes.begin_in_child()
 
     @property
     def stats(self) -> Stats:
@@ -263,23 +264,6 @@ class Core:
         """Bytes of the model's vocabulary and low orders in use."""
         snapshot = self.table.known
         return 0 if snapshot is None else snapshot.low_bytes
-
-    def snapshot(self) -> Snapshot:
-        """The shard set in use; finds it first if it is not known yet.
-
-        Raises  UnavailableError, ProtocolError, ConfigError
-        """
-        return self.table.snapshot()
-
-    def current(
-        self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
-    ) -> Snapshot:
-        """The snapshot for a new utterance; see `Table.current`."""
-        return self.table.current(timeout_s, unlike, key)
-
-    def named(self, model: str) -> Snapshot | None:
-        """That of the model whose id begins so, if it can be asked."""
-        return self.table.named(model)
 
     # -- the cascade --------------------------------------------------------------------------
 
@@ -339,10 +323,6 @@ class Core:
                 "pass ClientConfig(heartbeats=True)"
             )
         return watch.status()
-
-    def close(self) -> None:
-        """Closes it: calls in progress and all later calls fail with `ClientClosed`."""
-        self._lanes.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -454,7 +434,7 @@ _open: weakref.WeakSet[Core] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for each in list(_open):
-        each.begin_in_child()
+        each._lanes.begin_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

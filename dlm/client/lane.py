@@ -16,6 +16,7 @@ from typing import Any
 
 from dlm.client import router
 from dlm.client.after import (
+    EACH,
     Decision,
     Elsewhere,
     Failed,
@@ -26,6 +27,7 @@ from dlm.client.after import (
     Looked,
     Move,
     NotYet,
+    Usual,
     after,
     late_after,
 )
@@ -163,16 +165,14 @@ class Lane:
 
     def __init__(self, client: Runtime, place: Place, max_queries: int) -> None:
         self.client, self.place = client, place
-        peers = (s for at, s in client.lanes.items() if at._replace(shard=place.shard) == place)
+        every = reversed(client.lanes.items())  # those of its set were made just before
+        peers = (s for at, s in every if at._replace(shard=place.shard) == place)
         self.peers: list[Lane] = next((peer.peers for peer in peers), [])  # of its set, and itself
         round_ = self.peers[0].queue.round if self.peers else None
         self.peers.append(self)
         self.queue: Queue = Queue(client.config.window, max_queries, late_after((), 0.0), round_)
+        self._answers = 0
         self.messages: set[Message] = set()  # that have not ended, or that a server still has
-
-    @property
-    def idle(self) -> bool:
-        return self.queue.idle and not self.messages
 
     def cut_off(self, cause: Exception) -> None:
         self._miss_all(self.queue.clear(), as_dlm_error(cause, self.place.shard))
@@ -370,9 +370,8 @@ class Lane:
         message.out.remove(attempt)
         self.client.outstanding[address] -= message.queries
         too_late = message.ended
-        usual, came_well = self.client.usual[address], data is not None and error is None
-        if came_well and usual.note(now - attempt.since, now):
-            self.queue.usual_s = self._late_after(message, now)
+        if data is not None and error is None:
+            self._note_time(message, self.client.usual[address], now - attempt.since, now)
         if error is None and not too_late:
             try:
                 answers = message.parts[0].call.asks.decode(
@@ -408,6 +407,13 @@ class Lane:
         if error is not None and not too_late:
             self._failed(message, error)
         self._settle(message)
+
+    def _note_time(self, message: Message, usual: Usual, took_s: float, now: float) -> None:
+        usual.note(took_s, now)
+        self._answers += 1
+        if self._answers % EACH == 0:
+            self.queue.usual_s = self._late_after(message, now)
+            self.queue.holds_s = min(2 * usual.median_s, self.queue.usual_s)
 
     # -- what is done about a message that failed or is late ------------------------------------
 

@@ -217,6 +217,12 @@ def leave(call: Callable[..., None], *args: Any) -> bool:
     return home.mailbox.post(call, *args)
 
 
+def leave_for_next(call: Callable[..., None]) -> None:
+    """As `leave`; during a fork, for the loop after it."""
+    if not leave(call):
+        _posted.append((call, ()))
+
+
 def is_here() -> bool:
     return getattr(_here, "loop", False)  # also of a loop that is being stopped
 
@@ -248,10 +254,16 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     ended: Future[T] = Future()
 
     async def whole() -> T:
-        return await work()
+        try:
+            return await work()
+        except (KeyboardInterrupt, SystemExit) as exc:  # which would end the loop
+            ended.set_exception(exc)
+            raise asyncio.CancelledError from exc
 
     def tell(task: asyncio.Task[T]) -> None:
-        if task.cancelled():  # perhaps before its first step
+        if ended.done():
+            pass
+        elif task.cancelled():  # perhaps before its first step
             ended.set_exception(asyncio.CancelledError())
         elif (error := task.exception()) is not None:
             ended.set_exception(error)

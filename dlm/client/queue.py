@@ -138,8 +138,8 @@ class Queue:
     """
 
     __slots__ = (
-        *("asked", "earliest", "in_flight", "limit", "max_queries", "max_waiting", "pace"),
-        *("queued", "round", "usual_s", "waiting", "_last", "_next"),
+        *("asked", "earliest", "holds_s", "in_flight", "limit", "max_queries", "max_waiting"),
+        *("pace", "queued", "round", "usual_s", "waiting", "_last", "_next"),
     )
 
     def __init__(
@@ -147,7 +147,7 @@ class Queue:
     ) -> None:
         self.round = round_ or Round()
         self.limit = limit
-        self.usual_s = usual_s
+        self.usual_s = self.holds_s = usual_s
         self.max_queries = max_queries
         self.max_waiting = max(MAX_WAITING_MESSAGES * max_queries, MIN_WAITING)
         self.waiting: deque[Any] = deque()
@@ -168,10 +168,11 @@ class Queue:
 
     def refuses(self, queries: int, deadline: float, now: float) -> bool:
         """Whether new work would be refused; any thread may ask."""
+        full = self.queued >= self.max_waiting or len(self.waiting) >= MAX_QUEUED_ITEMS
+        if full and (self.in_flight or self.round.under_way):
+            return self.earliest > now  # late work makes room
         if not self.in_flight:
             return False
-        if self.queued >= self.max_waiting or len(self.waiting) >= MAX_QUEUED_ITEMS:
-            return self.earliest > now  # late work makes room
         ahead, pace = self.queued + self.asked + queries, self.pace
         return pace.seconds(ahead, now - pace.at) > PATIENCE * (deadline - now)
 
@@ -201,7 +202,8 @@ class Queue:
         """When to look at the queue; inf if nothing waits."""
         at = self.ready_at()
         if at == -inf:
-            at = self.round.free_at(self.usual_s)
+            # Not past its deadline, nor later than other callers' messages take.
+            at = min(self.round.free_at(self.holds_s), self.earliest - self.usual_s)
         return min(at, self.earliest)
 
     def take(self, now: float) -> tuple[int, list[Any]] | None:

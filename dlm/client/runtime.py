@@ -107,7 +107,7 @@ class Runtime:
         """Ends what nobody can use any longer. The garbage collector may call this in any thread,
         with any lock held, so it waits for nothing."""
         if self.connections or (self.watch is not None and not self._ended):
-            loop.leave(self.end)
+            loop.leave_for_next(self.end)
 
     def end(self) -> None:
         with self.lock:
@@ -344,7 +344,7 @@ class Runtime:
 
     def _forget(self, shard_sets: Set[str], addresses: Set[str]) -> None:
         for place, lane in list(self.lanes.items()):
-            if place.shard_set not in shard_sets and lane.idle:
+            if place.shard_set not in shard_sets and lane.queue.idle and not lane.messages:
                 del self.lanes[place]
         asked = {address for address, queries in self.outstanding.items() if queries}
         for known in (self.usual, self._missed, self._moving, self.outstanding):

@@ -38,7 +38,7 @@ _F32 = np.dtype("<f4")
 _HEAD = struct.Struct("<Q")
 _SHARD = struct.Struct("<I")
 _PLACE = struct.Struct("<QQ")
-_NUMBERS = [struct.Struct(f"<{1 + count}Q") for count in range(16)]
+_NUMBERS = struct.Struct("<8Q")
 
 
 class DamagedMessage(ProtocolError):
@@ -62,9 +62,11 @@ class ScoreRequest(NamedTuple):
 
 
 def checksum(*parts: bytes | memoryview, head: int = 0) -> int:
-    """XXH3-64 over `head`, the length of each part (all uint64), and the parts."""
-    numbers = _NUMBERS[len(parts)].pack(head, *map(len, parts))
-    return xxhash.xxh3_64_intdigest(b"".join((numbers, *parts)), CHECKSUM_SEED)
+    """XXH3-64 over `head` (uint64) and each part preceded by its length (uint64)."""
+    pieces: list[bytes | memoryview] = [_HEAD.pack(head)]
+    for part in parts:
+        pieces += (_HEAD.pack(len(part)), part)
+    return xxhash.xxh3_64_intdigest(b"".join(pieces), CHECKSUM_SEED)
 
 
 def parse(message: M, data: bytes) -> M:
@@ -561,8 +563,7 @@ def heartbeat_checksum(reply: pb.HeartbeatReply) -> int:
         reply.in_flight,
         reply.uptime_ms,
     )
-    packed = _NUMBERS[len(numbers) - 1].pack(*numbers)
-    return checksum(reply.shard_set, _SHARD.pack(reply.shard), packed)
+    return checksum(reply.shard_set, _SHARD.pack(reply.shard), _NUMBERS.pack(*numbers))
 
 
 def encode_chunk(

@@ -10,6 +10,7 @@ from math import inf
 from queue import SimpleQueue
 
 import numpy as np
+import pytest
 
 from client.questions import events
 from client.scripted import settle
@@ -121,3 +122,15 @@ def test_who_waits_for_work_on_the_loop_is_told_if_it_is_cut_off_before_its_firs
     threading.Thread(target=wait, daemon=True).start()
     loop.post(cut_off)
     assert isinstance(told.get(timeout=WAIT_S), asyncio.CancelledError)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_work_that_would_end_the_program_leaves_the_loop_to_the_others(error: type) -> None:
+    """It ends in the thread that waits for it."""
+
+    async def work() -> None:
+        raise error
+
+    with pytest.raises(error):
+        loop.run(work)
+    settle()

@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from dlm.client.after import LEAST_S
-from dlm.client.queue import AGAIN, Queue, Round
+from dlm.client.queue import AGAIN, MAX_QUEUED_ITEMS, Queue, Round
 
 USUAL_S = 0.02
 
@@ -94,3 +94,15 @@ def test_callers_are_waited_for_if_all_asked_again_in_time_when_they_were_answer
     for _ in range(callers):
         queue.round.asked(now)
     assert queue.due() == -inf
+
+
+def test_nothing_is_held_past_its_deadline_and_not_more_than_may_wait() -> None:
+    """Of an idle shard, while messages to another are under way."""
+    first, second = shards()
+    first.submit(Work())
+    assert first.take(1.0)
+    second.submit(Work(deadline=1.0 + USUAL_S / 2))
+    assert second.due() <= 1.0
+    for _ in range(MAX_QUEUED_ITEMS):
+        second.submit(Work(0))
+    assert second.refuses(1, 100.0, 1.0)

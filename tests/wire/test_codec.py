@@ -158,8 +158,8 @@ def test_wrong_checksum_and_size_have_their_own_errors():
 
 
 def test_checksum_is_what_the_contract_says():
-    """XXH3-64 over the head, the lengths, all uint64 little-endian, and the parts."""
-    plain = struct.pack("<QQQQ", 7, 2, 0, 1) + b"ab" + b"c"
+    """XXH3-64 over the head and each part behind its length, all uint64 little-endian."""
+    plain = struct.pack("<QQ", 7, 2) + b"ab" + struct.pack("<Q", 0) + struct.pack("<Q", 1) + b"c"
     assert codec.checksum(b"ab", b"", b"c", head=7) == xxhash.xxh3_64_intdigest(plain, seed=0)
     assert codec.checksum(b"ab", b"c") != codec.checksum(b"a", b"bc")
 
