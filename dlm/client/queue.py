@@ -12,8 +12,9 @@ from dlm.client.after import LEAST_S
 #
 # Idle shards are asked at once. While a message is in flight to any shard of the set, parts of
 # other calls gather, and are sent together when the last comes back, since a call waits for its
-# slowest shard: so batching needs no timer. If that takes longer than a shard usually does, its
-# next message is sent, up to `limit`: a stall must not hold up the others.
+# slowest shard: so batching needs no timer. If that takes twice as long as a shard mostly does
+# (`holds_s`), or its own message longer than it usually does, its next one is sent, up to `limit`:
+# neither a slow shard nor a stall may hold up the others.
 #
 # =========  ======================================  =============================================
 # event      while                                   then

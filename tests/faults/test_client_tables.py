@@ -18,7 +18,7 @@ from dlm.client import Client, Utterance
 from dlm.client.cluster_file import Endpoint, write_cluster_file
 from dlm.client.lane import MAX_REROUTES
 from dlm.client.router import Snapshot
-from dlm.client.table import LOOK_AGAIN_S, Table, take_census
+from dlm.client.table import LOOK_AGAIN_S, take_census
 from dlm.errors import (
     DeadlineExceeded,
     DlmError,
@@ -221,14 +221,15 @@ def test_low_orders_that_could_not_be_fetched_are_fetched_at_a_later_look(
 def test_those_who_wait_for_the_next_model_share_a_look(site: Site, foreign, monkeypatch) -> None:
     """Many new utterances at once; each look asks every server."""
     lose_model(site, foreign, monkeypatch)
-    current, came, goes_on = Table.current, list[Table](), Event()
+    core, came, goes_on = site.client._core, list[Any](), Event()
+    current = core.current
 
-    def count(table: Table, *args: Any, **options: Any) -> Snapshot:
-        came.append(table)
-        return current(table, *args, **options)
+    def count(*args: Any, **options: Any) -> Snapshot:
+        came.append(args)
+        return current(*args, **options)
 
-    monkeypatch.setattr(Table, "current", count)
-    site.client._core._lanes.helper.submit(goes_on.wait, 60)
+    monkeypatch.setattr(core, "current", count)
+    core._lanes.helper.submit(goes_on.wait, 60)
     looks = site.client.stats.refreshes
     with ThreadPoolExecutor(20) as pool:
         handles = [pool.submit(site.client.utterance) for _ in range(20)]
