@@ -1,6 +1,7 @@
 """A caller's two compiled steps, `plan` and `finish`, and their parts.
 
-Arrays in, arrays out; `plan`, which takes longest, releases the GIL.
+Arrays in, arrays out; `plan`, which takes longest, releases the GIL. Above 600 lines: all
+kernels of a client stand in one file, those of phrases too.
 """
 
 from __future__ import annotations

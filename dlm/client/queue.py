@@ -29,8 +29,8 @@ from dlm.client.after import LEAST_S
 #
 # The queue is bounded: in queries, by the size of a few messages; in time, by how fast the shard
 # has answered lately (`Pace`). If the queries ahead would take half of the time that a new call
-# has left, the call is refused at once, while its caller still has time for a fallback. Nothing is
-# refused while nothing is in flight, so a shard that was slow is found to be fast again.
+# has left, the call is refused at once, while its caller still has time for a fallback. Its pace
+# refuses nothing while nothing is in flight, so a shard that was slow is found to be fast again.
 #
 # Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is
 # ours.

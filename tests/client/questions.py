@@ -53,7 +53,7 @@ def queries_to(files: ModelFiles, shard: int) -> list[Query]:
 
 
 def submit(utterance: Utterance, queries: list[Query], deadline_s: float | None = None) -> Any:
-    """A call that is not waited for: `result`, `exception` and `done` tell of its end."""
+    """Starts a call and returns it, with `result`, `exception` and `done` for whoever waits."""
     ((asked, _),) = utterance._inputs.score([c for c, _ in queries], [w for _, w in queries])
     return utterance._submit(asked, utterance._limit(deadline_s))
 

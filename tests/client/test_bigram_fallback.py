@@ -42,7 +42,7 @@ def ask(client, queries, **more) -> Answers:
 
 @pytest.mark.promise("bigram_fallback")
 def test_only_what_the_failing_shard_owns_is_partial(cluster, connect, files) -> None:
-    """The rest is full, in the same call, whatever the error; the counters tell how many."""
+    """The other queries of the call get full scores, whatever the error; all are counted."""
     network = Network()
     client = connect(cluster.addresses, network, bigram_fallback=True)
     queries = list(dict.fromkeys(random_queries(files.oracle, 5, 300)))

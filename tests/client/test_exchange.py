@@ -329,7 +329,7 @@ def test_a_stream_that_breaks_fails_what_is_in_flight_and_the_next_message_opens
         if server.streams > 1:
             await server.answer(context, message)
         elif message.shard == 2 and sent is None:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no more")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too busy")
         elif message.shard == 2:
             await context.write(sent)
 

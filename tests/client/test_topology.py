@@ -224,8 +224,8 @@ def endpoints(*addresses: str) -> list[Endpoint]:
 
 
 def test_the_shard_set_of_most_shards_is_taken(files, other_files) -> None:
-    """The others are named among the faults. Replicas are no more shards; and where servers are
-    divided, one shard each, the set in use stays."""
+    """The faults name the other servers. Replicas do not count as more shards. If two sets have
+    one shard each, the client keeps the set in use."""
     connect = saying(
         ("a:1", reply(other_files, 0)),
         ("a:2", reply(other_files, 0)),
