@@ -29,7 +29,6 @@ class Chances(Timeline):
         super().__init__()
         self.rng = random.Random(seed)
         self.seen: set[str] = set()
-        self.last_deadline = 0.0
 
     def fate(self, address: str, timeout_s: float) -> tuple[str, float]:
         """At once, soon, too late, or at the deadline itself."""
@@ -53,7 +52,6 @@ def test_every_call_ends_by_its_deadline_with_scores_of_the_models_they_name(
     def ask(number: int, limit_s: float) -> None:
         queries = random_queries(files.oracle, 100 * seed + number, line.rng.choice([1, 20, 90]))
         deadline = line.now + limit_s
-        line.last_deadline = max(line.last_deadline, deadline)
         call = one.ask(queries, limit_s)
         call.when_ended(lambda: ended.append((line.now, deadline, queries, call.result())))
 

@@ -196,8 +196,7 @@ def test_replies_find_whoever_asked_in_whatever_order_they_come(server, connect)
     connection = connect()
     asked = [Asked(connection, shard) for shard in range(20)]
     assert [a.shard() for a in asked] == list(range(20))
-    assert server.streams == 1
-    assert all(a.times == 1 for a in asked)
+    assert server.streams == 1 and all(a.times == 1 for a in asked)
 
 
 def test_a_message_says_what_time_is_left_when_it_is_written(server, connect, monkeypatch) -> None:
@@ -246,8 +245,7 @@ def test_a_message_that_gets_no_answer_fails_at_its_deadline_and_harms_no_other(
         assert isinstance(asked.failure(), DeadlineExceeded)
     assert Asked(connection, 8).shard() == 8
     assert Asked(connection, 4).shard() == 4
-    assert [asked.times for asked in lost] == [1, 1, 1]
-    assert server.streams == 1
+    assert [asked.times for asked in lost] == [1, 1, 1] and server.streams == 1
 
 
 @pytest.mark.parametrize(
