@@ -9,6 +9,7 @@ disappears: states and the tree stay those of the model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -211,18 +212,24 @@ MOST_WEIGHTS = (1 << 16) - 1  # of a table
 _INFINITY = 0x7F800000  # the bits of what is no weight
 
 
-class WeightCode(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class WeightCode:
     """Weights by their place in a table, the most frequent first; others have the code `escape`,
     where the table has infinity, and their 32 bits follow."""
 
     escape: int
     table: Bits
 
+    @cached_property
+    def _rising(self) -> tuple[Bits, NDArray[np.int64]]:
+        """The table in the order of its values and their codes, both with the escape at the end."""
+        order = np.argsort(self.table)
+        return np.append(self.table[order], np.uint32(_INFINITY)), np.append(order, self.escape)
+
     def codes(self, weights: Bits) -> NDArray[np.int64]:
-        rising = np.append(np.argsort(self.table), self.escape)
-        values = np.append(self.table[rising[:-1]], _INFINITY)
+        values, codes = self._rising
         place = np.searchsorted(values[:-1], weights)
-        return np.where(values[place] == weights, rising[place], self.escape)
+        return np.where(values[place] == weights, codes[place], self.escape)
 
 
 def weight_code(found: ValueHistogram) -> WeightCode:

@@ -71,7 +71,7 @@ def test_memory_stays_within_the_limit(tmp_path: Path) -> None:
     """Of a model that would take several times as much; and the bytes are the same."""
     path = large_arpa(tmp_path / "m.arpa", 5000, 1_500_000)
     with ArpaReader(path) as reader:
-        limit = least_bytes(reader.counts, 2) + 10 * MIB
+        limit = least_bytes(reader.counts, 2, 2) + 10 * MIB
         assert in_memory_bytes(reader.counts) > limit
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, str(path), str(tmp_path / "set"), str(limit)],

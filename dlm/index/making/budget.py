@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 PARSER_BYTES = 64 * MIB  # text and arrays of ArpaReader
 WORD_BYTES = 300  # a word in the vocabulary of the reader, and the arrays of the 1-grams
-ROOT_BYTES = 50  # a root of a shard: its number, the size and the place of its record
+ROOT_BYTES = 30  # a root of a shard: its number, the size and the place of its record
 LEAST_BYTES = 160 * MIB  # beside these
 
 
@@ -45,12 +45,12 @@ class Budget:
     @classmethod
     def of(cls, memory_bytes: int, counts: Sequence[int], threads: int, shards: int = 1) -> Budget:
         """The budget of a model with these counts under a limit; `ConfigError` if it is too low."""
-        least = least_bytes(counts, shards)
+        least = least_bytes(counts, shards, threads)
         fixed = least - LEAST_BYTES
         if memory_bytes < least:
             raise ConfigError(
                 f"--memory is {memory_bytes:,} bytes; {counts[0]:,} words, and the word pairs of "
-                f"one of {shards} shards, need at least {least:,}"
+                f"{min(threads, shards)} of {shards} shards, need at least {least:,}"
             )
         if PARSER_BYTES + fixed + in_memory_bytes(counts) <= memory_bytes:
             return cls.in_memory(threads)
@@ -90,9 +90,10 @@ def credible_counts(reader: NgramReader) -> list[int]:
     return counts
 
 
-def least_bytes(counts: Sequence[int], shards: int = 1) -> int:
-    """Beside the vocabulary, the roots of a shard are in memory: each may be a 2-gram."""
-    return LEAST_BYTES + WORD_BYTES * counts[0] + ROOT_BYTES * (sum(counts[1:2]) // shards)
+def least_bytes(counts: Sequence[int], shards: int = 1, threads: int = 1) -> int:
+    """Beside the vocabulary, the roots of a shard for each thread: each may be a 2-gram."""
+    roots = sum(counts[1:2]) * min(threads, shards) // shards
+    return LEAST_BYTES + WORD_BYTES * counts[0] + ROOT_BYTES * roots
 
 
 def in_memory_bytes(counts: Sequence[int]) -> int:
@@ -105,7 +106,7 @@ def spill_bytes(counts: Sequence[int]) -> int:
     """About the most bytes on disk that the n-grams of a model take while it is sharded.
 
     At first, all are sorted in two ways; later, there are nodes and n-grams by length, before and
-    after assignment to shards, or as of all shards and of two. Blanks are not counted.
+    after assignment to shards, or as of all shards and of some. Blanks are not counted.
     """
     twice = sum(2 * count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1)
     return int(

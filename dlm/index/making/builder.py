@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -226,15 +227,15 @@ def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> Non
         sync_folder(folder)
         journal.save(name, work)
 
-    # One file is made while the one before it is written.
-    with ThreadPoolExecutor(1) as pool:
-        ahead: tuple[_File, Future[Columns]] | None = None
+    # Some files are made while the one before them is written.
+    with ThreadPoolExecutor(c.budget.threads) as pool:
+        coming: deque[tuple[_File, Future[Columns]]] = deque()
         for file in _files(c, shards, journal):
-            before, ahead = ahead, (file, pool.submit(file.make))
-            if before is not None:
-                write(*before)
-        if ahead is not None:
-            write(*ahead)
+            coming.append((file, pool.submit(file.make)))
+            if len(coming) > c.budget.threads:
+                write(*coming.popleft())
+        while coming:
+            write(*coming.popleft())
 
 
 def write_file(path: Path, kind: str, columns: Columns, work: Work) -> tuple[int, str]:

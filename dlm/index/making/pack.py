@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,19 +139,13 @@ def tree_columns(
 
 
 class _Piece(NamedTuple):
-    """Some nodes of a level: rows, and the numbers of the first of them, of the first n-gram after
-    them, and of the first node below."""
+    """Some nodes of a level: rows, and where in the level they, the n-grams after them, and the
+    nodes below them begin and end."""
 
-    nodes: Rows
-    node: int
-    entry: int
-    child: int
-
-    @property
-    def end(self) -> tuple[int, int, int]:
-        """As `node`, `entry`, `child`, of what comes after."""
-        below, after = self.nodes[:, 3:5].sum(axis=0, dtype=I64).tolist()
-        return self.node + len(self.nodes), self.entry + after, self.child + below
+    rows: Rows
+    nodes: tuple[int, int]
+    entries: tuple[int, int]
+    below: tuple[int, int]
 
 
 class TreePacker:
@@ -169,21 +164,22 @@ class TreePacker:
         self._value_bits = [code.prob.bits + code.flag_bits for code in codes]
         self._pairs, self._key_bits = pairs, key_bits
         self._work, self._rows, self._name = work, rows, name
-        self._sizes: list[Column] = []  # of the records of each level, roots last
+        # Of the records of each level, roots last: their bits, and the codes of their weights.
+        self._sizes: list[Column] = []
+        self._weights: list[Column] = []
 
     def pack(self) -> TreeColumns:
         """The columns of the shard, in the order of the format."""
         for depth in reversed(range(len(self._levels))):
-            self._sizes.append(self._size(depth))
+            self._size(depth)
         # The roots of a shard are in memory; their records and rows need not be.
-        numbers, sizes = np.empty(0, np.uint32), np.empty(0, I64)
-        if self._levels:
-            chunks = self._levels[0][0].chunks(self._rows)
-            numbers = np.concatenate([numbers, *(nodes[:, 1] for nodes in chunks)])
-            sizes = self._sizes[-1].read(0, len(numbers))
+        chunks = self._levels[0][0].chunks(self._rows) if self._levels else []
+        keys = (nodes[:, 1].copy() for nodes in chunks)
+        numbers = np.concatenate([np.empty(0, np.uint32), *keys])
+        sizes = self._sizes[-1].read(0, len(numbers)) if self._sizes else np.empty(0, I64)
         counts = [(len(nodes), len(entries)) for nodes, entries in self._levels]
         bits, tree = self._put(numbers, sizes)
-        for column in self._sizes:
+        for column in chain(self._sizes, self._weights):
             column.remove()
         return tree_columns(self._pairs, self._key_bits, self._codes, counts, bits, tree)
 
@@ -193,51 +189,53 @@ class TreePacker:
     def _pieces(self, depth: int) -> Iterator[_Piece]:
         nodes, entries = self._levels[depth]
         deepest = depth + 1 == len(self._levels)
-        at = _Piece(nodes.read(0, 0), 0, 0, 0)
+        end = (0, 0, 0)
         for chunk in nodes.chunks(self._rows):
-            ends = np.cumsum(chunk[:, 3].astype(I64) + chunk[:, 4])
-            first = 0
+            below, after = (np.cumsum(chunk[:, i], dtype=I64) for i in (3, 4))
+            ends, (x, y, z), first = below + after, end, 0
             while first < len(chunk):
                 # One node at least: no more stand below and after it than there are words.
                 before = int(ends[first - 1]) if first else 0
                 last = max(int(np.searchsorted(ends, before + self._rows, "right")), first + 1)
-                at = _Piece(np.ascontiguousarray(chunk[first:last]), *at.end)
-                yield at
+                begin, end = end, (x + last, y + int(after[last - 1]), z + int(below[last - 1]))
+                yield _Piece(chunk[first:last], *zip(begin, end, strict=True))
                 first = last
-        assert at.end[1:] == (len(entries), 0 if deepest else len(self._levels[depth + 1][0]))
+        assert end[1:] == (len(entries), 0 if deepest else len(self._levels[depth + 1][0]))
 
     def _below(self, depth: int, piece: _Piece) -> tuple[Bits, NDArray[np.int64], int]:
         """The keys of the nodes below some of a level, the sizes of their records, and the bits of
         a key: none for the deepest."""
         if depth + 1 == len(self._levels):
             return np.empty(0, np.uint32), np.empty(0, I64), 0
-        begin, end = piece.child, piece.end[2]
-        sizes = self._sizes[len(self._levels) - 2 - depth].read(begin, end)
-        below = self._levels[depth + 1][0].read(begin, end)
+        sizes = self._sizes[len(self._levels) - 2 - depth].read(*piece.below)
+        below = self._levels[depth + 1][0].read(*piece.below)
         return np.ascontiguousarray(below[:, 1]), sizes, self._key_bits
 
     def _widths(self, depth: int, piece: _Piece) -> NDArray[np.int64]:
         if depth:
             return np.empty(0, I64)
-        ranks = self._levels[0][1].read(piece.entry, piece.end[1])[:, 1]
-        ends = np.cumsum(piece.nodes[:, 4], dtype=I64)
+        ranks = self._levels[0][1].read(*piece.entries)[:, 1]
+        ends = np.cumsum(piece.rows[:, 4], dtype=I64)
         # Ranks rise in a list.
-        largest = np.append(ranks, U64(0))[ends - 1] * (piece.nodes[:, 4] > 0)
+        largest = np.append(ranks, U64(0))[ends - 1] * (piece.rows[:, 4] > 0)
         return np.maximum(np.frexp(largest.astype(np.float64))[1], 1).astype(I64)
 
-    def _size(self, depth: int) -> Column:
+    def _size(self, depth: int) -> None:
         found = Column(I64, path=self._file(f"size-{depth}"))
+        weights = Column(np.uint32, path=self._file(f"weight-{depth}"))
         for piece in self._pieces(depth):
-            sizes = np.empty(len(piece.nodes), I64)
-            weight = self._codes[depth].weight
+            sizes, weight = np.empty(len(piece.rows), I64), self._codes[depth].weight
+            codes = weight.codes(piece.rows[:, 2])
             below, below_sizes, key_bits = self._below(depth, piece)
             record_kernels.size_records(
-                piece.nodes, weight.codes(piece.nodes[:, 2]), weight.escape,
+                piece.rows, codes, weight.escape,
                 self._value_bits[depth], self._widths(depth, piece), below, below_sizes, key_bits,
                 sizes,
             )  # fmt: skip
             found.append(sizes)
-        return found.finish(sync=False)
+            weights.append(codes.astype(np.uint32))
+        self._sizes.append(found.finish(sync=False))
+        self._weights.append(weights.finish(sync=False))
 
     def _put(self, numbers: Bits, sizes: NDArray[np.int64]) -> tuple[int, NDArray[np.uint64]]:
         bits, words, begins = put_roots(self._file("tree"), numbers, sizes, self._pairs)
@@ -247,11 +245,12 @@ class TreePacker:
             lower = Column(I64, path=self._file(f"place-{depth + 1}"))
             for piece in self._pieces(depth):
                 below, sizes, key_bits = self._below(depth, piece)
-                entries = self._levels[depth][1].read(piece.entry, piece.end[1])
-                found, weight = np.empty(len(below), I64), self._codes[depth].weight
+                entries = self._levels[depth][1].read(*piece.entries)
+                weights = self._weights[len(self._levels) - 1 - depth].read(*piece.nodes)
+                found = np.empty(len(below), I64)
                 record_kernels.put_records(
-                    words, places.read(piece.node, piece.end[0]), piece.nodes,
-                    weight.codes(piece.nodes[:, 2]), weight.escape,
+                    words, places.read(*piece.nodes), piece.rows,
+                    weights.astype(I64), self._codes[depth].weight.escape,
                     self._value_bits[depth], self._widths(depth, piece),
                     np.ascontiguousarray(entries[:, 1]), self._values(depth, entries[:, 2]), below,
                     sizes, key_bits, found,

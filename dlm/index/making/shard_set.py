@@ -107,8 +107,8 @@ def build_shard_set(
         The same model and arguments give the same bytes, whatever the memory.
         If a build from a file spills and is killed or interrupted, running it again with the same
         arguments resumes from its last finished stage.
-    Cost    memory: a limit that spares the words, 300 bytes each, and the word pairs of a shard, 50
-            bytes each; with `repair`, before that, some 400 bytes per n-gram
+    Cost    memory: a limit that spares the words, 300 bytes each, and the word pairs of as many
+            shards as threads, 30 bytes each; with `repair`, before that, some 400 bytes per n-gram
     """
     ShardSettings(shards)
     coding = coding_of(encoding, bits)
@@ -173,7 +173,7 @@ def _streamed(
             stages.check_header(reader)
         counts = credible_counts(reader)
         if memory_bytes is None:
-            memory_bytes = max(available_bytes() // 2, least_bytes(counts, shards))
+            memory_bytes = max(available_bytes() // 2, least_bytes(counts, shards, threads))
         budget = Budget.of(memory_bytes, counts, threads, shards)
         key = None
         # A repaired model is rewritten each time, so there is nothing to resume from.

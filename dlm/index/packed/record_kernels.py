@@ -63,10 +63,12 @@ def gamma_bits(number):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_gamma(words, bit, number):  # type: ignore[no-untyped-def]
-    """As many zeros as there are bits after the leading one, that one, those bits; the next bit."""
+    """As many zeros as there are bits after the leading one, that one, those bits; the next bit.
+
+    A number of 29 bits at most."""
     more = bit_length(number) - _1
-    put(words, bit + more, _1, _1)
-    put(words, bit + more + _1, more, number & mask_of(more))
+    rest = ((number & mask_of(more)) << _1) | _1
+    put(words, bit, _2 * more + _1, rest << more)
     return bit + _2 * more + _1
 
 
