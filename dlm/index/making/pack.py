@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,8 +138,8 @@ def tree_columns(
 
 
 class _Piece(NamedTuple):
-    """Some nodes of a level: rows, and where in the level they, the n-grams after them, and the
-    nodes below them begin and end."""
+    """Some nodes of a level: rows; where they, the n-grams after them and the nodes below begin and
+    end."""
 
     rows: Rows
     nodes: tuple[int, int]
@@ -166,20 +165,19 @@ class TreePacker:
         self._work, self._rows, self._name = work, rows, name
         # Of the records of each level, roots last: their bits, and the codes of their weights.
         self._sizes: list[Column] = []
-        self._weights: list[Column] = []
 
     def pack(self) -> TreeColumns:
         """The columns of the shard, in the order of the format."""
         for depth in reversed(range(len(self._levels))):
-            self._size(depth)
+            self._sizes.append(self._size(depth))
         # The roots of a shard are in memory; their records and rows need not be.
         chunks = self._levels[0][0].chunks(self._rows) if self._levels else []
         keys = (nodes[:, 1].copy() for nodes in chunks)
         numbers = np.concatenate([np.empty(0, np.uint32), *keys])
-        sizes = self._sizes[-1].read(0, len(numbers)) if self._sizes else np.empty(0, I64)
+        sizes = self._sizes[-1].read(0, len(numbers))[:, 0] if self._sizes else np.empty(0, I64)
         counts = [(len(nodes), len(entries)) for nodes, entries in self._levels]
-        bits, tree = self._put(numbers, sizes)
-        for column in chain(self._sizes, self._weights):
+        bits, tree = self._put(numbers, np.ascontiguousarray(sizes))
+        for column in self._sizes:
             column.remove()
         return tree_columns(self._pairs, self._key_bits, self._codes, counts, bits, tree)
 
@@ -209,7 +207,7 @@ class TreePacker:
             return np.empty(0, np.uint32), np.empty(0, I64), 0
         sizes = self._sizes[len(self._levels) - 2 - depth].read(*piece.below)
         below = self._levels[depth + 1][0].read(*piece.below)
-        return np.ascontiguousarray(below[:, 1]), sizes, self._key_bits
+        return below[:, 1].copy(), sizes[:, 0].copy(), self._key_bits
 
     def _widths(self, depth: int, piece: _Piece) -> NDArray[np.int64]:
         if depth:
@@ -220,22 +218,19 @@ class TreePacker:
         largest = np.append(ranks, U64(0))[ends - 1] * (piece.rows[:, 4] > 0)
         return np.maximum(np.frexp(largest.astype(np.float64))[1], 1).astype(I64)
 
-    def _size(self, depth: int) -> None:
-        found = Column(I64, path=self._file(f"size-{depth}"))
-        weights = Column(np.uint32, path=self._file(f"weight-{depth}"))
+    def _size(self, depth: int) -> Column:
+        found = Column(I64, 2, path=self._file(f"size-{depth}"))
         for piece in self._pieces(depth):
-            sizes, weight = np.empty(len(piece.rows), I64), self._codes[depth].weight
-            codes = weight.codes(piece.rows[:, 2])
+            rows, weight = np.empty((2, len(piece.rows)), I64), self._codes[depth].weight
+            rows[1] = weight.codes(piece.rows[:, 2])
             below, below_sizes, key_bits = self._below(depth, piece)
             record_kernels.size_records(
-                piece.rows, codes, weight.escape,
+                piece.rows, rows[1], weight.escape,
                 self._value_bits[depth], self._widths(depth, piece), below, below_sizes, key_bits,
-                sizes,
+                rows[0],
             )  # fmt: skip
-            found.append(sizes)
-            weights.append(codes.astype(np.uint32))
-        self._sizes.append(found.finish(sync=False))
-        self._weights.append(weights.finish(sync=False))
+            found.append(rows.T.copy())
+        return found.finish(sync=False)
 
     def _put(self, numbers: Bits, sizes: NDArray[np.int64]) -> tuple[int, NDArray[np.uint64]]:
         bits, words, begins = put_roots(self._file("tree"), numbers, sizes, self._pairs)
@@ -246,11 +241,10 @@ class TreePacker:
             for piece in self._pieces(depth):
                 below, sizes, key_bits = self._below(depth, piece)
                 entries = self._levels[depth][1].read(*piece.entries)
-                weights = self._weights[len(self._levels) - 1 - depth].read(*piece.nodes)
-                found = np.empty(len(below), I64)
+                coded, found = self._sizes[-1 - depth].read(*piece.nodes), np.empty(len(below), I64)
                 record_kernels.put_records(
                     words, places.read(*piece.nodes), piece.rows,
-                    weights.astype(I64), self._codes[depth].weight.escape,
+                    coded[:, 1].copy(), self._codes[depth].weight.escape,
                     self._value_bits[depth], self._widths(depth, piece),
                     np.ascontiguousarray(entries[:, 1]), self._values(depth, entries[:, 2]), below,
                     sizes, key_bits, found,

@@ -63,9 +63,7 @@ def gamma_bits(number):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_gamma(words, bit, number):  # type: ignore[no-untyped-def]
-    """As many zeros as there are bits after the leading one, that one, those bits; the next bit.
-
-    A number of 29 bits at most."""
+    """A zero for each bit after the leading (28 at most), that one, those bits; the next bit."""
     more = bit_length(number) - _1
     rest = ((number & mask_of(more)) << _1) | _1
     put(words, bit, _2 * more + _1, rest << more)
