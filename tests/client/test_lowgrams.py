@@ -17,8 +17,7 @@ import pytest
 import forked
 from client.scripted import FileServer
 from cluster import ROOT, WAIT_S, ModelFiles, build
-from dlm.client import download
-from dlm.client.download import fetch
+from dlm.client.census import fetch
 from dlm.client.router import LowGrams
 from dlm.errors import ConfigError, DeadlineExceeded, Overloaded, ProtocolError, ShardDown
 from dlm.index import layout
@@ -272,7 +271,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from client.scripted import FileServer
-from dlm.client.download import fetch
+from dlm.client.census import fetch
 from dlm.index.layout import read_manifest
 directory, cache, sleep_s = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 manifest = read_manifest(directory)
@@ -396,8 +395,8 @@ def test_the_time_of_a_download_counts_from_its_last_progress(
     files, server, cache, monkeypatch, enough: int
 ) -> None:
     """A slow one is fetched whole, whatever it takes, and shown; one that only trickles ends."""
-    monkeypatch.setattr(download, "PROGRESS_BYTES", enough)
-    monkeypatch.setattr(download, "SHOWN_BYTES", 1000)
+    monkeypatch.setattr("dlm.client.census.PROGRESS_BYTES", enough)
+    monkeypatch.setattr("dlm.client.census.SHOWN_BYTES", 1000)
     lines: list[str] = []
     monkeypatch.setattr(compiling_notice, "tell", lines.append)
     clock = Clock()

@@ -17,8 +17,8 @@ from client.questions import answers_to, ask, assert_equal, queries_to, random_q
 from client.scripted import Network, load
 from cluster import WAIT_S, until
 from dlm.client import AsyncClient, Client
+from dlm.client.health import Mode
 from dlm.client.metrics import FAMILIES, STAGES, ClientMetrics, result_of
-from dlm.client.modes import Mode
 from dlm.client.stream import NotSent
 from dlm.errors import (
     ConfigError,

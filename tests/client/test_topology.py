@@ -24,7 +24,7 @@ from dlm.client.cluster_file import (
     check_model,
     write_cluster_file,
 )
-from dlm.client.membership import NO_LIMIT, Topology
+from dlm.client.health import NO_LIMIT, Topology
 from dlm.client.table import take_census
 from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb

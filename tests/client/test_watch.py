@@ -15,8 +15,7 @@ from cluster import ModelFiles, build
 from dlm.client import cascade
 from dlm.client.cascade import CALM_S, TICK_S, BeatReply, CascadeMonitor
 from dlm.client.config import FailoverConfig, HeartbeatConfig
-from dlm.client.membership import Liveness, Topology
-from dlm.client.modes import Mode
+from dlm.client.health import Liveness, Mode, Topology
 from dlm.errors import AuthenticationError, DlmError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, error_from_refusal
