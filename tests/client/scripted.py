@@ -18,10 +18,7 @@ from dlm.index.layout import Manifest
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 
-KIND_OF = {
-    pb.DOWNLOAD_FILE_VOCABULARY: "vocabulary",
-    pb.DOWNLOAD_FILE_LOW_ORDERS: "low_orders",
-}
+KIND_OF = {pb.DOWNLOAD_FILE_VOCABULARY: "vocabulary", pb.DOWNLOAD_FILE_LOW_ORDERS: "low_orders"}
 
 # What becomes of a reply: the bytes to hand on, or an error.
 Change = Callable[[bytes], bytes | DlmError]

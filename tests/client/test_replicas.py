@@ -184,9 +184,6 @@ def all_of(twice: tuple[Cluster, Cluster]) -> list[str]:
     return [address for cluster in twice for address in cluster.addresses]
 
 
-# ---------------------------------------------------------------- on a clock that the test moves
-
-
 class Paced(Timeline):
     """Each server answers after a time of its own; inf while it is stopped.
 
@@ -316,9 +313,6 @@ def test_servers_that_are_all_slow_or_silent_get_no_message_twice(
     line.run_until()
     assert one.client.stats.retries <= 2  # before any of them is known to be slow
     one.client.close()
-
-
-# ---------------------------------------------------------------- on a network that fails
 
 
 class Failing(Network):

@@ -168,26 +168,19 @@ def test_a_shard_that_was_silent_is_found_to_be_quick_again(silence_s: float) ->
     assert not driver.lane.refuses(100, now + 1.0, now)
 
 
-def test_refused_and_failed_messages_are_no_pace() -> None:
-    """A server that refuses in a microsecond answers nothing."""
+@pytest.mark.parametrize(("gone", "messages", "each_s"), [(False, 1000, 1e-6), (True, 50, 0.5)])
+def test_what_nobody_answered_is_no_pace(gone: bool, messages: int, each_s: float) -> None:
+    """A server that refuses in a microsecond answers nothing. However long nobody is there, a call
+    is told that, and not of seconds of work."""
     driver, now = answering(100, 0.1, 20), 2.0
     quick = driver.lane.pace.seconds(100)
-    for _ in range(1000):
-        driver.submit(Work("a", 100, now + 1.0), now)
-        now += 1e-6
-        driver.done(now, answered=False)
-    assert driver.lane.pace.seconds(100) >= quick
-
-
-def test_a_shard_whose_servers_are_gone_has_no_pace() -> None:
-    """However long nobody is there, a call is told that, and not of seconds of work."""
-    driver, now = answering(100, 0.1, 20), 2.0
-    for _ in range(50):
+    for _ in range(messages):
         driver.submit(Work("lost", 100, now + 2.0), now)
-        now += 0.5
-        driver.done(now, answered=False, gone=True)
+        now += each_s
+        driver.done(now, answered=False, gone=gone)
+    assert gone or driver.lane.pace.seconds(100) >= quick
     driver.submit(Work("lost", 100, now + 2.0), now)
-    assert not driver.lane.refuses(100, now + 2.0, now)
+    assert not gone or not driver.lane.refuses(100, now + 2.0, now)
 
 
 # Each event: (time that passes, queries and time allowed of new work, or None for an answer).
