@@ -34,7 +34,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from dlm.client.cluster_file import Endpoint, write_cluster_file
-from dlm.client.server import GrpcConnection
+from dlm.client.server import Connection
 from dlm.index.layout import Manifest, read_manifest
 from dlm.index.making import build_shard_set
 from dlm.index.search.shard import Shard
@@ -498,7 +498,7 @@ class Cluster:
         """A heartbeat of each server, over the wire."""
         out = []
         for address in self.addresses:
-            connection = GrpcConnection(address)
+            connection = Connection(address)
             out.append(connection.heartbeat(pb.HeartbeatRequest(sequence=7), WAIT_S))
             connection.close()
         return out

@@ -47,9 +47,9 @@ FLOORS = {
 TRAINING = {"training", "tokens", "words", "pieces", "account"}
 
 CLIENT = (
-    "config; cluster_file membership modes kernels states; cascade router phrases census; metrics "
-    "inputs; loop; stream after; server queue; call runtime download; local table; lane; core; "
-    "blocks; base_utterance; utterance; mixture client"
+    "config; cluster_file health kernels states; cascade router phrases; metrics inputs; loop; "
+    "stream rules; server; census call runtime; table; lane; core; base_utterance; utterance; "
+    "mixture client"
 )
 # The same inside of a part: what stands on no floor may import whatever does not import it.
 ROOMS = {

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from parsed import tree_of
 
+Twice = defaultdict[str, list[str]]
 PACKAGE = Path(__file__).parents[1] / "dlm"
 
 
-def twice(package: Path) -> dict[str, list[str]]:
-    """Public classes at the top of a module that have the name of another, and where they are."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for file in sorted(package.rglob("*.py")):
-        if "_pb" in file.parts:
+def twice(package: Path, parts: Sequence[str] = (".",), kinds: Any = ast.ClassDef) -> Twice:
+    """Public names of some kinds at the top of modules that stand twice, and where they are."""
+    found = Twice(list)
+    for file in sorted(file for part in parts for file in (package / part).rglob("*.py")):
+        if "_pb" in file.parts or (len(parts) > 1 and file.stem == "kernels"):
             continue
         for node in tree_of(file).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(str(file.relative_to(package)))
-    return {name: files for name, files in found.items() if len(files) > 1}
+            name = getattr(getattr(node, "target", node), "id", getattr(node, "name", "_"))
+            if isinstance(node, kinds) and not name.startswith("_"):
+                found[name].append(str(file.relative_to(package)))
+    return Twice(list, {name: files for name, files in found.items() if len(files) > 1})
 
 
 def test_no_two_public_classes_share_a_name() -> None:
     """Who searches for one finds one."""
     assert twice(PACKAGE) == {}
+
+
+def test_nor_do_functions_and_types_of_the_client() -> None:
+    """Nor of what it shares with the server; a kernel may have the name of what calls it."""
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AnnAssign
+    assert twice(PACKAGE, ("client", "wire"), kinds) == {}
 
 
 @pytest.mark.parametrize(("other", "files"), [("One", ["a.py", "b.py"]), ("Two", []), ("_One", [])])

@@ -73,7 +73,7 @@ def rollout(
 
     give_way()  # before what takes time: servers may share this machine
     from dlm.client.cluster_file import ClusterToml, check_files, edited
-    from dlm.client.server import GrpcConnection
+    from dlm.client.server import Connection
     from dlm.cluster.rolling import (
         Rolling,
         check_files_whole,
@@ -104,7 +104,7 @@ def rollout(
         toml = ClusterToml(cluster)
         security = given.over(toml.security())
         check_files(security)
-        connect = partial(GrpcConnection, security=security)
+        connect = partial(Connection, security=security)
         held, default, named = models_served(toml, connect)
         edited(toml.text, default, toml.rollout())  # or it is refused
         known = {**manifests_of(sets), **held}

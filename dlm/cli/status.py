@@ -92,7 +92,7 @@ def status(
     from functools import partial
 
     from dlm.client.cluster_file import ClusterToml, check_files
-    from dlm.client.server import GrpcConnection
+    from dlm.client.server import Connection
     from dlm.cluster.status import ClusterStatus
     from dlm.wire.secret import signature
 
@@ -105,7 +105,7 @@ def status(
         toml = ClusterToml(cluster)
         endpoints, security = toml.servers(), given.over(toml.security())
         check_files(security)  # a fault in these files is not a server's
-        connect = partial(GrpcConnection, security=security)
+        connect = partial(Connection, security=security)
 
         def rollout() -> Rollout | None:
             with suppress(ConfigError):  # clients keep what they have, too
@@ -287,7 +287,7 @@ def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
 
 def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
     """Which model clients use, as heartbeats show it; and the colour of that line."""
-    from dlm.client.modes import Mode
+    from dlm.client.health import Mode
 
     if snapshot.mode is Mode.FULL:
         return "mode: full", "green"

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 if TYPE_CHECKING:
-    from dlm.client.blocks import ContextBlocks
     from dlm.client.client import AsyncClient, Client
     from dlm.client.config import ClientConfig
     from dlm.client.mixture import AsyncMixture, Mixture
     from dlm.client.phrases import Phrases
     from dlm.client.states import Extension, ModelInfo, SentenceScore, State, States
-    from dlm.client.utterance import AsyncUtterance, Utterance
+    from dlm.client.utterance import AsyncUtterance, ContextBlocks, Utterance
 
 __all__ = [
     "AsyncClient",
@@ -42,7 +41,7 @@ _LIES_IN = {
     "AsyncUtterance": "utterance",
     "Client": "client",
     "ClientConfig": "config",
-    "ContextBlocks": "blocks",
+    "ContextBlocks": "utterance",
     "Extension": "states",
     "Mixture": "mixture",
     "ModelInfo": "states",

@@ -17,24 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import kernels
-from dlm.client.after import GiveUp, after_call
-from dlm.client.blocks import BlockFetch, ContextBlocks, joined, source_of
 from dlm.client.config import MAX_DEADLINE_S
 from dlm.client.core import Asked, Scorer
+from dlm.client.health import Mode
 from dlm.client.inputs import (
     Inputs,
     Parts,
     Queries,
     Sentence,
     Word,
-    every_word_after,
     inputs_of,
-    stored_after,
 )
-from dlm.client.modes import Mode
 from dlm.client.phrases import BoundPhrases, Phrases
 from dlm.client.router import LowGrams, Snapshot
-from dlm.client.server import BLOCKS, SCORES, Asks
+from dlm.client.rules import GiveUp, after_call
+from dlm.client.server import SCORES, Asks
 from dlm.client.states import (
     FULL_MODEL,
     LOCAL_MODEL,
@@ -55,7 +52,7 @@ from dlm.errors import (
 from dlm.index.layout import Manifest
 from dlm.index.search.local import LocalModel
 from dlm.kenlm.model import KenlmFile
-from dlm.ngram.query import FULL, LOCAL_FALLBACK, Answers
+from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary
 
 T = TypeVar("T")
@@ -72,7 +69,6 @@ GRACE_S = 0.02
 # before as half of its planning took, and this share of its time, up to a maximum in seconds.
 SHAPE_SHARE, SHAPE_S = 0.05, 0.1
 SHAPED = 128  # sentences between checks of the clock, when scores are made from answers
-UNKNOWN_S = 60.0  # seconds for which servers that do not know ContextBlock are not asked again
 
 # What happens to an utterance on the full model when its client switches to the local fallback.
 FINISH, RESCORE = "finish", "rescore"
@@ -84,6 +80,23 @@ def check_deadline(deadline_s: float) -> None:
         raise QueryError(
             f"the deadline is {deadline_s!r}; expected seconds above 0 and below {MAX_DEADLINE_S:g}"
         )
+
+
+def source_of(answers: Answers) -> NDArray[np.uint8]:
+    return np.zeros(len(answers), np.uint8) if answers.source is None else answers.source
+
+
+def joined(answers: Sequence[Answers]) -> Answers:
+    if len(answers) == 1:
+        return answers[0]
+    plain = all(a.source is None for a in answers)
+    return Answers(
+        np.concatenate([a.log10_prob for a in answers]),
+        np.concatenate([a.matched_order for a in answers]),
+        np.concatenate([a.ngram_length for a in answers]),
+        np.concatenate([a.state_length for a in answers]),
+        None if plain else np.concatenate([source_of(a) for a in answers]),
+    )
 
 
 class Asking:
@@ -371,68 +384,6 @@ class BaseUtterance:
                 asking.check()
                 yield None  # others have their turn on an event loop
         return out
-
-    def _next_words(
-        self, asking: Asking, state: State, k: int
-    ) -> Steps[list[tuple[int, np.float32]]]:
-        if not isinstance(k, (int, np.integer)) or k < 1:
-            raise QueryError(f"k is {k!r}; expected a number of words above 0")
-        log10_prob = yield from self._next_distribution(asking, state)
-        words = np.arange(len(log10_prob))
-        begin = self._inputs.words.begin_id
-        if begin != UNK_ID:  # <s> follows nothing, whatever probability the file gives it
-            words = np.delete(words, begin)
-        if k < len(words):
-            found = log10_prob[words]
-            words = words[found >= np.partition(found, len(found) - k)[len(found) - k]]
-        best = words[np.argsort(-log10_prob[words], kind="stable")[:k]]
-        return [(word, log10_prob[word]) for word in best.tolist()]
-
-    def _next_distribution(self, asking: Asking, state: State) -> Steps[NDArray[np.float32]]:
-        blocks = yield from self._context_blocks(asking, [state])
-        found: NDArray[np.float32] = blocks.distribution()[0]
-        return found
-
-    def _context_blocks(
-        self, asking: Asking, states: States | Sequence[State]
-    ) -> Steps[ContextBlocks]:
-        self._core.check_open()  # what low orders know is asked of nobody
-        file = self._core.local_model
-        if isinstance(file, KenlmFile):  # it cannot list what follows a context
-            asked = self._inputs.states(states)
-            return ContextBlocks(asked, self._inputs, tuple(map(file.block, asked.each())))
-        fetches: list[BlockFetch] = []
-        is_known = time.monotonic() >= self._blocks_unknown_until
-
-        def first() -> Parts:
-            # Here, since a new utterance may switch to another model with its first call.
-            source = LOCAL_FALLBACK if self.model_info.kind == LOCAL_MODEL else FULL
-            fetch = BlockFetch(self._inputs.states(states), source)
-            fetches.append(fetch)
-            return stored_after(fetch.states, fetch.wanted, fetch.skips) if is_known else iter(())
-
-        answers = yield from self._ask(asking, first, BLOCKS)
-        fetch = fetches[-1]
-        if not is_known:
-            fetch.skip_all()
-        while len(fetch.wanted):
-            fetch.take([found for _, found in answers])
-            if len(fetch.wanted):
-                answers = yield from self._ask(
-                    asking, lambda: stored_after(fetch.states, fetch.wanted, fetch.skips), BLOCKS
-                )
-        instead: dict[int, Answers] = {}
-        if rows := fetch.unknown():
-            self._blocks_unknown_until = time.monotonic() + UNKNOWN_S
-            every = yield from self._ask(
-                asking, lambda: every_word_after(fetch.states, rows, self.vocabulary_size)
-            )
-            each = len(every) // len(rows)
-            for place, row in enumerate(rows):
-                whole = every[place * each : (place + 1) * each]
-                instead[row] = joined([answers for _, answers in whole])
-        blocks = fetch.blocks(self._inputs.snapshot.grams.low, instead)
-        return ContextBlocks(fetch.states, self._inputs, blocks)
 
     # -- asking -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Carries out what `membership` and `modes` decide: heartbeats, probes, and the mode of a client.
+"""Carries out what `health` decides: heartbeats, probes, and the mode of a client.
 
 Everything runs on the loop, one step after another, and nothing waits: what may resolve a name,
 read a file or ask a server goes to a thread that the host starts. Values for other threads (`mode`,
@@ -14,12 +14,34 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
-from dlm.client import membership, modes
 from dlm.client.config import FailoverConfig, HeartbeatConfig
-from dlm.client.membership import Liveness, Member, Topology, behind
-from dlm.client.modes import Cascade, Mode
+from dlm.client.health import (
+    Beat,
+    Cascade,
+    Changed,
+    Liveness,
+    Member,
+    MemberEvent,
+    Messages,
+    Mode,
+    ModeEvent,
+    Moving,
+    Ping,
+    ProbeDone,
+    ReachabilityTick,
+    Refused,
+    Renew,
+    Restarted,
+    Switch,
+    Tick,
+    Topology,
+    Unreachable,
+    behind,
+    member_after,
+    mode_after,
+)
 from dlm.errors import AuthenticationError, DlmError
 from dlm.logs import EventLog
 from dlm.wire._pb import shard_pb2 as pb
@@ -38,7 +60,7 @@ STOOD_STILL_S = 0.25
 MOVING_S = 30.0
 LOOK_AGAIN_S = 1.0  # while a shard has nobody to ask, the servers are looked for this often
 BeatReply = Callable[[pb.HeartbeatReply | None, DlmError | None], None]
-_MOVING: dict[object, membership.Moving] = {
+_MOVING: dict[object, Moving] = {
     Reason.DRAINING: "draining",
     Reason.NOT_READY: "warming",
     pb.SERVER_STATE_DRAINING: "draining",
@@ -82,41 +104,11 @@ class CascadeStatus:
     local_fallback: bool = False
 
 
-class Host(Protocol):
-    """The actions of a cascade, given by its client; all but the first are for the loop, and none
-    waits."""
-
-    def carry_out(self, step: Callable[..., None], *args: Any) -> None:
-        """Runs a step on the loop: at once, if it is called there."""
-
-    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
-        """Runs a step after `delay_s` seconds."""
-
-    def known(self) -> Topology | None:
-        """The shard set in use and the places of its shards; None before one is found."""
-
-    def beat(
-        self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
-    ) -> None:
-        """Sends a heartbeat; `reply` is called once, on any thread, or never."""
-
-    def renew(self, address: str) -> None:
-        """Gives up the connection; later messages use another."""
-
-    def refresh_later(self) -> None:
-        """Asks the servers again what they hold, in the background."""
-
-    def follow(self) -> None:
-        """The same if the operator may have named another default; cheap to call."""
-
-    def ask_probe(self, timeout_s: float, done: Callable[[bool], None]) -> None:
-        """Sends queries to every shard, all the way; `done` gets whether all of them answered."""
-
-
 class CascadeMonitor:
     """The cascade of one client in one process.
 
     Args
+        host       the client's `core.Lanes`, which carries out what is decided; none waits
         may_switch whether there is a local fallback to switch to
         before     of the parent process, after a fork: its mode stays
         mode       the initial mode without `before`
@@ -124,7 +116,7 @@ class CascadeMonitor:
 
     def __init__(
         self,
-        host: Host,
+        host: Any,
         heartbeat_config: HeartbeatConfig,
         failover_config: FailoverConfig,
         *,
@@ -225,11 +217,11 @@ class CascadeMonitor:
 
     def lost(self, address: str, error: DlmError) -> None:
         """A message did not reach the server, or was refused."""
-        event: membership.Event = membership.Unreachable()
+        event: MemberEvent = Unreachable()
         if isinstance(error, AuthenticationError):
-            event = membership.Unreachable("unauthenticated")
+            event = Unreachable("unauthenticated")
         elif moving := _MOVING.get(getattr(error, "reason", None)):
-            event = membership.Refused(moving)
+            event = Refused(moving)
         self._member(address, event, self._clock())
         self._soon()
 
@@ -268,7 +260,7 @@ class CascadeMonitor:
         self._shards = {a: shard for shard, addresses in replicas.items() for a in addresses}
         self._members = {a: self._members.get(a, Member()) for a in self._shards}
         for address in self._shards:
-            self._member(address, membership.Tick(self._chance()), now)
+            self._member(address, Tick(self._chance()), now)
         self.slow_shards = frozenset(
             shard
             for shard, addresses in replicas.items()
@@ -277,7 +269,7 @@ class CascadeMonitor:
         )
         ended, failed, self._ended, self._failed = self._ended, self._failed, 0, 0
         if ended and now >= self._blameless_until:
-            self._switch(modes.Messages(ended, failed), now)
+            self._switch(Messages(ended, failed), now)
         reachable = topology is not None and all(
             any(self._members[a].usable for a in replicas.get(shard, ()))
             for shard in range(topology.manifest.shards)
@@ -285,7 +277,7 @@ class CascadeMonitor:
         # The client has all of a model of order 2 or less, and asks no server.
         asks = topology is not None and topology.manifest.order > 2
         slow = bool(asks and self._may_switch and self.slow_shards)
-        self._switch(modes.ReachabilityTick(reachable, slow), now)
+        self._switch(ReachabilityTick(reachable, slow), now)
         self._publish()
         self.moving = frozenset(
             a
@@ -322,20 +314,20 @@ class CascadeMonitor:
             if all(self._members[a].health is Liveness.DOWN for a in addresses)
         )
 
-    def _member(self, address: str, event: membership.Event, now: float) -> None:
+    def _member(self, address: str, event: MemberEvent, now: float) -> None:
         member = self._members.get(address)
         if member is None:
             return
-        self._members[address], actions = membership.step(member, event, now, self._beating)
-        if any(isinstance(action, membership.Changed) for action in actions):
+        self._members[address], actions = member_after(member, event, now, self._beating)
+        if any(isinstance(action, Changed) for action in actions):
             self._publish()
         for action in actions:
-            if isinstance(action, membership.Ping):
+            if isinstance(action, Ping):
                 self._beat(address, action.sequence)
-            elif isinstance(action, membership.Renew):
+            elif isinstance(action, Renew):
                 log.info("client.connection.renewed", extra={"address": address})
                 self._host.renew(address)
-            elif isinstance(action, membership.Restarted):
+            elif isinstance(action, Restarted):
                 log.info("client.server.restarted", extra={"address": address})
                 # It may hold other models, or name another default; asked until that succeeds.
                 self._outdated, self._looked = self._topology, now
@@ -380,21 +372,21 @@ class CascadeMonitor:
     ) -> None:
         """Records an answer, from any thread; a refused or garbled heartbeat counts as missed when
         its time is over."""
-        event: membership.Event
+        event: MemberEvent
         if found is not None and error is None:
             ready = found.state == pb.SERVER_STATE_READY
             refuses = None if ready else _MOVING.get(found.state, "warming")
-            event = membership.Beat(sequence, found.instance, refuses)
+            event = Beat(sequence, found.instance, refuses)
         elif isinstance(error, AuthenticationError):
-            event = membership.Unreachable("unauthenticated")
+            event = Unreachable("unauthenticated")
         else:
             return
         self._here(self._member, address, event)
 
-    def _switch(self, event: modes.Event, now: float) -> None:
-        self._cascade, actions = modes.step(self._cascade, event, now, self._failover_config)
+    def _switch(self, event: ModeEvent, now: float) -> None:
+        self._cascade, actions = mode_after(self._cascade, event, now, self._failover_config)
         for action in actions:
-            if isinstance(action, modes.Switch):
+            if isinstance(action, Switch):
                 self.mode = action.to
                 self._entered = now
                 self.switches[action.to, action.reason] += 1
@@ -420,9 +412,9 @@ class CascadeMonitor:
             self._probe_done(number, False)
 
     def _probe_done(self, number: int, answered: bool) -> None:
-        self._here(self._probe_ended, modes.ProbeDone(number, answered))
+        self._here(self._probe_ended, ProbeDone(number, answered))
 
-    def _probe_ended(self, event: modes.ProbeDone, now: float) -> None:
+    def _probe_ended(self, event: ProbeDone, now: float) -> None:
         self.probes[event.answered] += 1
         self._switch(event, now)
 

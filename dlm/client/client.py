@@ -28,13 +28,11 @@ from dlm.client.base_utterance import FINISH, check_deadline
 from dlm.client.cascade import CascadeMonitor, CascadeStatus
 from dlm.client.cluster_file import ClusterFile, Endpoint, FixedEndpoints
 from dlm.client.config import ClientConfig, check_address
-from dlm.client.core import Core, Scorer
-from dlm.client.local import LocalScorer, open_local
-from dlm.client.membership import Liveness
+from dlm.client.core import Core, LocalScorer, Scorer, open_local
+from dlm.client.health import Liveness, Mode
 from dlm.client.metrics import FAILED, FAMILIES, OK, Stats
-from dlm.client.modes import Mode
 from dlm.client.phrases import Phrases, Weights, prepared
-from dlm.client.server import GrpcConnection
+from dlm.client.server import Connection
 from dlm.client.states import FULL_MODEL, LOCAL_MODEL
 from dlm.client.utterance import AsyncUtterance, Opened, Utterance
 from dlm.errors import ConfigError, QueryError, StaleShardSet, UnavailableError
@@ -64,7 +62,7 @@ def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> C
     else:
         _check_addresses(cluster)
         endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
-    connect = partial(GrpcConnection, streams=config.connections, security=security)
+    connect = partial(Connection, streams=config.connections, security=security)
     return Core(endpoints, config, connect=connect, model=model)
 
 

@@ -1,6 +1,7 @@
 """One call, from queries to answers: planned here, in its caller's thread, and posted to the loop.
 
-Both clients use this core, from any thread, and wait until the loop ends their call.
+Both clients use this core, from any thread, and wait until the loop ends their call; or a model in
+this process, which answers at once. Above 600 lines: whatever answers a call has the same methods.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,23 +24,26 @@ from dlm.client.call import BlockCall, Call, EndedCall, Part, Place, as_dlm_erro
 from dlm.client.cascade import BeatReply, CascadeMonitor, CascadeStatus
 from dlm.client.cluster_file import Servers
 from dlm.client.config import ClientConfig
+from dlm.client.health import Mode, Topology
 from dlm.client.lane import Lane
-from dlm.client.local import LocalScorer
-from dlm.client.membership import Topology
 from dlm.client.metrics import OK, ClientMetrics, Stats
-from dlm.client.modes import Mode
-from dlm.client.router import Snapshot, probe_queries
+from dlm.client.router import LowGrams, Snapshot, WordsAlone, check_queries, probe_queries
 from dlm.client.runtime import Runtime
 from dlm.client.server import (
     SCORES,
     Asks,
+    BlockPart,
     Connect,
     Connection,
-    GrpcConnection,
     client_closed,
 )
 from dlm.client.table import Table, other_model
 from dlm.errors import ConfigError, DlmError, ShardDown
+from dlm.index.layout import Manifest
+from dlm.index.search.local import LocalModel
+from dlm.kenlm.layout import is_kenlm_file
+from dlm.kenlm.model import KenlmFile
+from dlm.ngram.query import FULL, LOCAL_FALLBACK, QueryGroups
 from dlm.tracing import Tracer
 from dlm.wire._pb import shard_pb2 as pb
 
@@ -215,7 +221,7 @@ class Core:
         config: ClientConfig,
         *,
         model: str | None = None,
-        connect: Connect = GrpcConnection,
+        connect: Connect = Connection,
         clock: Clock = time.monotonic,
         home: Any = loop,
     ) -> None:
@@ -223,17 +229,11 @@ class Core:
         self._tracer = Tracer(__version__) if config.trace else None
         given = {"connect": connect, "clock": clock, "tracer": self._tracer, "home": home}
         self._lanes = Lanes(endpoints, config, model=model, **given)
-        self.table, self.connection = self._lanes.table, self._lanes.connection
-        self.check_open, self.close, self.known = (
-            self._lanes.check_open,
-            self._lanes.close,
-            self._lanes.known,
-        )
-        self.snapshot, self.current, self.named = (
-            self.table.snapshot,
-            self.table.current,
-            self.table.named,
-        )
+        lanes, table = self._lanes, self._lanes.table
+        self.table, self.connection, self.close = table, lanes.connection, lanes.close
+        self.check_open, self.known = lanes.check_open, lanes.known
+        self.snapshot, self.current, self.named = table.snapshot, table.current, table.named
+        self.begin_in_child = lanes.begin_in_child
         # All else may keep itself alive for a while: only this is what nobody uses any longer.
         self._end = weakref.finalize(self, self._lanes.let_go)
         self._end.atexit = False
@@ -429,12 +429,204 @@ class Core:
         return call
 
 
-_open: weakref.WeakSet[Core] = weakref.WeakSet()
+# -------------------------------------------------------------------------------------------------
+# A model in this process.
+
+
+class LocalScorer:
+    """Answers each call at once, from mapped shards or a mapped KenLM file, without servers.
+
+    Args
+        directory  of the shard set; the path of the file
+        source     of the answers; with `LOCAL_FALLBACK`, deadlines are kept as with servers
+    """
+
+    def __init__(self, model: LocalModel | KenlmFile, directory: Path, source: int = FULL) -> None:
+        self.config = ClientConfig()
+        self.local_model: LocalModel | KenlmFile = model
+        self.source = source
+        self.keeps_deadlines = source == LOCAL_FALLBACK
+        self.begin_in_child()
+        self._closed = False
+        grams: LowGrams
+        if isinstance(model, KenlmFile):
+            grams = WordsAlone(directory, _manifest_of(model), None, model.vocabulary)
+        else:
+            grams = LowGrams(directory, model.manifest, model.low, model.vocabulary)
+        self._snapshot = Snapshot(Topology(grams.manifest, {}, {}), grams)
+        _open.add(self)
+
+    def begin_in_child(self) -> None:
+        self._counts = ClientMetrics()
+
+    @property
+    def begun(self) -> bool:
+        return True
+
+    def begin_local_fallback(self) -> None:
+        raise NotImplementedError  # `snapshot` never fails here
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise client_closed()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def known(self) -> Topology:
+        return self._snapshot.topology
+
+    def cascade(self) -> CascadeStatus:
+        raise ConfigError(
+            "this client uses a shard set in its own process, so it has no servers to report on; "
+            "connect to servers for that"
+        )
+
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    def current(
+        self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
+    ) -> Snapshot:
+        return self._snapshot
+
+    def named(self, model: str) -> Snapshot | None:
+        return self._snapshot if self._snapshot.model.startswith(model) else None
+
+    def mode(self) -> Mode:
+        return Mode.FULL
+
+    def watch(self) -> None:
+        return None
+
+    def load(self) -> dict[int, tuple[int, int]]:
+        return {}
+
+    def cache_bytes(self) -> int:
+        model = self.local_model
+        return len(model.data) if isinstance(model, KenlmFile) else self._snapshot.low_bytes
+
+    @property
+    def counts(self) -> ClientMetrics:
+        return self._counts
+
+    @property
+    def stats(self) -> Stats:
+        return self._counts.now()
+
+    def __getstate__(self) -> dict[str, Any]:
+        file = self.local_model if isinstance(self.local_model, KenlmFile) else None
+        directory = self._snapshot.grams.directory.absolute()
+        return {"directory": directory, "source": self.source, "file": file}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        directory = state["directory"]
+        model = state["file"] or LocalModel.open(directory)
+        self.__init__(model, directory, state["source"])  # type: ignore[misc]
+
+    def submit(
+        self,
+        model: str,
+        contexts: NDArray[np.uint32],
+        lengths: NDArray[np.uint8],
+        counts: NDArray[np.uint32],
+        words: NDArray[np.uint32],
+        *_: Any,
+        asks: Asks = SCORES,
+        **__: Any,
+    ) -> EndedCall:
+        self.check_open()
+        manifest = self._snapshot.topology.manifest
+        check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
+        self._counts.planned(len(words))
+        if asks is not SCORES:
+            return EndedCall(self._stored(contexts, lengths))
+        width = contexts.shape[1]
+        reached = np.arange(width) >= width - lengths[:, None].astype(np.int64)
+        # A kernel is compiled for each kind of array, and callers may pass slices.
+        given = (
+            np.require(array, requirements=["C", "W"])
+            for array in (lengths, contexts[reached], counts, words)
+        )
+        try:
+            answers = self.local_model.score_groups(QueryGroups(*given))
+        except DlmError as exc:
+            return EndedCall(error=exc)
+        if self.source != FULL:
+            answers = replace(answers, source=np.full(len(answers), self.source, np.uint8))
+        return EndedCall(answers)
+
+    def _stored(
+        self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8]
+    ) -> tuple[list[BlockPart | None], NDArray[np.uint8]]:
+        assert isinstance(self.local_model, LocalModel)  # a KenLM file is not asked for this
+        parts: list[BlockPart | None] = []
+        width = contexts.shape[1]
+        for row, length in enumerate(lengths.tolist()):
+            if length < 2:
+                parts.append(None)
+                continue
+            context = np.ascontiguousarray(contexts[row, width - length :])
+            found = self.local_model.stored_words(context)
+            total = int(found.totals[0])
+            parts.append(BlockPart(total, found.log10_backoffs, found.ranks, found.answers))
+        return parts, np.full(len(parts), self.source, np.uint8)
+
+
+def _manifest_of(file: KenlmFile) -> Manifest:
+    layout = file.layout
+    return Manifest(
+        text=b"",
+        shard_set=file.model_id,
+        model=file.model_id,
+        order=layout.order,
+        counts=(layout.words, *layout.counts[1:]),
+        blanks=(0,) * layout.order,
+        unk_in_model=True,
+        encoding="kenlm",
+        slots=np.zeros(0, np.uint16),
+        files=(),
+        provenance={},
+    )
+
+
+def open_local(
+    directory: Path,
+    source: int = FULL,
+    *,
+    verify: bool = True,
+    vocab: str | os.PathLike[str] | None = None,
+    what: str = "the shard set",
+) -> LocalScorer:
+    """Opens the shard set in `directory`, or the KenLM file at this path.
+
+    Args  vocab  see `KenlmFile.open`
+    Raises
+        ConfigError       there is no such folder, or it is another file; `what` names it
+        ShardFormatError, KenlmFormatError  it is damaged
+    """
+    if source == FULL and is_kenlm_file(directory):
+        return LocalScorer(KenlmFile.open(directory, vocab=vocab), directory)
+    if vocab is not None:
+        raise ConfigError(
+            f"vocab={os.fspath(vocab)} was given, but {directory} is not a KenLM binary file; only "
+            "those may lack their words. Leave it out"
+        )
+    if not directory.is_dir():
+        found = "is a file" if directory.exists() else "does not exist"
+        raise ConfigError(
+            f"{what} {directory} {found}; expected the folder of a shard set, "
+            "as `dlm shard` writes it"
+        )
+    return LocalScorer(LocalModel.open(directory, verify=verify), directory, source)
+
+
+_open: weakref.WeakSet[Core | LocalScorer] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
     for each in list(_open):
-        each._lanes.begin_in_child()
+        each.begin_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -15,8 +15,14 @@ from math import inf
 from typing import Any
 
 from dlm.client import router
-from dlm.client.after import (
+from dlm.client.call import Part, Place, as_dlm_error, own_copy
+from dlm.client.census import dedupe_faults
+from dlm.client.cluster_file import Metadata
+from dlm.client.metrics import CANCELLED, result_of
+from dlm.client.router import Snapshot, allows_fallback
+from dlm.client.rules import (
     EACH,
+    PATIENCE,
     Decision,
     Elsewhere,
     Failed,
@@ -27,16 +33,11 @@ from dlm.client.after import (
     Looked,
     Move,
     NotYet,
+    Queue,
     Usual,
     after,
     late_after,
 )
-from dlm.client.call import Part, Place, as_dlm_error, own_copy
-from dlm.client.census import dedupe_faults
-from dlm.client.cluster_file import Metadata
-from dlm.client.metrics import CANCELLED, result_of
-from dlm.client.queue import PATIENCE, Queue
-from dlm.client.router import Snapshot, allows_fallback
 from dlm.client.runtime import Runtime
 from dlm.client.server import Connection, Withdraw, client_closed
 from dlm.client.stream import NotSent

@@ -45,12 +45,13 @@ class Mailbox:
     """Calls that other threads leave for an event loop. It is woken once for all that come before
     it gets to them: waking takes longer than most of the calls."""
 
-    __slots__ = ("_loop", "_posted", "closed", "woken_until")
+    __slots__ = ("_loop", "_posted", "closed", "paused", "woken_until")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, posted: Posted) -> None:
         self._loop = loop
         self._posted = posted
         self.closed = False
+        self.paused = False  # what is posted stays
         self.woken_until = 0.0  # a thread has woken it, until then at the latest
 
     def post(self, call: Callable[..., None], *args: Any) -> bool:
@@ -75,9 +76,9 @@ class Mailbox:
     def run(self) -> None:
         """On the loop: runs what was posted."""
         posted = self._posted
-        while posted and not self.closed:
+        while posted and not self.paused:
             self.woken_until = inf  # what is posted meanwhile is run here
-            while posted:
+            while posted and not self.paused:
                 _try(*posted.popleft())
             self.woken_until = 0.0  # first: later posts wake the loop again
         self.woken_until = 0.0
@@ -143,7 +144,6 @@ class LoopThread:
         on the loop, so never within a reply; and here, too, if the loop does not get to it."""
 
         async def end() -> None:
-            self.mailbox.run()
             before()
             self.mailbox.closed = True
             for task in self._tasks:
@@ -156,6 +156,7 @@ class LoopThread:
         def begin() -> None:
             self._ending = self._loop.create_task(end())
 
+        self.mailbox.paused = True  # threads may post faster than the loop runs it
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(begin)
         if is_here():
@@ -245,6 +246,24 @@ def _start() -> None:
             except RuntimeError:  # no thread can be started
                 _running = None
                 raise
+
+
+def aside(work: Callable[[], T], then: Callable[[T | Exception], object]) -> None:
+    """Runs what may block, such as reading a file, in a thread of its own; and there `then`, with
+    the result or error. If no thread can be started, `then` is called here, with that error."""
+
+    def whole() -> None:
+        found: T | Exception
+        try:
+            found = work()
+        except Exception as exc:  # noqa: BLE001 - whoever waits must get it
+            found = exc
+        then(found)
+
+    try:
+        threading.Thread(target=whole, name="dlm-aside", daemon=True).start()
+    except RuntimeError as exc:
+        then(exc)
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

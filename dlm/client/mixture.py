@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.base_utterance import Asking, BaseUtterance, Steps
+from dlm.client.base_utterance import Asking, Steps
 from dlm.client.core import Asked
 from dlm.client.inputs import check_sequence
 from dlm.client.states import LOCAL_MODEL, Extension, SentenceScore, State, States
-from dlm.client.utterance import AsyncUtterance, Utterance, awaited, waited
+from dlm.client.utterance import AsyncUtterance, Utterance, WithBlocks, awaited, waited
 from dlm.errors import ModelMismatch, ModelSwitched, QueryError
 from dlm.estimate.merge.heldout import Heldout
 from dlm.estimate.merge.weights import check_weights, tune
@@ -28,7 +28,7 @@ from dlm.ngram.vocab import BEGIN_SENTENCE, UNK_ID, as_text
 from dlm.units import LN_10
 
 T = TypeVar("T")
-U = TypeVar("U", bound=BaseUtterance)
+U = TypeVar("U", bound=WithBlocks)
 MixtureState = tuple[State, ...]
 
 # What a member says of a word that it lacks, and another has.
@@ -94,7 +94,7 @@ class MixtureExtension:
 class BaseMixture(Generic[U]):
     """Utterances whose models are mixed: `Mixture` and `AsyncMixture`."""
 
-    _member: ClassVar[type[BaseUtterance]]
+    _member: ClassVar[type[WithBlocks]]
 
     def __init__(self, members: Sequence[tuple[U, float]], *, unknown: str = ZERO) -> None:
         check_sequence(members, "members", "a sequence of pairs of an utterance and its weight")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import kernels
-from dlm.client.membership import Topology
+from dlm.client.health import Topology
 from dlm.errors import DlmError, QueryError, ShardFormatError, StaleShardSet
 from dlm.index import layout
 from dlm.index.layout import Manifest
@@ -180,16 +180,6 @@ class Piece(NamedTuple):
     at: NDArray[np.int64]
 
 
-class Grouped(NamedTuple):
-    """Distinct queries grouped by context, and the place of each original query's answer.
-
-    Shapes   place (Q,) int64: query q is answered at groups.words[place[q]]
-    """
-
-    groups: QueryGroups
-    place: NDArray[np.int64]
-
-
 class CallPlan(NamedTuple):
     """A call's distinct queries: the answers of low orders, and the queries to shards.
 
@@ -246,16 +236,6 @@ def plan(
     raise QueryError(
         "lengths, counts or ids changed during the call; pass arrays that no other thread writes"
     )
-
-
-def group(
-    contexts: NDArray[np.uint32],
-    lengths: NDArray[np.uint8],
-    counts: NDArray[np.uint32],
-    words: NDArray[np.uint32],
-) -> Grouped:
-    *groups, place = kernels.group_queries(contexts, lengths, counts, words)
-    return Grouped(QueryGroups(*groups), place)
 
 
 def route(

@@ -9,17 +9,18 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from math import inf
 from typing import Any, TypeAlias
 
 from dlm.client import loop
-from dlm.client.after import Heard, TokenBucket, Usual, choose, is_moving
 from dlm.client.cascade import MOVING_S, CascadeMonitor
 from dlm.client.config import ClientConfig
-from dlm.client.membership import behind
+from dlm.client.health import behind
 from dlm.client.metrics import ClientMetrics
 from dlm.client.router import Outage, Snapshot
+from dlm.client.rules import Heard, TokenBucket, Usual, choose, is_moving
 from dlm.client.server import Connect, Connection, client_closed
 from dlm.errors import (
     AuthenticationError,
@@ -168,18 +169,7 @@ class Runtime:
             for each in self._connecting.pop(address, ()):
                 self.tell(each, made)
 
-        def connect() -> None:
-            made: Connection | Exception
-            try:
-                made = self.connection(address)
-            except Exception as exc:  # noqa: BLE001 - those that wait must get it
-                made = exc
-            self.tell(reached, made)
-
-        try:
-            threading.Thread(target=connect, name="dlm-connect", daemon=True).start()
-        except RuntimeError as exc:  # no thread can be started
-            reached(exc)
+        loop.aside(partial(self.connection, address), partial(self.tell, reached))
 
     def renew(self, address: str) -> None:
         """On the loop: gives up the connection to `address`; later messages use another."""

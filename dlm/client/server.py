@@ -1,50 +1,58 @@
 """Bytes to a shard server and back.
 
-Scores travel on streams that stay open (`exchange`), everything else as separate calls (`calls`).
+Scores travel on streams that stay open (`stream`), everything else as separate calls.
 Sending never waits: a stream that is not open yet is opened on the loop, and the message waits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
+import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import loop
-from dlm.client.after import Alone, GiveUp, after_stream
 from dlm.client.cascade import BeatReply
-from dlm.client.cluster_file import Metadata, certificates_of, read_token
+from dlm.client.cluster_file import Metadata
 from dlm.client.config import PLAIN, ClientSecurity
+from dlm.client.loop import LoopThread
+from dlm.client.rules import Alone, GiveUp, after_stream
 from dlm.client.stream import (
+    LOOK_S,
+    REFUSED,
+    SERVICE,
     Ask,
-    Calls,
     Exchange,
-    ReceivedFile,
     Reply,
+    SecurityFiles,
     closed_error,
     failed,
-    open_channel,
 )
-from dlm.errors import ClientClosed, DeadlineExceeded, DlmError, ProtocolError, ShardDown
+from dlm.errors import (
+    AuthenticationError,
+    ClientClosed,
+    DeadlineExceeded,
+    DlmError,
+    ProtocolError,
+    ShardDown,
+)
 from dlm.index.layout import Manifest
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
-from dlm.wire.secret import digest
+from dlm.wire.certificates import Contents
 
 # Pause before a server that was not reached is tried again: each attempt costs a connection, and
 # beside another live connection a message, too.
 PAUSE_S = 0.1
 PAUSE_BESIDE_S = 2.0
-# The token's file is checked this often while messages are sent; a check costs microseconds.
-TOKEN_LOOK_S = 0.25
 # A call that gRPC has not ended this long after its deadline is considered lost.
 END_S = 5.0
 # A new token is used for new streams at once, but open ones stay for this long: servers reread
@@ -59,71 +67,170 @@ Withdraw = Callable[[], None]
 Post = Callable[..., Withdraw | None]  # `Connection.score` or `Connection.context_block`
 
 
-class Connection(Protocol):
-    """A connection to one server. Tests replace it with scripted ones to make the network fail.
-
-    Failures are a `DlmError`, raised or passed to `reply`; one that a server sent has its `reason`.
-    """
-
-    address: str
-
-    def score(
-        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> Withdraw | None:
-        """Sends a ScoreRequest, with a trace context as metadata; `reply` is called once, on any
-        thread. Returns a function that withdraws the request unless it was sent, after which
-        `reply` is still called, or None if requests cannot be withdrawn."""
-
-    def context_block(
-        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> Withdraw | None:
-        """Sends a ContextBlockRequest in the same way."""
-
-    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
-        """The server's shards of `shard_set`, or of its default; the checksum is verified."""
-
-    def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
-        """The chunks of a file."""
-
-    def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
-        """Whether the server is alive, and its state; the checksum is verified."""
-
-    def heartbeat_later(
-        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
-    ) -> None:
-        """On the loop: the same, without waiting; `reply` is called once, on any thread."""
-
-    def close(self) -> None:
-        """Closes the connection."""
-
-
-Connect = Callable[[str], Connection]  # makes one to an address
-
-
 def client_closed() -> ClientClosed:
     return ClientClosed("this client is closed; open another")
 
 
-class GrpcConnection:
-    """A `Connection` over its own gRPC channels, opened when they are needed: one per stream, since
-    processes that share a port share the load by connections, and the next when all are busy."""
+# -------------------------------------------------------------------------------------------------
+# Calls to one server beside its streams, over a channel of its own on the loop: heartbeats,
+# descriptions, downloads, and the few messages whose trace is sampled. A call costs three times a
+# message on a stream.
+
+
+class Calls:
+    """Calls over one channel, which is opened for the first, and closed before a fork, or when a
+    call finds no server and the certificates have changed since. On the loop.
+
+    Guarantees  each call ends once, or `suspend` returns it
+    """
+
+    def __init__(self, address: str, security: SecurityFiles) -> None:
+        self._address, self._security = address, security
+        self._opened_with: Contents | None = None
+        self._out: set[Ask] = set()
+        self._channel: grpc.aio.Channel | None = None
+        self._closing: asyncio.Future[None] | None = None  # somebody must hold it
+
+    def send(self, home: LoopThread, ask: Ask) -> None:
+        self._out.add(ask)
+        home.start(self._ask(ask))
+
+    def suspend(self) -> list[Ask]:
+        """Before a fork: returns the calls in flight, to be sent again after it."""
+        out, self._out = list(self._out), set()
+        self._close()
+        return out
+
+    def close(self) -> None:
+        for ask in self.suspend():
+            ask.end(None, closed_error(self._address))
+
+    def _close(self) -> None:
+        """A channel never reads its certificates again: the next call opens another."""
+        channel, self._channel = self._channel, None
+        if channel is not None and loop.is_here():
+            self._closing = asyncio.ensure_future(channel.close())
+
+    async def _ask(self, ask: Ask) -> None:
+        data: bytes | None = None
+        error: DlmError | None = closed_error(self._address)
+        try:
+            await self._security.read()
+            used = self._security.metadata
+            data, error = await self._call(ask)
+            if isinstance(error, AuthenticationError) and used != self._security.metadata:
+                data, error = await self._call(ask)
+        finally:
+            if ask in self._out:
+                self._out.remove(ask)
+                ask.end(data, error)
+
+    async def _call(self, ask: Ask) -> tuple[bytes | None, DlmError | None]:
+        if ask not in self._out:  # meanwhile
+            return None, None
+        try:
+            if self._channel is None:
+                self._opened_with = self._security.certificates
+                self._channel = self._security.open_channel()
+            method = self._channel.unary_unary(f"/{SERVICE}/{ask.method}")
+            left_s = max(ask.deadline - time.monotonic(), 0.0)
+            metadata = (*self._security.metadata, *ask.metadata) or None
+            data: bytes | None = await method(ask.request, timeout=left_s, metadata=metadata)
+            if data is None:  # a success for gRPC, but the message's frame was damaged
+                raise ProtocolError(f"{self._address}: its reply was damaged in transit; retry")
+        except Exception as exc:  # noqa: BLE001 - the caller must be told
+            error = failed(self._address, exc)
+            if isinstance(error, REFUSED):
+                await self._security.read(0.0)
+            changed = self._security.certificates is not self._opened_with
+            if isinstance(error, ShardDown) and changed:
+                self._close()
+            return None, error
+        else:
+            return data, None
+        finally:
+            method = None  # it references the channel
+
+
+class ReceivedFile:
+    """A file being received, over a channel of its own: it must not delay heartbeats. The loop
+    reads a chunk ahead of `chunks`; the last is empty, with an error unless the server had sent
+    all."""
+
+    def __init__(
+        self, address: str, request: bytes, deadline: float, security: SecurityFiles
+    ) -> None:
+        self.chunks: SimpleQueue[tuple[bytes | None, DlmError | None]] = SimpleQueue()
+        self._address = address
+        self._request, self._deadline, self._security = request, deadline, security
+        self._more = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._error: DlmError | None = closed_error(address)  # unless it ends otherwise
+
+    def begin(self, home: LoopThread) -> None:
+        if home.ending:  # resumed by whoever wants the file
+            self._ended()
+        else:
+            self._task = home.start(self._run())
+            # Not in `_run`: of a task that is cancelled before it starts, nothing runs.
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, _: object = None) -> None:
+        self.chunks.put((None, self._error))
+
+    def go_on(self) -> None:
+        self._more.set()
+
+    def end(self) -> None:
+        """On the loop: the reader stops early, which must not keep the server busy; or its
+        connection is closed."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            await self._security.read(0.0)
+            async with self._security.open_channel() as channel:
+                call = channel.unary_stream(f"/{SERVICE}/Download")(
+                    self._request,
+                    timeout=max(self._deadline - time.monotonic(), 0.0),
+                    metadata=self._security.metadata or None,
+                )
+                while (data := await call.read()) is not grpc.aio.EOF:
+                    self.chunks.put((data, None))
+                    await self._more.wait()
+                    self._more.clear()
+                self._error = None
+        except Exception as exc:  # noqa: BLE001 - the reader must be told
+            self._error = failed(self._address, exc)
+        finally:
+            call = channel = None
+
+
+# -------------------------------------------------------------------------------------------------
+# One server.
+
+
+class Connection:
+    """A connection to one server, over gRPC channels of its own, opened when they are needed: one
+    per stream, since processes that share a port share the load by connections, and the next when
+    all are busy. Tests replace it with scripted ones to make the network fail.
+
+    Failures are a `DlmError`, raised or passed to `reply`; one that a server sent has its `reason`.
+    """
 
     def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
         self.address = address
         # Checked once: a name that later resolves to another machine is not looked up again.
-        target, certificates = security.target(address), certificates_of(security)
-        self._open_channel = partial(open_channel, target, security, certificates)
-        self._token = read_token(security)
+        self._security = SecurityFiles(security.target(address), security)
         self._most = streams
         self._closed = False
-        self._mark_seen = self._mark()
-        self._token_looked = self._token_changed = time.monotonic()
         # of the loop:
         self._streams: list[Exchange | None] = [None]
         self._retired: list[Exchange] = []  # with a token that is no longer the file's
         # Of two channels: descriptions are large, and must not delay heartbeats.
-        self._beats = Calls(address, self._open_channel, certificates)
-        self._calls = Calls(address, self._open_channel, certificates)
+        self._beats = Calls(address, self._security)
+        self._calls = Calls(address, self._security)
         self._files: weakref.WeakSet[ReceivedFile] = weakref.WeakSet()  # their tasks hold them
 
     # -- in any thread ------------------------------------------------------------------------
@@ -131,18 +238,23 @@ class GrpcConnection:
     def score(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw:
+        """Sends a ScoreRequest, with a trace context as metadata; `reply` is called once, on any
+        thread. Returns a function that withdraws the request unless it was sent, after which
+        `reply` is still called."""
         deadline = time.monotonic() + timeout_s
         return self._post(Ask("Score", request, deadline, reply, metadata, request))
 
     def context_block(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw:
+        """Sends a ContextBlockRequest in the same way."""
         deadline, carried = time.monotonic() + timeout_s, codec.carry_block_request(request)
         unpack = codec.carried_block_reply
         ask = Ask("ContextBlock", request, deadline, reply, metadata, carried, unpack)
         return self._post(ask)
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
+        """The server's shards of `shard_set`, or of its default; the checksum is verified."""
         request = pb.DescribeRequest(shard_set=shard_set).SerializeToString()
         message = codec.parse(pb.DescribeReply(), self._wait("Describe", request, timeout_s))
         if message.checksum != codec.describe_checksum(message):
@@ -150,22 +262,23 @@ class GrpcConnection:
         return message
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
-        data = self._wait("Heartbeat", request.SerializeToString(), timeout_s)
+        """Whether the server is alive, and its state; the checksum is verified."""
+        data = self._wait(BEAT, request.SerializeToString(), timeout_s)
         return self._read_beat(request, data)
 
     def heartbeat_later(
         self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
     ) -> None:
+        """On the loop: the same, without waiting; `reply` is called once, on any thread."""
+
         def came(data: bytes | None, error: DlmError | None) -> None:
-            if data is None:
-                reply(None, error)
-                return
+            found = None
             try:
-                found = self._read_beat(request, data)
+                if data is not None:
+                    found = self._read_beat(request, data)
             except DlmError as exc:
-                reply(None, exc)
-            else:
-                reply(found, None)
+                error = exc
+            reply(found, error)
 
         deadline = time.monotonic() + timeout_s
         self._post(Ask(BEAT, request.SerializeToString(), deadline, came))
@@ -204,9 +317,10 @@ class GrpcConnection:
         return data or b""
 
     def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
+        """The chunks of a file."""
         deadline = time.monotonic() + timeout_s
-        request_bytes, metadata = request.SerializeToString(), self._metadata()
-        file = ReceivedFile(self.address, request_bytes, deadline, metadata)
+        data = request.SerializeToString()
+        file = ReceivedFile(self.address, data, deadline, self._security)
         self._check_open()
         try:
             loop.post(self._begin, file)
@@ -242,6 +356,7 @@ class GrpcConnection:
     # -- on the loop --------------------------------------------------------------------------
 
     def suspend(self) -> None:
+        self._security.suspend()
         asks = [ask for stream in self._all_streams() for ask in stream.suspend()]
         for ask in (*asks, *self._beats.suspend(), *self._calls.suspend()):
             loop.post(self._start, ask)
@@ -266,30 +381,23 @@ class GrpcConnection:
             loop.suspend_at_forks(self)
             home = loop.running()
             if not home.ending:
-                metadata = (*self._metadata(), *ask.metadata)
-                (self._beats if ask.method == BEAT else self._calls).send(home, ask, metadata)
+                (self._beats if ask.method == BEAT else self._calls).send(home, ask)
                 return
         loop.post(self._start, ask)  # of the next loop
 
     def _begin(self, file: ReceivedFile) -> None:
         loop.suspend_at_forks(self)
         self._files.add(file)
-        file.begin(loop.running(), self._open_channel)
+        file.begin(loop.running())
         if self._closed:  # meanwhile
             file.end()
-
-    def _metadata(self) -> Metadata:
-        return self._token() if self._token else ()
-
-    def _mark(self) -> bytes:
-        return digest(repr(self._metadata()).encode())
 
     def _stream(self) -> Exchange | None:
         """On the loop: the stream with the least load; None if the loop is ending for a fork."""
         first = self._streams[0]
         if (
             first is not None
-            and not (first.ended or self._token)
+            and not (first.ended or first.metadata)
             and (self._most == 1 or not first.load)
         ):
             return first
@@ -325,10 +433,7 @@ class GrpcConnection:
             return None
         if found is not None:
             self._retire(found)  # takes nothing new, but may still answer
-        token, mark = self._metadata(), self._mark()
-        found = Exchange(
-            home, lambda: (self._open_channel(), token), self.address, mark, self._ask_again
-        )
+        found = Exchange(home, self._security, self.address, self._ask_again)
         self._streams[best] = found
         return found
 
@@ -338,22 +443,19 @@ class GrpcConnection:
     def _retire_old(self, now: float) -> None:
         """Retires streams whose token is no longer in its file: the server ends them when that
         token is removed."""
-        if self._token is None or now < self._token_looked + TOKEN_LOOK_S:
-            return
-        self._token_looked = now
-        found = self._mark()
-        if found != self._mark_seen:
-            self._mark_seen, self._token_changed = found, now
-        if now < self._token_changed + TOKEN_SETTLE_S:
+        security = self._security
+        security.look(now - LOOK_S)
+        if now < security.token_changed + TOKEN_SETTLE_S:
             return
         for stream in self._streams:
-            if stream is not None and not stream.ended and stream.mark != found:
-                stream.retire()
-                self._retire(stream)
+            if stream is None or stream.ended or stream.metadata == security.metadata:
+                continue
+            stream.retire()
+            self._retire(stream)
 
-    def _ask_again(self, mark: bytes, ask: Ask, lost: bool) -> bool:
+    def _ask_again(self, ask: Ask, changed: bool, lost: bool) -> bool:
         left_s = ask.deadline - time.monotonic()
-        how = after_stream(ask.wanted, left_s, changed=self._mark() != mark, lost=lost)
+        how = after_stream(ask.wanted, left_s, changed=changed, lost=lost)
         if isinstance(how, GiveUp):
             return False
         if isinstance(how, Alone):
@@ -374,6 +476,9 @@ class GrpcConnection:
         self._calls.close()
         for file in list(self._files):
             file.end()
+
+
+Connect = Callable[[str], Connection]  # makes one to an address
 
 
 # -------------------------------------------------------------------------------------------------

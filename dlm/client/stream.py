@@ -15,14 +15,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 import grpc
 
-from dlm.client.cluster_file import Certificates, Metadata
+from dlm.client import loop
+from dlm.client.cluster_file import Metadata, certificates_of, read_token
 from dlm.client.config import ClientSecurity
-from dlm.client.loop import LoopThread, is_here
+from dlm.client.loop import LoopThread
 from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.logs import EventLog
 from dlm.wire import codec, pairs
@@ -40,6 +40,10 @@ SILENT_S = 5.0
 MAX_SILENT = 2
 MAX_CALLS = 32  # of one stream: far more messages in flight than a client has by default
 MOST_FREE = 1  # calls that stay open: a server counts them, and to begin one takes its time
+# Files of tokens and certificates are read again this often while they are used; and whoever needs
+# them waits so long for a file system that stalls.
+LOOK_S = 1.0
+LOOK_WAIT_S = 0.1
 FROM_CORE = "Internal error from Core"  # from gRPC's asyncio API
 
 log = EventLog(__name__)
@@ -63,6 +67,22 @@ def is_lost(exc: grpc.RpcError) -> bool:
         and reason_of(exc) is None
         and exc.details() == FROM_CORE
     )
+
+
+def closed_error(address: str) -> DlmError:
+    return ShardDown(f"the connection to {address} was closed")
+
+
+def failed(address: str, cause: Exception) -> DlmError:
+    if isinstance(cause, DlmError):
+        return cause
+    if isinstance(cause, grpc.RpcError):
+        return error_of_call(cause, address)
+    error = DlmError(
+        f"{address}: a message could not be sent: {cause!r}; retry, and report it if it stays"
+    )
+    error.__cause__ = cause
+    return error
 
 
 class NotSent(DlmError):
@@ -111,15 +131,105 @@ class Ask:
             self.end(found)
 
 
+MAX_REPLY_BYTES = 64 << 20
+OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
+    ("grpc.max_send_message_length", MAX_REPLY_BYTES),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A server that comes back is found again within two seconds. Despite its name, "min" is the
+    # time allowed for one attempt: a handshake with a busy server takes a while.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    # A host that vanished silently is noticed within 20 s while messages are sent (servers permit a
+    # ping every 5 s); only then is a new connection made.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+REFUSED = (AuthenticationError, ShardDown)  # errors that another token may prevent
+
+
+class SecurityFiles:
+    """What the files of a connection's token and certificates last held, and channels with these.
+    The files are read in a thread: while their file system stalls, the loop must go on. It does all
+    but the first look, which raises ConfigError if a file is missing or unusable."""
+
+    def __init__(self, target: str, security: ClientSecurity) -> None:
+        self._target, self._security = target, security
+        self._certificates_now, self._token = certificates_of(security), read_token(security)
+        self._has_files = bool(security.ca or security.token_file)
+        self._as_of = time.monotonic()
+        self.token_changed = -inf
+        self.certificates, self.metadata = self._read()
+        # of the loop:
+        self._looking: asyncio.Future[None] | None = None
+        self._begun = 0.0
+
+    def _read(self) -> tuple[Contents | None, Metadata]:
+        certificates = self._certificates_now and self._certificates_now()
+        return certificates, self._token() if self._token else ()
+
+    def look(self, since: float) -> asyncio.Future[None] | None:
+        """Begins to read the files, or is about it; None if what is known is not older."""
+        if not self._has_files or self._as_of >= since:
+            return None
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().create_future()
+            self._begun = time.monotonic()
+            loop.aside(self._read, partial(loop.leave, self._take, self._looking, self._begun))
+        return self._looking
+
+    async def read(self, age_s: float = LOOK_S) -> None:
+        """Reads the files again if what is known is older."""
+        since = time.monotonic() - age_s
+        while (looking := self.look(since)) is not None:
+            left_s = max(self._begun + LOOK_WAIT_S - time.monotonic(), 0.0)
+            done, _ = await asyncio.wait([looking], timeout=left_s)
+            if not done:
+                break
+
+    def _take(
+        self,
+        looking: asyncio.Future[None],
+        begun: float,
+        found: tuple[Contents | None, Metadata] | Exception,
+    ) -> None:
+        if looking is self._looking:
+            self._looking = None
+        if not isinstance(found, Exception):
+            if found[1] != self.metadata:
+                self.token_changed = time.monotonic()
+            self.certificates, self.metadata = found
+        self._as_of = begun
+        looking.set_result(None)
+
+    def suspend(self) -> None:
+        """Before a fork: the next loop does not wait for what this one began."""
+        self._looking = None
+
+    def open_channel(self) -> grpc.aio.Channel:
+        """A channel that connects at its first call, which must carry the token."""
+        security = self._security
+        options: tuple[tuple[str, Any], ...]
+        options = (*OPTIONS, ("grpc.enable_http_proxy", int(security.use_proxy)))
+        if self.certificates is None:
+            return grpc.aio.insecure_channel(self._target, options=options)
+        if security.server_name:
+            options = (*options, ("grpc.ssl_target_name_override", security.server_name))
+        credentials = grpc.ssl_channel_credentials(*self.certificates)
+        return grpc.aio.secure_channel(self._target, credentials, options=options)
+
+
 class Exchange:
     """One connection to one server; used only on the loop. Calls of Exchange carry its messages,
     each one at a time; one stays open when it has nothing to do.
 
     Args
-        open_channel  makes the channel, and returns the metadata that a call must carry
-        mark          identifies the token in these metadata; never the token itself
-        again         called for each message in flight if the server ended the stream, with the
-                      mark and whether gRPC lost the status; whether it sends the message again
+        again  called for each message in flight if the server ended the stream, with whether the
+               token has changed since, and whether gRPC lost the status; whether it sends the
+               message again
     Guarantees  each accepted message ends once, with the bytes or an error, at the deadline at the
                 latest (plus the time that the machine needs to run a thread)
     """
@@ -127,18 +237,17 @@ class Exchange:
     def __init__(
         self,
         home: LoopThread,
-        open_channel: Callable[[], tuple[Any, Any]],
+        security: SecurityFiles,
         address: str,
-        mark: bytes = b"",
-        again: Callable[[bytes, Ask, bool], bool] = lambda *_: False,
+        again: Callable[[Ask, bool, bool], bool],
     ) -> None:
         self.address = address
-        self.mark = mark
+        self.metadata = security.metadata  # with the token of its calls
         self._again = again
         self.pending: dict[int, Ask] = {}  # by sequence
         self.ended = False
         self._home, self._loop = home, asyncio.get_running_loop()
-        self._open_channel = open_channel
+        self._security = security
         self._sequence = 0
         self._outgoing: deque[int] = deque()
         self._open: Callable[[], Any] | None = None  # makes a call on the channel
@@ -176,10 +285,11 @@ class Exchange:
 
     def end(self, error: DlmError, *, by_server: bool = False, lost: bool = False) -> None:
         """Fails every message in flight with `error`; nothing can be sent any more."""
-        refused = by_server and isinstance(error, (AuthenticationError, ShardDown))
+        refused = by_server and isinstance(error, REFUSED)
+        changed = self.metadata != self._security.metadata
         for ask in self.suspend():
             try:
-                again = refused and self._again(self.mark, ask, lost)
+                again = refused and self._again(ask, changed, lost)
             except Exception as exc:  # noqa: BLE001 - the other messages must end, too
                 log.error("client.retry.failed", extra={"error": type(exc).__name__})
                 again = False
@@ -225,10 +335,11 @@ class Exchange:
 
     async def _run(self) -> None:
         try:
-            channel, metadata = self._open_channel()
-            async with channel:
+            await self._security.read()
+            self.metadata = self._security.metadata
+            async with self._security.open_channel() as channel:
                 self._open = partial(
-                    channel.stream_stream(f"/{SERVICE}/Exchange"), metadata=metadata
+                    channel.stream_stream(f"/{SERVICE}/Exchange"), metadata=self.metadata
                 )
                 try:
                     self._begin(self._open())
@@ -253,6 +364,11 @@ class Exchange:
         finally:
             broken, self._broken = self._broken, None  # its traceback references the call
             error, lost = self._error_of(broken)
+            del broken
+            self.ended = True
+            if self.pending and isinstance(error, REFUSED):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._security.read(0.0)
             self.end(error, by_server=True, lost=lost)
 
     def _error_of(self, exc: BaseException | None) -> tuple[DlmError, bool]:
@@ -423,176 +539,3 @@ class Exchange:
     def _close_if_done(self) -> None:
         if self.ended and not self.pending:
             self._task.cancel()
-
-
-# -------------------------------------------------------------------------------------------------
-# Calls to one server beside its streams, over a channel of its own on the loop: heartbeats,
-# descriptions, downloads, and the few messages whose trace is sampled. A call costs three times a
-# message on a stream.
-
-
-MAX_REPLY_BYTES = 64 << 20
-OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
-    ("grpc.max_send_message_length", MAX_REPLY_BYTES),
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    # A server that comes back is found again within two seconds. Despite its name, "min" is the
-    # time allowed for one attempt: a handshake with a busy server takes a while.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.min_reconnect_backoff_ms", 5000),
-    # A host that vanished silently is noticed within 20 s while messages are sent (servers permit a
-    # ping every 5 s); only then is a new connection made.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-)
-
-OpenChannel = Callable[[], grpc.aio.Channel]
-
-
-def open_channel(
-    target: str, security: ClientSecurity, certificates: Certificates | None
-) -> grpc.aio.Channel:
-    """On the loop: a channel that connects at its first call, which must carry the token. Raises
-    ConfigError if a file is missing or unusable."""
-    options: tuple[tuple[str, Any], ...]
-    options = (*OPTIONS, ("grpc.enable_http_proxy", int(security.use_proxy)))
-    if certificates is None:
-        return grpc.aio.insecure_channel(target, options=options)
-    if security.server_name:
-        options = (*options, ("grpc.ssl_target_name_override", security.server_name))
-    credentials = grpc.ssl_channel_credentials(*certificates())
-    return grpc.aio.secure_channel(target, credentials, options=options)
-
-
-def closed_error(address: str) -> DlmError:
-    return ShardDown(f"the connection to {address} was closed")
-
-
-def failed(address: str, cause: Exception) -> DlmError:
-    if isinstance(cause, DlmError):
-        return cause
-    if isinstance(cause, grpc.RpcError):
-        return error_of_call(cause, address)
-    error = DlmError(
-        f"{address}: a message could not be sent: {cause!r}; retry, and report it if it stays"
-    )
-    error.__cause__ = cause
-    return error
-
-
-class Calls:
-    """Calls over one channel, which is opened for the first, and closed before a fork, or when a
-    call finds no server and the certificates have changed since. On the loop.
-
-    Guarantees  each call ends once, or `suspend` returns it
-    """
-
-    def __init__(
-        self, address: str, open_channel: OpenChannel, certificates: Certificates | None
-    ) -> None:
-        self._address = address
-        self._open_channel = open_channel
-        self._certificates = certificates
-        self._opened_with: Contents | None = None
-        self._out: set[Ask] = set()
-        self._channel: grpc.aio.Channel | None = None
-        self._closing: asyncio.Future[None] | None = None  # somebody must hold it
-
-    def send(self, home: LoopThread, ask: Ask, metadata: Metadata) -> None:
-        if self._channel is None:
-            self._opened_with = self._certificates and self._certificates()
-            self._channel = self._open_channel()
-        method = self._channel.unary_unary(f"/{SERVICE}/{ask.method}")
-        self._out.add(ask)
-        home.start(self._ask(method, ask, metadata))
-
-    def suspend(self) -> list[Ask]:
-        """Before a fork: returns the calls in flight, to be sent again after it."""
-        out, self._out = list(self._out), set()
-        self._close()
-        return out
-
-    def close(self) -> None:
-        for ask in self.suspend():
-            ask.end(None, closed_error(self._address))
-
-    def _close(self) -> None:
-        """A channel never reads its certificates again: the next call opens another."""
-        channel, self._channel = self._channel, None
-        if channel is not None and is_here():
-            self._closing = asyncio.ensure_future(channel.close())
-
-    async def _ask(self, method: Any, ask: Ask, metadata: Metadata) -> None:
-        data: bytes | None = None
-        error = closed_error(self._address)
-        try:
-            left_s = max(ask.deadline - time.monotonic(), 0.0)
-            data = await method(ask.request, timeout=left_s, metadata=metadata or None)
-            if data is None:  # a success for gRPC, but the message's frame was damaged
-                error = ProtocolError(f"{self._address}: its reply was damaged in transit; retry")
-        except Exception as exc:  # noqa: BLE001 - the caller must be told
-            error = failed(self._address, exc)
-            changed = self._certificates is not None and (
-                self._certificates() is not self._opened_with
-            )
-            if isinstance(error, ShardDown) and changed:
-                self._close()
-        finally:
-            method = None  # it references the channel
-            if ask in self._out:
-                self._out.remove(ask)
-                ask.end(data, None if data is not None else error)
-
-
-class ReceivedFile:
-    """A file being received, over a channel of its own: it must not delay heartbeats. The loop
-    reads a chunk ahead of `chunks`; the last is empty, with an error unless the server had sent
-    all."""
-
-    def __init__(self, address: str, request: bytes, deadline: float, metadata: Metadata) -> None:
-        self.chunks: SimpleQueue[tuple[bytes | None, DlmError | None]] = SimpleQueue()
-        self._address = address
-        self._request, self._deadline, self._metadata = request, deadline, metadata
-        self._more = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._error: DlmError | None = closed_error(address)  # unless it ends otherwise
-
-    def begin(self, home: LoopThread, open_channel: OpenChannel) -> None:
-        if home.ending:  # resumed by whoever wants the file
-            self._ended()
-        else:
-            self._task = home.start(self._run(open_channel))
-            # Not in `_run`: of a task that is cancelled before it starts, nothing runs.
-            self._task.add_done_callback(self._ended)
-
-    def _ended(self, _: object = None) -> None:
-        self.chunks.put((None, self._error))
-
-    def go_on(self) -> None:
-        self._more.set()
-
-    def end(self) -> None:
-        """On the loop: the reader stops early, which must not keep the server busy; or its
-        connection is closed."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self, open_channel: OpenChannel) -> None:
-        try:
-            async with open_channel() as channel:
-                call = channel.unary_stream(f"/{SERVICE}/Download")(
-                    self._request,
-                    timeout=max(self._deadline - time.monotonic(), 0.0),
-                    metadata=self._metadata or None,
-                )
-                while (data := await call.read()) is not grpc.aio.EOF:
-                    self.chunks.put((data, None))
-                    await self._more.wait()
-                    self._more.clear()
-                self._error = None
-        except Exception as exc:  # noqa: BLE001 - the reader must be told
-            self._error = failed(self._address, exc)
-        finally:
-            call = channel = None

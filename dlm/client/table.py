@@ -15,10 +15,9 @@ from dataclasses import replace
 
 from dlm.client import kernels
 from dlm.client.call import own_copy
-from dlm.client.census import Census
+from dlm.client.census import Census, fetch
 from dlm.client.cluster_file import Endpoint, Rollout, Servers, check_model
-from dlm.client.download import fetch
-from dlm.client.membership import Topology
+from dlm.client.health import Topology
 from dlm.client.router import LowGrams, Snapshot
 from dlm.client.runtime import Runtime
 from dlm.client.server import Connect

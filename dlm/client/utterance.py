@@ -3,28 +3,241 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.base_utterance import Asking, BaseUtterance, Steps
-from dlm.client.blocks import ContextBlocks
+from dlm.client.base_utterance import Asking, BaseUtterance, Steps, joined, source_of
+from dlm.client.call import UNKNOWN
 from dlm.client.core import Scorer
-from dlm.client.inputs import Sentence, Word
-from dlm.client.phrases import Phrases
+from dlm.client.inputs import Inputs, Parts, Sentence, Word, every_word_after, stored_after
+from dlm.client.phrases import BoundPhrases, Phrases
 from dlm.client.router import Snapshot
-from dlm.client.states import Extension, SentenceScore, State, States
-from dlm.errors import ConfigError, DeadlineExceeded, DlmError
-from dlm.ngram.query import Answers
+from dlm.client.server import BLOCKS, BlockPart
+from dlm.client.states import LOCAL_MODEL, Extension, PhraseState, SentenceScore, State, States
+from dlm.errors import ConfigError, DeadlineExceeded, DlmError, ProtocolError, QueryError
+from dlm.index.search.blocks import ContextBlock
+from dlm.index.search.shard import LowOrders
+from dlm.kenlm.model import KenlmBlock, KenlmFile
+from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK, Answers
+from dlm.ngram.vocab import UNK_ID
 
 T = TypeVar("T")
 P = ParamSpec("P")
 Query: TypeAlias = Callable[Concatenate[Asking, P], Steps[T]]
+UNKNOWN_S = 60.0  # seconds for which servers that do not know ContextBlock are not asked again
 # The arguments of an utterance, see `BaseUtterance`.
 Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str, Phrases | None, bool]
+
+
+# -------------------------------------------------------------------------------------------------
+# A context block is everything the model stores after a state, to score any word without a message.
+#
+# A decoder asks for many words after few states, one after another. It fetches a block for each
+# state once; from then on the block and the low orders answer, bit for bit as the servers would.
+
+
+@dataclass(frozen=True, eq=False)
+class ContextBlocks:
+    """K states with everything the model stores after them; scoring a word needs no message.
+
+    Made by `Utterance.context_blocks`; any thread may use it. The answers are those of
+    `Utterance.extend`, bit for bit.
+
+    Shapes  states (K,)
+    """
+
+    states: States
+    _inputs: Inputs
+    _blocks: tuple[ContextBlock | KenlmBlock, ...]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def source(self) -> NDArray[np.uint8]:
+        """(K,) the source of the answers, as in `Extension`."""
+        return np.array([block.source for block in self._blocks], np.uint8)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(K,) words stored for each state; each takes 11 bytes."""
+        return np.array([len(block.words) for block in self._blocks], np.int64)
+
+    def extend(self, words: Any = None) -> Extension:
+        """Like `Utterance.extend`, for these states.
+
+        Args  words  W words for all states, or K rows of W words; by default all of the vocabulary
+        Raises  QueryError
+        """
+        inputs = self._inputs
+        if words is None:
+            width, asked = inputs.vocabulary_size, None
+        else:
+            _, width, nested = inputs.extend_shape(self.states, words)
+            rows = words if nested else [words]
+            asked = [inputs.ids(row, f"words[{at}]") for at, row in enumerate(rows)]
+        shape = (len(self), width)
+        oov = np.zeros(shape, bool)
+        each, after, bonuses = list[Answers](), list[States](), list[NDArray[np.float32]]()
+        for row, block in enumerate(self._blocks):
+            every = np.arange(width, dtype=np.uint32)
+            ids = every if asked is None else asked[row % len(asked)]
+            count = np.array([width], np.uint32)
+            queries = inputs.queries(self.states[row : row + 1], count, ids)
+            answers = block.score_all() if asked is None else block.score(queries.words)
+            each.append(answers)
+            oov[row] = queries.words == UNK_ID
+            states_after, bonus = inputs.after(queries, answers)
+            after.append(states_after)
+            if bonus is not None:
+                bonuses.append(bonus)
+        some = joined(each or [Answers.empty(0)])
+        return Extension(
+            some.log10_prob.reshape(shape),
+            some.matched_order.reshape(shape),
+            some.ngram_length.reshape(shape),
+            States.joined(after or [self.states[:0]]).reshape(*shape),
+            np.broadcast_to(self.source.reshape(-1, 1), shape).copy(),
+            oov,
+            np.concatenate(bonuses).reshape(shape) if bonuses else None,
+        )
+
+    def answers(self, row: int, words: NDArray[np.uint32]) -> Answers:
+        """Answers to words by id, each after one of the states.
+
+        Trusts  the ids are below the vocabulary's size
+        """
+        return self._blocks[row].score(words)
+
+    def score(self, row: int, word: Word) -> tuple[float, State]:
+        """log10 P of one word after one of the states, and the state after it. What phrases add is
+        `Utterance.bonus` of both states."""
+        block, inputs = self._blocks[row], self._inputs
+        known = type(word) is int and 0 <= word < inputs.vocabulary_size
+        number: int = word if known else inputs.id_of(word)  # type: ignore[assignment]
+        if inputs.phrases is not None:
+            return self._score_biased(inputs.phrases, row, number)
+        log10_prob, length = block.score_word(number)
+        words = (*block.words_before, number)
+        return log10_prob, State(self.states.model_info, words[len(words) - length :])
+
+    def _score_biased(self, phrases: BoundPhrases, row: int, spoken: int) -> tuple[float, State]:
+        block, number = self._blocks[row], spoken if spoken < phrases.size else UNK_ID
+        log10_prob, length = block.score_word(number)
+        words = (*block.words_before, number)
+        node, _ = phrases.step(self.states[row]._node, spoken)
+        kept = words[len(words) - length :]
+        return log10_prob, PhraseState(self.states.model_info, kept, node)
+
+    def distribution(self) -> NDArray[np.float32]:
+        """(K, V) log10 P of every word of the vocabulary, by id."""
+        out = np.empty((len(self), self._inputs.vocabulary_size), np.float32)
+        for row, block in enumerate(self._blocks):
+            out[row] = block.score_all().log10_prob
+        return out
+
+
+@dataclass(slots=True)
+class _Fetched:
+    parts: list[BlockPart]
+    source: int
+    total: int | None = None
+
+    @property
+    def words(self) -> int:
+        return sum(len(part.ranks) for part in self.parts)
+
+
+class BlockFetch:
+    """The blocks of some states as they arrive: what to ask for next, until they are complete.
+
+    Args
+        states  (K,)
+        source  of the low orders' answers
+    Attributes
+        wanted  (n,) int64: rows to ask for, starting at `skips`. At first, those whose contexts may
+                have something stored after them that the low orders lack
+    """
+
+    def __init__(self, states: States, source: int) -> None:
+        self.states = states
+        self._fetched = [_Fetched([], source) for _ in range(len(states))]
+        self.wanted: NDArray[np.int64] = np.flatnonzero(states._lengths >= 2)
+
+    @property
+    def skips(self) -> NDArray[np.uint32]:
+        """Words already fetched for each wanted row."""
+        return np.array([self._fetched[row].words for row in self.wanted], np.uint32)
+
+    def take(self, answered: list[tuple[list[BlockPart | None], NDArray[np.uint8]]]) -> None:
+        """Takes what arrived for the wanted rows; raises `ProtocolError` for words that cannot
+        follow those before them."""
+        left = []
+        parts = [part for some, _ in answered for part in some]
+        sources = [source for _, some in answered for source in some.tolist()]
+        for row, part, source in zip(self.wanted.tolist(), parts, sources, strict=True):
+            fetched = self._fetched[row]
+            if part is None:
+                fetched.parts, fetched.source = [], source
+                continue
+            before = fetched.parts[-1].ranks[-1:] if fetched.parts else part.ranks[:0]
+            if fetched.total not in (None, part.total) or (
+                len(before) and len(part.ranks) and part.ranks[0] <= before[0]
+            ):
+                raise ProtocolError(
+                    "the words stored after a context changed between two replies. The server is "
+                    "faulty; use another"
+                )
+            fetched.total, fetched.source = part.total, source
+            fetched.parts.append(part)
+            if fetched.words < part.total:
+                left.append(row)
+        self.wanted = np.array(left, np.int64)
+
+    def skip_all(self) -> None:
+        """Asks for nothing: the servers do not know the call."""
+        for row in self.wanted.tolist():
+            self._fetched[row].source = UNKNOWN
+        self.wanted = self.wanted[:0]
+
+    def unknown(self) -> list[int]:
+        return [row for row, f in enumerate(self._fetched) if f.source == UNKNOWN]
+
+    def blocks(self, low: LowOrders, instead: dict[int, Answers]) -> tuple[ContextBlock, ...]:
+        """The block of each row; `instead`: for each `unknown` one, the answers to every word."""
+        return tuple(
+            _block(low, context, fetched, instead.get(row))
+            for row, (context, fetched) in enumerate(
+                zip(self.states.each(), self._fetched, strict=True)
+            )
+        )
+
+
+def _block(
+    low: LowOrders, context: NDArray[np.uint32], fetched: _Fetched, whole: Answers | None
+) -> ContextBlock:
+    if whole is not None:
+        if source_of(whole).any():  # no shard gave all of it in time
+            return ContextBlock.low_only(low, context, BIGRAM_FALLBACK)
+        every = np.arange(low.manifest.vocabulary_size, dtype=np.uint32)
+        return ContextBlock(low, context, ContextBlock.low_only(low, context).sums, every, whole)
+    parts, source = fetched.parts, fetched.source
+    if not parts:
+        return ContextBlock.low_only(low, context, source)
+    ranks = parts[0].ranks if len(parts) == 1 else np.concatenate([part.ranks for part in parts])
+    answers = joined([part.answers for part in parts])
+    block = ContextBlock.make(low, context, parts[0].log10_backoffs, ranks, answers)
+    return block if source == FULL else replace(block, source=source)
+
+
+# -------------------------------------------------------------------------------------------------
+# The handles.
 
 
 def _no_memory(cause: MemoryError) -> DlmError:
@@ -72,7 +285,73 @@ async def awaited(steps: Steps[T]) -> T:
         raise _no_memory(exc) from exc
 
 
-class Utterance(BaseUtterance):
+class WithBlocks(BaseUtterance):
+    """The calls of an utterance that need everything stored after a state."""
+
+    def _next_words(
+        self, asking: Asking, state: State, k: int
+    ) -> Steps[list[tuple[int, np.float32]]]:
+        if not isinstance(k, (int, np.integer)) or k < 1:
+            raise QueryError(f"k is {k!r}; expected a number of words above 0")
+        log10_prob = yield from self._next_distribution(asking, state)
+        words = np.arange(len(log10_prob))
+        begin = self._inputs.words.begin_id
+        if begin != UNK_ID:  # <s> follows nothing, whatever probability the file gives it
+            words = np.delete(words, begin)
+        if k < len(words):
+            found = log10_prob[words]
+            words = words[found >= np.partition(found, len(found) - k)[len(found) - k]]
+        best = words[np.argsort(-log10_prob[words], kind="stable")[:k]]
+        return [(word, log10_prob[word]) for word in best.tolist()]
+
+    def _next_distribution(self, asking: Asking, state: State) -> Steps[NDArray[np.float32]]:
+        blocks = yield from self._context_blocks(asking, [state])
+        found: NDArray[np.float32] = blocks.distribution()[0]
+        return found
+
+    def _context_blocks(
+        self, asking: Asking, states: States | Sequence[State]
+    ) -> Steps[ContextBlocks]:
+        self._core.check_open()  # what low orders know is asked of nobody
+        file = self._core.local_model
+        if isinstance(file, KenlmFile):  # it cannot list what follows a context
+            asked = self._inputs.states(states)
+            return ContextBlocks(asked, self._inputs, tuple(map(file.block, asked.each())))
+        fetches: list[BlockFetch] = []
+        is_known = time.monotonic() >= self._blocks_unknown_until
+
+        def first() -> Parts:
+            # Here, since a new utterance may switch to another model with its first call.
+            source = LOCAL_FALLBACK if self.model_info.kind == LOCAL_MODEL else FULL
+            fetch = BlockFetch(self._inputs.states(states), source)
+            fetches.append(fetch)
+            return stored_after(fetch.states, fetch.wanted, fetch.skips) if is_known else iter(())
+
+        answers = yield from self._ask(asking, first, BLOCKS)
+        fetch = fetches[-1]
+        if not is_known:
+            fetch.skip_all()
+        while len(fetch.wanted):
+            fetch.take([found for _, found in answers])
+            if len(fetch.wanted):
+                answers = yield from self._ask(
+                    asking, lambda: stored_after(fetch.states, fetch.wanted, fetch.skips), BLOCKS
+                )
+        instead: dict[int, Answers] = {}
+        if rows := fetch.unknown():
+            self._blocks_unknown_until = time.monotonic() + UNKNOWN_S
+            every = yield from self._ask(
+                asking, lambda: every_word_after(fetch.states, rows, self.vocabulary_size)
+            )
+            each = len(every) // len(rows)
+            for place, row in enumerate(rows):
+                whole = every[place * each : (place + 1) * each]
+                instead[row] = joined([answers for _, answers in whole])
+        blocks = fetch.blocks(self._inputs.snapshot.grams.low, instead)
+        return ContextBlocks(fetch.states, self._inputs, blocks)
+
+
+class Utterance(WithBlocks):
     """A synchronous handle; made by `Client.utterance`. Any thread may use it.
 
     It is pinned to a model, and its states carry that model: a state given to an utterance of
@@ -170,7 +449,7 @@ class Utterance(BaseUtterance):
         return self._run(self._context_blocks, deadline_s, states)
 
 
-class AsyncUtterance(BaseUtterance):
+class AsyncUtterance(WithBlocks):
     """An asynchronous handle; made by `AsyncClient.utterance`. It has the methods of `Utterance`.
 
     Awaiting the utterance returns it; if its client has not connected yet, it connects first.

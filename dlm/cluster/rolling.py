@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dlm.client.client import Client
 from dlm.client.cluster_file import ClusterToml, Endpoint, check_files, edit, edited
 from dlm.client.config import ClientConfig, ClientSecurity
-from dlm.client.server import GrpcConnection
+from dlm.client.server import Connection
 from dlm.client.table import take_census
 from dlm.cluster.rollout import (
     Actions,
@@ -156,7 +156,7 @@ def only_one(cluster: Path) -> Iterator[None]:
 
 
 def models_served(
-    toml: ClusterToml, connect: Callable[[str], GrpcConnection]
+    toml: ClusterToml, connect: Callable[[str], Connection]
 ) -> tuple[dict[str, Manifest], str, frozenset[str]]:
     """The shard sets that servers hold; the one that new utterances get; and what our token may ask
     for, if it names models. Raises ConfigError if no server answers, or none holds cluster.toml's
@@ -387,7 +387,7 @@ class Rolling:
         toml = ClusterToml(self._places.cluster)
         security = self._given.over(toml.security())
         check_files(security)
-        connect = partial(GrpcConnection, security=security)
+        connect = partial(Connection, security=security)
         with self._stack:
             status = ClusterStatus(toml.servers(), connect, CENSUS_S, fresh=True)
             self._stack.callback(status.close)

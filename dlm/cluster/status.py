@@ -14,8 +14,7 @@ from typing import Any
 from dlm.client.census import read_description
 from dlm.client.cluster_file import Endpoint, Rollout
 from dlm.client.config import HeartbeatConfig
-from dlm.client.membership import FIRST_BEATS, Member, behind, measured
-from dlm.client.modes import Mode
+from dlm.client.health import FIRST_BEATS, Member, Mode, behind, measured
 from dlm.client.server import Connect, Connection
 from dlm.client.table import MAX_ASKED
 from dlm.errors import AuthenticationError, DlmError, StaleShardSet

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from dlm.client import ModelInfo
 from dlm.client.metrics import Stats
-from dlm.client.server import GrpcConnection
+from dlm.client.server import Connection
 from dlm.errors import ConfigError, DlmError
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import Vocabulary
@@ -57,7 +57,7 @@ class BaselineClient:
     ) -> None:
         self.stats = Stats()
         self.metrics = CollectorRegistry()
-        self._connections = [GrpcConnection(address) for address in addresses]
+        self._connections = [Connection(address) for address in addresses]
         self._caller = Caller(placed, cache, order)
         self._deadline_s = deadline_s
         self._handle = BaselineHandle(self, vocabulary, order, placed.system.name)

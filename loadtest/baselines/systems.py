@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.router import group
+from dlm.client.kernels import group_queries
 from dlm.errors import ConfigError
 from dlm.ngram.partition import balanced_slot_table, slots_of
 from dlm.ngram.query import Answers, QueryGroups
@@ -202,14 +202,14 @@ class Call:
         asked = np.broadcast_to(words, (rows, words.shape[-1]))
         counts = np.full(rows, asked.shape[1], np.uint32)
         flat = np.ascontiguousarray(asked, np.uint32).reshape(-1)
-        found = group(np.ascontiguousarray(contexts), lengths, counts, flat)
-        groups = found.groups
+        *found, place = group_queries(np.ascontiguousarray(contexts), lengths, counts, flat)
+        groups = QueryGroups(*found)
         width = contexts.shape[1]
         dense = np.zeros((len(groups.context_lengths), width), np.uint32)
         has = np.arange(width) >= width - groups.context_lengths[:, None].astype(np.int64)
         dense[has] = groups.context_words
         row = np.repeat(np.arange(len(dense)), groups.word_counts)
-        return cls(dense, groups.context_lengths, row, groups.words, found.place)
+        return cls(dense, groups.context_lengths, row, groups.words, place)
 
 
 Rounds = Generator[Messages, Sequence[Answers], NDArray[np.float32]]

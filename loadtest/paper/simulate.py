@@ -18,8 +18,7 @@ import simpy
 from numpy.typing import NDArray
 
 from dlm.client import ClientConfig
-from dlm.client.after import Usual, late_after
-from dlm.client.queue import Queue
+from dlm.client.rules import Queue, Usual, late_after
 from dlm.errors import ConfigError
 from loadtest.traces.routes import Routed
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from dlm.client import ClientConfig
 from dlm.client.cluster_file import ClusterFile
 from dlm.client.metrics import OK
-from dlm.client.server import GrpcConnection
+from dlm.client.server import Connection
 from dlm.cluster.status import ClusterStatus
 from dlm.errors import ConfigError, DlmError
 from dlm.units import counted
@@ -76,7 +76,7 @@ class ServerWatch:
         at_s: Callable[[], float | None],
     ) -> None:
         file = ClusterFile(cluster, config)
-        connect = partial(GrpcConnection, security=file.started.security)
+        connect = partial(Connection, security=file.started.security)
         self._status = ClusterStatus(file(), connect, POLL_S, model=file.model())
         self._interval_s = interval_s
         self._put = put

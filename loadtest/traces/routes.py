@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client import router
+from dlm.client.kernels import group_queries
 from dlm.client.router import LowGrams
 from dlm.errors import ConfigError
 from dlm.index.layout import read_manifest
 from dlm.index.search.shard import run_kernel
 from dlm.ngram.partition import SLOTS, slots_of
+from dlm.ngram.query import QueryGroups
 from dlm.ngram.vocab import Vocabulary
 from loadtest.traces.trace import CALLS, EXTEND, Trace
 
@@ -81,11 +82,11 @@ def routes(trace: Trace, shard_set: Path) -> Slotted:
     for number, contexts, lengths, words in extends(trace, grams.vocabulary, grams.manifest.order):
         asked = np.tile(words, (len(contexts) // len(words), 1)).reshape(-1)
         counts = np.full(len(contexts), words.shape[1], np.uint32)
-        groups = router.group(contexts, lengths, counts, asked).groups
+        groups = QueryGroups(*group_queries(contexts, lengths, counts, asked)[:-1])
         needs_shard = run_kernel(grams.low.view, grams.manifest.order, groups)[1].astype(np.bool_)
         ends = np.cumsum(groups.context_lengths, dtype=np.int64)[needs_shard]
-        flat = groups.context_words
-        found, place = np.unique(slots_of(flat[ends - 2], flat[ends - 1]), return_inverse=True)
+        pairs = slots_of(groups.context_words[ends - 2], groups.context_words[ends - 1])
+        found, place = np.unique(pairs, return_inverse=True)
         requests.append(np.full(len(found), number, np.int64))
         slots.append(found.astype(np.int64))
         sizes = groups.word_counts[needs_shard].astype(np.int64)

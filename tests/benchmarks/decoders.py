@@ -51,7 +51,7 @@ from dlm.asr.decoders.flashlight import DlmLM
 from dlm.client import Client, ClientConfig, Phrases, Utterance
 from dlm.client.cluster_file import Endpoint, FixedEndpoints, Metadata
 from dlm.client.core import Core
-from dlm.client.server import GrpcConnection, Reply, Withdraw
+from dlm.client.server import Connection, Reply, Withdraw
 from dlm.errors import DlmError
 from dlm.index.making import build_shard_set
 from dlm.ngram.arpa.source import TextSource
@@ -60,7 +60,7 @@ ROOT = Path(__file__).parents[2]
 PHRASES = (100, 10_000)
 
 
-class DelayedConnection(GrpcConnection):
+class DelayedConnection(Connection):
     """A connection whose replies come `delay_s` later, one after the other."""
 
     delay_s = 0.0

@@ -42,7 +42,7 @@ from benchmarks import settings
 from benchmarks.workload import Mix, Workload, from_text
 from dlm.client import AsyncClient, Client, ClientConfig, Phrases, States
 from dlm.client.cluster_file import write_cluster_file
-from dlm.client.server import GrpcConnection
+from dlm.client.server import Connection
 from dlm.cluster.processes import running_servers
 from dlm.index.layout import read_manifest
 from dlm.wire._pb import shard_pb2 as pb
@@ -273,7 +273,7 @@ def counted(addresses: list[str]) -> tuple[int, int]:
     """Messages and distinct queries that the servers have answered."""
     beats = []
     for address in addresses:
-        connection = GrpcConnection(address)
+        connection = Connection(address)
         beats.append(connection.heartbeat(pb.HeartbeatRequest(sequence=1), 10.0))
         connection.close()
     return sum(b.messages for b in beats), sum(b.queries for b in beats)

@@ -12,16 +12,13 @@ from cluster import WAIT_S, Cluster
 from dlm.client import AsyncClient, Client, ClientConfig, loop
 from dlm.client.cluster_file import ClusterFile, Endpoint, FixedEndpoints, Metadata
 from dlm.client.core import Core
-from dlm.client.server import GrpcConnection, Reply
+from dlm.client.server import Connection, Reply
 from dlm.errors import DlmError
 from dlm.index.layout import Manifest
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 
-KIND_OF = {
-    pb.DOWNLOAD_FILE_VOCABULARY: "vocabulary",
-    pb.DOWNLOAD_FILE_LOW_ORDERS: "low_orders",
-}
+KIND_OF = {pb.DOWNLOAD_FILE_VOCABULARY: "vocabulary", pb.DOWNLOAD_FILE_LOW_ORDERS: "low_orders"}
 
 # What becomes of a reply: the bytes to hand on, or an error.
 Change = Callable[[bytes], bytes | DlmError]
@@ -82,14 +79,14 @@ class Scripted:
     def __init__(self, network: Network, address: str) -> None:
         self.address = address
         self.network = network
-        self._real: dict[str, GrpcConnection] = {}
+        self._real: dict[str, Connection] = {}
         self._lock = threading.Lock()
 
-    def _target(self) -> GrpcConnection:
+    def _target(self) -> Connection:
         address = self.network.moved.get(self.address, self.address)
         with self._lock:
             if address not in self._real:
-                self._real[address] = GrpcConnection(address)
+                self._real[address] = Connection(address)
             return self._real[address]
 
     def _changed(self, reply: Reply) -> Reply:

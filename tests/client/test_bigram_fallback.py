@@ -27,7 +27,6 @@ from dlm.errors import (
     DeadlineExceeded,
     Overloaded,
     ProtocolError,
-    QueryError,
     ShardDown,
     StaleShardSet,
 )
@@ -193,14 +192,6 @@ def test_a_part_that_is_found_stale_twice_ends_no_other(
     assert_each_is_of_its_model(files, queries, answers)
     assert (answers.source == BIGRAM_FALLBACK).tolist() == [False] * 20 + [True] * 20
     assert client.stats.bigram_fallback - given == 20
-
-
-def test_a_caller_who_asks_wrongly_is_told_so(cluster, connect) -> None:
-    """The bigram fallback stands in for servers, not for callers; nothing is sent."""
-    client = connect(cluster.addresses, bigram_fallback=True)
-    with pytest.raises(QueryError):
-        client.utterance().score([(1, 2)], [10_000_000])
-    assert client.stats.messages == 0
 
 
 def test_the_partial_model_is_the_reduction_to_order_two(files, connect, cluster) -> None:

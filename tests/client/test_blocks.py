@@ -14,7 +14,7 @@ import pytest
 from client.scripted import Clients, Network
 from cluster import Cluster, ModelFiles, build
 from dlm.client import AsyncClient, Client, ContextBlocks, State, Utterance
-from dlm.errors import ModelMismatch, ProtocolError, QueryError, ShardDown
+from dlm.errors import ProtocolError, ShardDown
 from dlm.ngram.query import BIGRAM_FALLBACK
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -219,23 +219,6 @@ def test_a_reply_that_cannot_be_is_a_protocol_error(
             utterance.context_blocks(states)
         network.change = None
         assert_answers(utterance.context_blocks(states), utterance, states)
-
-
-def test_what_cannot_be_asked_is_refused(files: ModelFiles, other_files: ModelFiles) -> None:
-    """As in the other methods of the utterance."""
-    with Client.local(files.directory) as client, Client.local(other_files.directory) as other:
-        utterance = client.utterance()
-        with pytest.raises(ModelMismatch):
-            utterance.context_blocks([other.utterance().begin()])
-        with pytest.raises(QueryError, match=r"\[state\]"):
-            utterance.context_blocks(utterance.begin())  # type: ignore[arg-type]
-        blocks = utterance.context_blocks([utterance.begin()])
-        for words in ([10**6], [-1], "a"):
-            with pytest.raises(QueryError):
-                blocks.extend(words)
-        with pytest.raises(QueryError):
-            blocks.score(0, 10**6)
-        assert blocks.extend(["never-seen"]).states.shape == (1, 1)
 
 
 def test_counters_tell_of_blocks(files: ModelFiles, cluster: Cluster, connect: Clients) -> None:

@@ -18,8 +18,7 @@ from dlm.client import Client, ClientConfig, cascade
 from dlm.client.client import open_local_fallback
 from dlm.client.cluster_file import Endpoint, write_cluster_file
 from dlm.client.config import FailoverConfig, HeartbeatConfig
-from dlm.client.membership import Liveness
-from dlm.client.modes import Mode
+from dlm.client.health import Liveness, Mode
 from dlm.errors import (
     ConfigError,
     ModelMismatch,
@@ -332,7 +331,7 @@ FORKING = """
 import multiprocessing, sys, time
 from dlm.client import Client, ClientConfig, loop
 from dlm.client.config import HeartbeatConfig
-from dlm.client.modes import Mode
+from dlm.client.health import Mode
 from dlm.client.config import FailoverConfig
 from dlm.errors import ShardDown
 
@@ -434,4 +433,4 @@ def test_the_heartbeats_of_a_client_take_no_thread(cluster, connect) -> None:
     for client in clients:
         until(lambda: all(s.health is Liveness.UP for s in client.cascade.servers))  # noqa: B023
     now = {thread.name.split("_")[0] for thread in threading.enumerate()}
-    assert now - before <= {"dlm-client", "dlm-refresh", "dlm-fetch"}
+    assert now - before <= {"dlm-client", "dlm-refresh", "dlm-fetch", "dlm-download"}

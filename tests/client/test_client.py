@@ -220,9 +220,6 @@ def test_a_query_costs_one_message_at_most_and_none_where_nothing_is_stored(serv
     assert total or not stored
 
 
-# ---------------------------------------------------------------- what may be given
-
-
 def test_words_may_be_text_bytes_ids_or_arrays(client, files) -> None:
     """All forms of the same queries give the same bits; arrays may lie in memory in any way: slices
     of a matrix, another order of its axes or bytes, and what is not aligned."""
@@ -315,9 +312,6 @@ def test_nothing_asked_is_nothing_answered(client) -> None:
         assert extension.log10_prob.shape == extension.states.shape == shape
 
 
-# ---------------------------------------------------------------- states
-
-
 def test_states_hash_copy_and_pickle(client) -> None:
     """A copy is equal; arrays of states index and reshape as NumPy's do."""
     utterance = client.utterance()
@@ -356,6 +350,8 @@ def test_a_state_of_another_family_is_a_type_error(client, connect, files, other
             ):
                 with pytest.raises(ModelMismatch, match="cannot mix") as caught:
                     utterance.extend(states, [1])
+                with pytest.raises(ModelMismatch):
+                    utterance.context_blocks(states)
                 assert isinstance(caught.value, TypeError)
                 assert isinstance(caught.value, QueryError)
     with pytest.raises(TypeError):
@@ -386,9 +382,6 @@ def test_a_context_keeps_its_last_words(client, files) -> None:
         utterance.states_after("a b")
     with pytest.raises(QueryError, match=r"contexts\[0\] is "):
         utterance.states_after(["a b"])
-
-
-# ---------------------------------------------------------------- many at once
 
 
 @pytest.mark.promise("shared_clients")
@@ -490,9 +483,6 @@ def test_no_message_is_larger_than_the_servers_take(files, connect) -> None:
             sizes = [len(request.groups.words) for _, request in network.requests]
             assert max(sizes) <= (16 if "max_queries" in limits else 4096 // 21)
             assert client.stats.failed == 0
-
-
-# ---------------------------------------------------------------- life
 
 
 @pytest.mark.promise("shared_clients")

@@ -23,7 +23,7 @@ from dlm.client import loop
 from dlm.client import server as transport
 from dlm.client import stream as exchange
 from dlm.client.config import ClientSecurity
-from dlm.client.server import GrpcConnection
+from dlm.client.server import Connection
 from dlm.client.stream import SERVICE, is_lost
 from dlm.errors import (
     DeadlineExceeded,
@@ -128,12 +128,12 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def connect(server: Server) -> Iterator[Callable[..., GrpcConnection]]:
+def connect(server: Server) -> Iterator[Callable[..., Connection]]:
     """Makes connections to the server; closes them at the end."""
-    made: list[GrpcConnection] = []
+    made: list[Connection] = []
 
-    def begin(streams: int = 1) -> GrpcConnection:
-        made.append(GrpcConnection(server.address, streams))
+    def begin(streams: int = 1) -> Connection:
+        made.append(Connection(server.address, streams))
         return made[-1]
 
     yield begin
@@ -150,7 +150,7 @@ def _pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 class Asked:
     """One message, and what came of it."""
 
-    def __init__(self, connection: GrpcConnection, shard: int, timeout_s: float = WAIT_S) -> None:
+    def __init__(self, connection: Connection, shard: int, timeout_s: float = WAIT_S) -> None:
         self._came = threading.Event()
         self.times = 0
         request = pb.ScoreRequest(shard=shard).SerializeToString()
@@ -201,13 +201,13 @@ def test_replies_find_whoever_asked_in_whatever_order_they_come(server, connect)
 
 def test_a_message_says_what_time_is_left_when_it_is_written(server, connect, monkeypatch) -> None:
     """Not when it began to wait for a connection."""
-    open_channel, gone_s = transport.open_channel, 0.4
+    open_channel, gone_s = exchange.SecurityFiles.open_channel, 0.4
 
-    def slowly(*given: Any) -> Any:
+    def slowly(security: Any) -> Any:
         time.sleep(gone_s)  # on the loop: as a handshake with a busy server
-        return open_channel(*given)
+        return open_channel(security)
 
-    monkeypatch.setattr(transport, "open_channel", slowly)
+    monkeypatch.setattr(exchange.SecurityFiles, "open_channel", slowly)
     assert Asked(connect(), 1).shard() == 1
     assert server.received.get(timeout=WAIT_S).timeout_us <= (WAIT_S - gone_s) * 1e6
 
@@ -452,7 +452,7 @@ def test_where_nobody_is_found_nobody_is_looked_for_at_every_message() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=turn_away, args=(listening,), daemon=True).start()
-        connection = GrpcConnection(f"127.0.0.1:{listening.getsockname()[1]}")
+        connection = Connection(f"127.0.0.1:{listening.getsockname()[1]}")
         for shard in range(1000):
             with contextlib.suppress(ShardDown):
                 assert isinstance(Asked(connection, shard).failure(), ShardDown)
@@ -604,7 +604,7 @@ def test_a_second_connection_that_cannot_be_made_costs_one_message_not_the_other
             await server.answer(context, message)
 
     server.script = hold
-    with contextlib.closing(GrpcConnection(f"unix:{server.path}", 2)) as connection:
+    with contextlib.closing(Connection(f"unix:{server.path}", 2)) as connection:
         assert Asked(connection, 5).shard() == 5
         server.path.unlink()  # what is connected stays so, and nobody else connects
         busy = Asked(connection, 1)
@@ -633,11 +633,19 @@ def test_a_stream_that_grpc_lost_is_no_broken_contract(
     assert is_lost(error) == lost
 
 
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    """A file that holds one."""
+    (tmp_path / "token").touch(0o600)
+    (tmp_path / "token").write_text("a" * 32 + "\n")
+    return tmp_path / "token"
+
+
 def test_a_new_token_leaves_old_streams_what_they_have_in_flight(
-    server, tmp_path, monkeypatch
+    server, token, monkeypatch
 ) -> None:
     """The old stream answers what it took, takes nothing more and is closed."""
-    monkeypatch.setattr(transport, "TOKEN_LOOK_S", 0.0)
+    monkeypatch.setattr(transport, "LOOK_S", 0.0)
     monkeypatch.setattr(transport, "TOKEN_SETTLE_S", 0.0)
     held: list[Any] = []
     closed = threading.Event()
@@ -648,16 +656,43 @@ def test_a_new_token_leaves_old_streams_what_they_have_in_flight(
             held.append((context, message))
         else:
             await server.answer(context, message)
-            await server.answer(*held.pop())
+            while held and server.streams == 2:
+                await server.answer(*held.pop())
 
     server.script = script
-    path = tmp_path / "token"
-    path.touch(0o600)
-    path.write_text("a" * 32 + "\n")
-    security = ClientSecurity(token_file=str(path))
-    with contextlib.closing(GrpcConnection(server.address, security=security)) as connection:
+    security = ClientSecurity(token_file=str(token))
+    with contextlib.closing(Connection(server.address, security=security)) as connection:
         slow = Asked(connection, 7)
         until(lambda: bool(held))
-        path.write_text("b" * 32 + "\n")
-        assert (Asked(connection, 1).shard(), slow.shard(), server.streams) == (1, 7, 2)
+        token.write_text("b" * 32 + "\n")
+        until(lambda: Asked(connection, 1).shard() == 1 and server.streams == 2)
+        assert slow.shard() == 7
         assert closed.wait(WAIT_S)
+
+
+def test_a_file_system_that_stalls_holds_up_no_message(server, connect, token, monkeypatch) -> None:
+    """Neither of other connections nor of the one whose token it holds, open or not yet: it uses
+    the last one."""
+    stalls, goes_on, stat = threading.Event(), threading.Event(), Path.stat
+
+    def slow(path: Path, **more: Any) -> Any:
+        if path == token and stalls.is_set():
+            goes_on.wait(WAIT_S)
+        return stat(path, **more)
+
+    monkeypatch.setattr(Path, "stat", slow)
+    monkeypatch.setattr(transport, "LOOK_S", 0.0)
+    security = ClientSecurity(token_file=str(token))
+    opened, later = (Connection(server.address, security=security) for _ in range(2))
+    with contextlib.closing(opened), contextlib.closing(later):
+        assert Asked(opened, 1).shard() == 1
+        stalls.set()
+        server.described.set()
+        due = time.monotonic() + exchange.LOOK_S
+        until(lambda: time.monotonic() > due)  # to read it again
+        try:
+            for connection in (opened, connect(), later):
+                assert Asked(connection, 2, timeout_s=WAIT_S / 4).shard() == 2
+            assert later.describe(WAIT_S / 4).shard == 3
+        finally:
+            goes_on.set()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 
 import dlm
 from client.questions import ask, assert_equal, assert_sentence, random_queries, random_sentences
-from cluster import Cluster, ModelFiles
+from cluster import Cluster, ModelFiles, build
 from dlm import AsyncClient, Client, LocalModel
 from dlm.client import States
 from dlm.errors import (
@@ -25,6 +28,7 @@ from dlm.errors import (
     ShardDown,
     ShardFormatError,
 )
+from models import random_model
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +229,11 @@ def test_sentences_may_be_ids_or_strings_as_everywhere(files: ModelFiles, local:
         ("u.extend(None, [1])", "states is None"),
         ("u.extend(5, [1])", "states is of type int"),
         ("u.extend(u.begin(), [1])", "pass [state]"),
+        ("u.context_blocks(u.begin())", "pass [state]"),
+        ("u.context_blocks([u.begin()]).extend([10**6])", "word id 1000000 "),
+        ("u.context_blocks([u.begin()]).extend([-1])", "word id -1 "),
+        ("u.context_blocks([u.begin()]).extend('a')", "words is one string"),
+        ("u.context_blocks([u.begin()]).score(0, 10**6)", "word id 1000000 "),
         ("u.extend([u.begin()], None)", "words is None"),
         ("u.extend([u.begin()], 5)", "words is of type int"),
         ("u.extend([u.begin()], 'a')", "words is one string"),
@@ -259,3 +268,53 @@ def test_what_has_no_answer_is_refused_by_its_name(local: Client, ask: str, comp
         eval(ask, {"c": local, "u": local.utterance(), "np": np})
     assert complaint in str(caught.value)
     assert isinstance(caught.value, QueryError)
+
+
+# Every kind of question, each twice, since messages that share a turn are merged; and the kernels
+# that each phase was the first to compile (or to load from numba's cache).
+SCRIPT = """
+import gc, json, sys
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+from dlm.client import Client, ClientConfig
+
+def compiled():
+    return {
+        f"{d.py_func.__module__}.{d.py_func.__qualname__}{s}"
+        for d in gc.get_objects() if isinstance(d, Dispatcher) for s in d.signatures
+    }
+
+config = ClientConfig(cache_dir=sys.argv[1], bigram_fallback=True)
+with Client.connect(sys.argv[2:], config) as client:
+    before = compiled()
+    utterance = client.utterance()
+    words = [f"w{i}" for i in range(40)]
+    for _ in range(2):
+        utterance.score([words[i : i + 3] for i in range(30)], words[5:35])
+        utterance.score_sentences([" ".join(words), " ".join(words[::-1])])
+        states = [utterance.begin(), utterance.null()]
+        for _ in range(3):
+            extension = utterance.extend(states, words)
+            states = extension.states[:, 3:9:2]
+            states = utterance.extend(states[:, 1], words[0:3]).states.reshape(-1)
+        utterance.extend(states, np.arange(20)[::2])
+        utterance.next_words(states[1], 5)
+        utterance.context_blocks(states).extend(words)
+        utterance.context_blocks(states).score(0, words[0])
+    after = compiled()
+print(json.dumps([len(before), sorted(after - before)]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_what_a_call_needs_is_compiled_when_the_client_has_connected(tmp_path, order: int) -> None:
+    """Whatever the order of the model, and whatever is asked."""
+    files = build(random_model(3, order=order, words=60, per_order=300), tmp_path / "m", 2)
+    with Cluster(files) as cluster:
+        line = [sys.executable, "-c", SCRIPT, str(tmp_path / "cache"), *cluster.addresses]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    before, later = json.loads(done.stdout)
+    assert before > 4
+    assert later == []

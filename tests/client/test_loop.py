@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from math import inf
 from queue import SimpleQueue
 
@@ -99,6 +100,29 @@ def test_a_child_can_open_utterances_though_another_thread_did_when_it_was_forke
     thread.join(WAIT_S)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert phrases.bound(other) is phrases.bound(other) is not phrases.bound(slow)
+
+
+def test_a_fork_does_not_wait_until_nothing_is_posted() -> None:
+    """What threads post faster than it is run goes on after it."""
+    taken, goes_on = [0], [True]
+
+    def again() -> None:
+        taken[0] += 1
+        if goes_on[0]:
+            loop.post(again)
+
+    loop.register_forks()
+    loop.post(again)
+    until(lambda: taken[0] > 0)
+    begun = time.monotonic()
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    assert time.monotonic() - begun < loop.STOP_S / 2
+    os.waitpid(child, 0)
+    before = taken[0]
+    until(lambda: taken[0] > before)
+    goes_on[0] = False
 
 
 def test_who_waits_for_work_on_the_loop_is_told_if_it_is_cut_off_before_its_first_step() -> None:

@@ -17,8 +17,8 @@ from client.questions import answers_to, ask, assert_equal, queries_to, random_q
 from client.scripted import Network, load
 from cluster import WAIT_S, until
 from dlm.client import AsyncClient, Client
+from dlm.client.health import Mode
 from dlm.client.metrics import FAMILIES, STAGES, ClientMetrics, result_of
-from dlm.client.modes import Mode
 from dlm.client.stream import NotSent
 from dlm.errors import (
     ConfigError,
@@ -104,7 +104,6 @@ def test_what_gathers_behind_a_full_window_leaves_in_one_message(cluster, connec
     asked = [[first], *[rest[:5]] * 4, [*rest, first]]
     before = cluster.messages()
     pool = ThreadPoolExecutor(len(asked))
-    pool = ThreadPoolExecutor(len(asked))
     with network.held():
         futures = []
         for waiting, queries in enumerate(asked):
@@ -177,16 +176,10 @@ def test_a_call_that_is_too_late_is_counted_so_and_not_as_given_up(
 
 def test_labels_of_errors_are_a_closed_set() -> None:
     """Whatever else happens is `failed`, with nothing of its message."""
-    names = {
-        ShardDown: "shard_down",
-        DeadlineExceeded: "deadline_exceeded",
-        Overloaded: "overloaded",
-        StaleShardSet: "stale_shard_set",
-        ProtocolError: "protocol_error",
-        ConfigError: "failed",
-        ValueError: "failed",
-    }
-    assert {kind: result_of(kind("a word")) for kind in names} == names
+    kinds = ShardDown, DeadlineExceeded, Overloaded, StaleShardSet, ProtocolError
+    names = "shard_down", "deadline_exceeded", "overloaded", "stale_shard_set", "protocol_error"
+    assert tuple(result_of(kind("a word")) for kind in kinds) == names
+    assert {result_of(kind("a word")) for kind in (ConfigError, ValueError)} == {"failed"}
     assert result_of(None) == "ok"
 
 

@@ -1,21 +1,29 @@
-"""Phrases of one utterance: bonuses, states, new words, and what stays as it was."""
+"""Phrases of one utterance, their automaton beside a count of what is said, and PHRASES.md."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import pickle
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from cluster import ModelFiles, build
+from dlm.cli.main import app
 from dlm.client import AsyncClient, Client, Phrases, Utterance
+from dlm.client.phrases import UNIT, PhraseAutomaton
 from dlm.errors import ModelMismatch, QueryError
+from dlm.index.making import build_shard_set
 from dlm.ngram.vocab import as_text, is_mark
-from models import random_model
+from models import PlainModel, random_model
 
 NEW = ["strangelove", "kubrick"]  # words that the model lacks
 PHRASES = {
@@ -277,3 +285,142 @@ def test_a_kenlm_file_has_phrases_as_a_shard_set_has(kind: str) -> None:
             (one.log10_prob, expected(words, phrases))
             for one, words in zip(plain.score_sentences(said), said, strict=True)
         ]
+
+
+SYMBOLS = 4
+
+
+def spelled(text: str) -> tuple[int, ...]:
+    """A phrase of letters as symbols: "a" is 1; any other letter than a to d is no symbol."""
+    return tuple("abcd".find(letter) + 1 for letter in text)
+
+
+def occurrences(phrase: tuple[int, ...], said: tuple[int, ...]) -> int:
+    """How often a phrase is in what is said, overlaps included."""
+    size = len(phrase)
+    return sum(said[i : i + size] == phrase for i in range(len(said) - size + 1))
+
+
+def random_phrases(rng: np.random.Generator, count: int) -> dict[tuple[int, ...], int]:
+    """Short ones of few symbols: prefixes, suffixes and repeats of each other; some unwanted."""
+    found = {}
+    while len(found) < count:
+        phrase = tuple(rng.integers(1, SYMBOLS + 1, rng.integers(1, 6)).tolist())
+        found[phrase] = int(rng.integers(-500, 3000))
+    return found
+
+
+def units_of(phrases: dict[tuple[int, ...], int], said: tuple[int, ...]) -> int:
+    """The units of all phrases in what is said."""
+    return sum(units * occurrences(phrase, said) for phrase, units in phrases.items())
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_the_steps_of_a_path_add_up_to_the_phrases_it_completes(count: int) -> None:
+    """Word by word, in batches and for whole sentences; every step is that of the kernels."""
+    rng = np.random.default_rng(count)
+    symbol_of = np.arange(SYMBOLS + 1, dtype=np.int32)
+    for _ in range(40):
+        phrases = random_phrases(rng, count)
+        automaton = PhraseAutomaton.of(list(phrases), list(phrases.values()))
+        said = rng.integers(0, SYMBOLS + 1, (25, 12)).astype(np.uint32)
+        counts = np.full(len(said), said.shape[1], np.uint32)
+        totals, ends = automaton.walk(counts, said.reshape(-1), symbol_of)
+        assert totals.tolist() == [units_of(phrases, tuple(row)) for row in said.tolist()]
+        nodes, added = np.zeros(len(said), np.int32), np.zeros(len(said), np.int64)
+        summed = np.zeros(len(said))
+        for column in said.T:
+            ones = np.ones(len(said), np.uint32)
+            after, bonus = automaton.advance(nodes, ones, np.ascontiguousarray(column), symbol_of)
+            steps = zip(nodes.tolist(), column.tolist(), strict=True)
+            assert after.tolist() == [automaton.step(*step) for step in steps]
+            added += automaton.completed[after] + automaton.held[after] - automaton.held[nodes]
+            summed += bonus
+            nodes = after
+        assert nodes.tolist() == ends.tolist()
+        assert (summed == added * UNIT).all()
+        assert (added - automaton.held[nodes] == totals).all()  # shares are given back
+        assert (automaton.held >= 0).all() and automaton.held[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("phrases", "said", "bonuses"),
+    [
+        ({"ab": 10}, "xabx", [0, 5, 5, 0]),  # half of it with each word
+        ({"abc": 9}, "abx", [3, 3, -6]),  # leaving gives back
+        ({"ab": 10}, "aab", [5, 0, 5]),  # beginning anew keeps the share
+        ({"aa": 4}, "aaaa", [2, 4, 4, 4]),  # overlaps; the last a holds a share again
+        ({"abcd": 8, "bc": 6}, "abcx", [2, 2, 8, -6]),  # one within another, which is left
+        ({"a": 5, "ab": -4}, "ab", [5, -4]),  # what is unwanted costs when it is complete
+        ({"a": 0}, "a", [0]),
+        ({}, "ab", [0, 0]),
+    ],
+)
+def test_a_bonus_is_handed_out_word_by_word(
+    phrases: dict[str, int], said: str, bonuses: list[int]
+) -> None:
+    """In shares of a phrase, rounded down; the last word brings the rest."""
+    automaton = PhraseAutomaton.of([spelled(phrase) for phrase in phrases], list(phrases.values()))
+    nodes = list(
+        itertools.accumulate(spelled(said), lambda node, one: automaton.step(node, one), initial=0)
+    )
+    found = [
+        int(automaton.completed[after] + automaton.held[after] - automaton.held[before])
+        for before, after in itertools.pairwise(nodes)
+    ]
+    assert found == bonuses
+
+
+TEXT = (Path(__file__).parents[2] / "dlm/client/PHRASES.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a general model and a domain's."""
+    monkeypatch.chdir(tmp_path)
+    words = {
+        "model": ["the", "a", "there", "man", "is", "house", "peter", "doctor"],
+        "radiology": ["the", "thorax", "is", "there"],
+    }
+    for name, listed in words.items():
+        marks = ["<s>", "</s>", "<unk>"]
+        ngrams: dict[tuple[str, ...], Any] = {(w,): (-1.0, -0.5) for w in [*listed, *marks]}
+        ngrams |= {("<s>", "the"): (-0.5, -0.25), ("the", "is"): (-0.25, None)}
+        PlainModel(2, ngrams).write(tmp_path / "model.arpa")
+        build_shard_set(tmp_path / "model.arpa", tmp_path / "shards" / name, 1)
+
+
+@pytest.mark.usefixtures("_folder")
+def test_the_python_of_the_page_prints_what_its_comments_say(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Names per utterance, and a mixture."""
+    names, mixture = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+    exec(names, {})
+    printed = " ".join(capsys.readouterr().out.split())
+    for said in re.findall(r"# (\[\[.*?\]\])", names):
+        assert said in printed
+    assert printed.endswith(" 3.0")
+    found: dict[str, Any] = {}
+    exec(mixture, found)
+    assert sum(found["tuned"].weights) == pytest.approx(1.0)
+    assert found["first"].log10_prob.shape == (1, 3)
+
+
+@pytest.mark.usefixtures("_folder")
+def test_the_command_of_the_page_rescores_with_its_file() -> None:
+    """The hypothesis with a name of the list is the best."""
+    (listed,) = [b for kind, b in re.findall(r"```(\w*)\n(.*?)```", TEXT, re.S) if not kind]
+    Path("names.tsv").write_text(listed, encoding="utf-8")
+    hyps = [{"words": f"doctor {name} is there"} for name in ("house", "strangelove")]
+    Path("nbest.jsonl").write_text(json.dumps({"id": "a", "hyps": hyps}), encoding="utf-8")
+    (line,) = re.findall(r"^\$ dlm (rescore .*)$", TEXT, re.M)
+    plain = line.replace(" --phrases names.tsv", "").replace("rescored.jsonl", "plain.jsonl")
+    for one in (plain, line):
+        done = CliRunner().invoke(app, shlex.split(one))
+        assert done.exit_code == 0, done.output
+    best = [
+        json.loads(Path(name).read_text())["hyps"][0]["words"].split()[1]
+        for name in ("plain.jsonl", "rescored.jsonl")
+    ]
+    assert best == ["house", "strangelove"]

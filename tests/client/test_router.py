@@ -82,7 +82,8 @@ def grouped_plainly(queries: list[Query]) -> Plain:
 def test_grouping_asks_each_query_once_in_the_order_of_first_appearance(case) -> None:
     """Groups equal the dictionary's; `place` leads each query back to itself."""
     width, rows = case
-    groups, place = router.group(*arrays(width, rows))
+    *found, place = kernels.group_queries(*arrays(width, rows))
+    groups = QueryGroups(*found)
     assert plain(groups) == grouped_plainly(each(rows))
     asked = flat(groups)
     assert len(set(asked)) == len(asked)
@@ -106,7 +107,8 @@ def test_grouping_many_queries_fills_the_tables_without_loss() -> None:
     contexts = rng.integers(0, 30, (50_000, 3), dtype=np.uint32)
     lengths = rng.integers(0, 4, 50_000).astype(np.uint8)
     words = rng.integers(0, 20, 50_000, dtype=np.uint32)
-    groups, place = router.group(contexts, lengths, np.ones(50_000, np.uint32), words)
+    *found, place = kernels.group_queries(contexts, lengths, np.ones(50_000, np.uint32), words)
+    groups = QueryGroups(*found)
     asked = flat(groups)
     assert len(set(asked)) == len(asked)
     queries = [
@@ -219,7 +221,8 @@ def test_gathering_asks_shared_queries_once_and_places_every_answer(parts) -> No
 def test_finishing_gives_each_query_its_own_answer(case, shards, rng) -> None:
     """Of low orders, of shards, and repeats alike: against a dictionary."""
     width, rows = case
-    groups, place = router.group(*arrays(width, rows))
+    *found, place = kernels.group_queries(*arrays(width, rows))
+    groups = QueryGroups(*found)
     asked = flat(groups)
     remote = np.array([len(c) >= 2 and rng.random() < 0.7 for c, _ in plain(groups)], np.uint8)
     pairs = np.zeros(len(remote), np.uint32)

@@ -16,7 +16,7 @@ from client.questions import ask, random_queries
 from cluster import WAIT_S
 from dlm.client.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.client.config import PLAIN, ClientConfig, ClientSecurity
-from dlm.client.server import GrpcConnection
+from dlm.client.server import Connection
 from dlm.errors import ConfigError
 
 TOKEN = "decoder-" + "d" * 32
@@ -78,14 +78,14 @@ def test_a_token_leaves_this_machine_over_tls_alone(tmp_path, authority, address
     """Unless insecure; without a token there is nothing to protect."""
     for given in ({"token": TOKEN}, {"token_file": str(token_file(tmp_path))}):
         if address in HERE:
-            GrpcConnection(address, security=ClientSecurity(**given)).close()
+            Connection(address, security=ClientSecurity(**given)).close()
         else:
             with pytest.raises(ConfigError, match="another machine") as caught:
-                GrpcConnection(address, security=ClientSecurity(**given))
+                Connection(address, security=ClientSecurity(**given))
             assert TOKEN not in str(caught.value)
-        GrpcConnection(address, security=ClientSecurity(**given, insecure=True)).close()
-        GrpcConnection(address, security=ClientSecurity(**given, ca=str(authority.ca))).close()
-    GrpcConnection(address, security=PLAIN).close()
+        Connection(address, security=ClientSecurity(**given, insecure=True)).close()
+        Connection(address, security=ClientSecurity(**given, ca=str(authority.ca))).close()
+    Connection(address, security=PLAIN).close()
 
 
 @pytest.mark.promise("secret_tokens")
@@ -95,7 +95,7 @@ def test_a_token_is_shown_nowhere(tmp_path, which):
     given = TOKEN if which == "token" else str(token_file(tmp_path))
     security = ClientSecurity(**{which: given})
     config = ClientConfig(cache_dir=tmp_path, **{which: given})
-    connection = GrpcConnection("127.0.0.1:1", security=security)
+    connection = Connection("127.0.0.1:1", security=security)
     for shown in (security, config, config.security, connection, connection.__dict__):
         assert TOKEN not in repr(shown)
     for kept in (security, config):
@@ -114,11 +114,11 @@ def test_files_are_read_when_the_connection_is_made(tmp_path):
         ({"ca": authority.ca, "cert": authority.client.cert, "key": tmp_path / "none"}, "none"),
     ):
         with pytest.raises(ConfigError, match=fault):
-            GrpcConnection("127.0.0.1:1", security=ClientSecurity(**settings))
+            Connection("127.0.0.1:1", security=ClientSecurity(**settings))
     mine = {"cert": authority.client.cert, "key": authority.client.key}
     authority.client.cert.write_bytes(b"")  # gRPC itself would end the process
     with pytest.raises(ConfigError, match=f"{authority.client.cert}.*PEM"):
-        GrpcConnection("127.0.0.1:1", security=ClientSecurity(ca=authority.ca, **mine))
+        Connection("127.0.0.1:1", security=ClientSecurity(ca=authority.ca, **mine))
 
 
 def test_cluster_toml_says_whom_to_trust(tmp_path):

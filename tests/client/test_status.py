@@ -11,8 +11,8 @@ from client.scripted import Clients
 from cluster import Cluster, ProcessServer, ThreadServer, build
 from dlm.cli.status import problems
 from dlm.client.cluster_file import Endpoint
-from dlm.client.modes import Mode
-from dlm.client.server import GrpcConnection
+from dlm.client.health import Mode
+from dlm.client.server import Connection
 from dlm.cluster.status import ClusterStatus
 from dlm.errors import AuthenticationError, DlmError, ShardDown, StaleShardSet
 from dlm.index.layout import MANIFEST
@@ -34,7 +34,7 @@ class Ticks:
 def of(cluster: Cluster, **more) -> ClusterStatus:
     """The status of a cluster as its cluster.toml gives it."""
     endpoints = [Endpoint(address, shard) for shard, address in enumerate(cluster.addresses)]
-    return ClusterStatus(endpoints, GrpcConnection, 20.0, **more)
+    return ClusterStatus(endpoints, Connection, 20.0, **more)
 
 
 def at(ports: dict[str, Port] | Port, clock=None, shards=None, **more) -> ClusterStatus:
@@ -162,7 +162,7 @@ def test_a_server_that_dies_is_a_row_and_its_shard_is_missing(files) -> None:
         assert back.missing == ()
         assert back.rows[1].queries_per_s is None  # another process, so nothing to subtract from
         status.close()
-        status = ClusterStatus([Endpoint(cluster.addresses[2])], GrpcConnection, 20.0)
+        status = ClusterStatus([Endpoint(cluster.addresses[2])], Connection, 20.0)
         snapshot = status.poll()
         assert (snapshot.shards, snapshot.missing) == ((0, 1, 2), (0, 1))
         status.close()
@@ -173,7 +173,7 @@ def test_a_stopped_server_costs_its_timeout_and_is_silent(files, cache_dir) -> N
     """A process that hangs answers no heartbeat; the others are told all the same."""
     with Cluster(files, kind=ProcessServer) as cluster, Clients(cache_dir):
         endpoints = [Endpoint(address) for address in cluster.addresses]
-        status = ClusterStatus(endpoints, GrpcConnection, 1.0)
+        status = ClusterStatus(endpoints, Connection, 1.0)
         status.poll()
         cluster.servers[0].pause()
         snapshot = status.poll()
@@ -191,7 +191,7 @@ def test_each_model_of_a_server_is_a_row(files, tmp_path) -> None:
     other = build(random_model(seed=3, order=3, words=20, per_order=40), tmp_path, 1)
     shards = [Shard.open(files.directory, 0), Shard.open(other.directory, 0)]
     server = ThreadServer(shards).ready()
-    status = ClusterStatus([Endpoint(server.address)], GrpcConnection, 20.0)
+    status = ClusterStatus([Endpoint(server.address)], Connection, 20.0)
     for snapshot in (status.poll(), status.poll()):
         assert [row.model for row in snapshot.rows] == [
             files.manifest.model[:12],

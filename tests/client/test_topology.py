@@ -24,13 +24,19 @@ from dlm.client.cluster_file import (
     check_model,
     write_cluster_file,
 )
-from dlm.client.membership import NO_LIMIT, Topology
+from dlm.client.health import NO_LIMIT, Topology
 from dlm.client.table import take_census
 from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.ids import MAX_SHARD_SETS
 
 A_SERVER = '[[server]]\naddress = "a:1"\n'
+ADDRESSES = [
+    *("localhost:1", "10.0.0.12:65535", "lm-dlm-0.space.svc:50060", "[::1]:50060", "a_b-1:7"),
+    *("ipv4:1.2.3.4:5,1.2.3.5:5", "ipv6:[::1]:5", "ipv6:%5B::1%5D:5", "dns:///name:5"),
+    *("[fe80::1%eth0]:5", "dns:name:5", "dns://10.0.0.1/name:5", "unix:/run/dlm.sock"),
+    "unix-abstract:dlm",
+]
 A_ROLLOUT = '[rollout]\nmodel = "abcdef"\nreplaces = "abcdef"\n'
 TOKEN = "decoder-" + "d" * 32
 
@@ -44,11 +50,12 @@ def discover(
 
 
 def test_a_cluster_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    """With shards and without, and again over itself; the small model by an absolute path."""
+    """With shards and without, and again over itself; the small model by an absolute path. What
+    gRPC can connect to is taken as it is written."""
     path = tmp_path / "cluster.toml"
     for endpoints in (
         [Endpoint("a:1", 0), Endpoint("b:2", 1), Endpoint("b:2", 7)],
-        [Endpoint("[::1]:5")],
+        [Endpoint(address) for address in ADDRESSES],
         [Endpoint("a:1", 0, 4711), Endpoint("b:2", pid=1)],
     ):
         for small in (None, Path("shards")):
@@ -152,27 +159,6 @@ def test_an_address_that_no_server_can_have_is_refused_where_it_is_given(
         assert caught.value.__notes__ == [f"in {path}"]
     with pytest.raises(ConfigError, match=re.escape(repr(address))):
         Client.connect(["127.0.0.1:50060", address])
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        *("localhost:1", "10.0.0.12:65535", "lm-dlm-0.space.svc:50060", "[::1]:50060", "a_b-1:7"),
-        *("ipv4:1.2.3.4:5,1.2.3.5:5", "ipv6:[::1]:5", "ipv6:%5B::1%5D:5", "dns:///name:5"),
-        *(
-            "[fe80::1%eth0]:5",
-            "dns:name:5",
-            "dns://10.0.0.1/name:5",
-            "unix:/run/dlm.sock",
-            "unix-abstract:dlm",
-        ),
-    ],
-)
-def test_what_grpc_can_connect_to_is_taken(tmp_path: Path, address: str) -> None:
-    """As it is written."""
-    path = tmp_path / "cluster.toml"
-    path.write_text(f"[[server]]\naddress = {json.dumps(address)}\n")
-    assert ClusterToml(path).servers() == [Endpoint(address)]
 
 
 @pytest.mark.parametrize("what", ["pipe", "large file"])

@@ -15,8 +15,7 @@ from cluster import ModelFiles, build
 from dlm.client import cascade
 from dlm.client.cascade import CALM_S, TICK_S, BeatReply, CascadeMonitor
 from dlm.client.config import FailoverConfig, HeartbeatConfig
-from dlm.client.membership import Liveness, Topology
-from dlm.client.modes import Mode
+from dlm.client.health import Liveness, Mode, Topology
 from dlm.errors import AuthenticationError, DlmError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, error_from_refusal
@@ -45,29 +44,26 @@ class Wired:
         self.steps = self  # or another's
         self._planned: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
-
-    def clock(self) -> float:
-        """Seconds."""
-        return self.now
+        self.renew = self.refresh_later = self.follow = lambda *_: None
 
     def carry_out(self, step: Callable[..., None], *args: Any) -> None:
-        """See `cascade.Steps`."""
+        """See `core.Lanes`."""
         step(*args)
 
     def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
-        """See `cascade.Steps`."""
+        """See `core.Lanes`."""
         self._number += 1
         heapq.heappush(self._planned, (self.now + delay_s, self._number, step, args))
 
     def known(self) -> Topology:
-        """See `cascade.Host`; each tick asks it once."""
+        """See `core.Lanes`; each tick asks it once."""
         self.ticks += 1
         return self._topology
 
     def beat(
         self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
     ) -> None:
-        """See `cascade.Host`."""
+        """See `core.Lanes`."""
         self.out += 1
         self.later(self.trip_s + self.more_s.get(address, 0.0), self._answer, reply)
 
@@ -76,17 +72,8 @@ class Wired:
         found = pb.HeartbeatReply(instance=1, state=self.state)
         reply(None if self.error else found, self.error)
 
-    def renew(self, address: str) -> None:
-        """See `cascade.Host`."""
-
-    def refresh_later(self) -> None:
-        """See `cascade.Host`."""
-
-    def follow(self) -> None:
-        """See `cascade.Host`."""
-
     def ask_probe(self, timeout_s: float, done: Callable[[bool], None]) -> None:
-        """See `cascade.Host`: answered at once."""
+        """See `core.Lanes`: answered at once."""
         done(True)
 
     def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
@@ -109,7 +96,7 @@ def watching(host: Wired, failover_config: FailoverConfig | None = None) -> Casc
         HeartbeatConfig(),
         failover_config or FailoverConfig(),
         may_switch=True,
-        clock=host.clock,
+        clock=lambda: host.now,
     )
     watch.begin()
     return watch

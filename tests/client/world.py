@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from dlm.client import membership, modes
+from dlm.client import health
 from dlm.client.config import FailoverConfig, HeartbeatConfig
 
 TICK_S = 0.05
@@ -25,7 +25,7 @@ class Server:
     alive: bool = True
     instance: int = 1
     late: float = 0.0  # part of the answers that take up to half a second longer
-    member: membership.Member = field(default_factory=membership.Member)
+    member: health.Member = field(default_factory=health.Member)
     # Answers on their way: (when they arrive, sequence, instance).
     coming: list[tuple[float, int, int]] = field(default_factory=list)
 
@@ -56,10 +56,10 @@ class World:
         ]
         self.traffic = traffic
         self.lossy = 0.0
-        self.cascade = modes.Cascade()
+        self.cascade = health.Cascade()
         self.now = 0.0
         self.said: list[tuple[float, str]] = []
-        self.asked = dict.fromkeys(modes.Mode, 0)  # messages, by the mode they were sent in
+        self.asked = dict.fromkeys(health.Mode, 0)  # messages, by the mode they were sent in
         self.probes: list[tuple[float, int, bool]] = []
         self._random = Random(seed)
 
@@ -83,27 +83,28 @@ class World:
                 for shard in self.shards
                 if (usable := [s for s in shard if s.member.usable])
             )
-            self._switch(modes.ReachabilityTick(reachable, slow))
+            self._switch(health.ReachabilityTick(reachable, slow))
 
     def _beat(self, server: Server) -> None:
         ready = [c for c in server.coming if c[0] <= self.now]
         server.coming = [c for c in server.coming if c[0] > self.now]
         for arrived, sequence, instance in ready:
-            self._member(server, membership.Beat(sequence, instance), arrived)
-        self._member(server, membership.Tick(self._random.random()), self.now)
+            self._member(server, health.Beat(sequence, instance), arrived)
+        self._member(server, health.Tick(self._random.random()), self.now)
 
-    def _member(self, server: Server, event: membership.Event, now: float) -> None:
-        server.member, actions = membership.step(server.member, event, now, self.heartbeat_config)
+    def _member(self, server: Server, event: health.MemberEvent, now: float) -> None:
+        config = self.heartbeat_config
+        server.member, actions = health.member_after(server.member, event, now, config)
         for action in actions:
-            if isinstance(action, membership.Ping):
+            if isinstance(action, health.Ping):
                 if server.alive and self._random.random() >= self.lossy:
                     arrives = self.now + server.delay_s
                     if server.late and self._random.random() < server.late:
                         arrives += self._random.random() / 2
                     server.coming.append((arrives, action.sequence, server.instance))
-            elif isinstance(action, membership.Changed):
+            elif isinstance(action, health.Changed):
                 self.said.append((self.now, f"{server.name} is {action.after}"))
-            elif isinstance(action, membership.Restarted):
+            elif isinstance(action, health.Restarted):
                 self.said.append((self.now, f"{server.name} was restarted"))
             # A connection is made anew (`Renew`) without a word: here they are never what is wrong.
 
@@ -111,7 +112,7 @@ class World:
         return any(s.alive for s in shard)
 
     def _messages(self) -> None:
-        if self.cascade.mode is not modes.Mode.FULL:
+        if self.cascade.mode is not health.Mode.FULL:
             return
         each = round(self.traffic * TICK_S)
         failed = 0
@@ -120,19 +121,20 @@ class World:
                 failed += each
             elif self.lossy:
                 failed += sum(self._random.random() < self.lossy for _ in range(each))
-        self.asked[modes.Mode.FULL] += each * len(self.shards)
-        self._switch(modes.Messages(each * len(self.shards), failed))
+        self.asked[health.Mode.FULL] += each * len(self.shards)
+        self._switch(health.Messages(each * len(self.shards), failed))
 
     def _probes(self) -> None:
         done = [c for c in self.probes if c[0] <= self.now]
         self.probes = [c for c in self.probes if c[0] > self.now]
         for _, number, answered in done:
-            self._switch(modes.ProbeDone(number, answered))
+            self._switch(health.ProbeDone(number, answered))
 
-    def _switch(self, event: modes.Event) -> None:
-        self.cascade, actions = modes.step(self.cascade, event, self.now, self.failover_config)
+    def _switch(self, event: health.ModeEvent) -> None:
+        config = self.failover_config
+        self.cascade, actions = health.mode_after(self.cascade, event, self.now, config)
         for action in actions:
-            if isinstance(action, modes.Switch):
+            if isinstance(action, health.Switch):
                 self.said.append((self.now, f"the {action.to} model, {action.reason}"))
                 continue
             answered = all(

@@ -15,8 +15,7 @@ import yaml
 from deploy.documents import DEPLOY, load, texts
 from deploy.families import series
 from deploy.promql import Selector, groupings, kept_labels, selectors
-from dlm.client.membership import Liveness
-from dlm.client.modes import Mode
+from dlm.client.health import Liveness, Mode
 from dlm.server.health import ServingState
 from dlm.wire.status import Reason
 

@@ -19,7 +19,7 @@ from client.scripted import Clients
 from cluster import Cluster, ModelFiles, ProcessServer, build
 from dlm.client import Client
 from dlm.client.config import FailoverConfig, HeartbeatConfig
-from dlm.client.modes import Mode
+from dlm.client.health import Mode
 from dlm.ngram.query import LOCAL_FALLBACK
 from faults.decoders import Decoders
 from loadtest.run.chaos import Command, random_faults
@@ -30,7 +30,7 @@ from models import random_model
 HEARTBEATS = HeartbeatConfig(interval_s=0.05, timeout_s=0.5, slow_floor_s=10.0)
 FAILOVER = FailoverConfig(wait_s=0.1, max_wait_s=0.5, probe_s=0.05, stable_s=0.0)
 DEADLINE_S = 1.0
-# A call ends by its deadline (on a moved clock: tests/client/test_deadlines.py). This is what a
+# A call ends by its deadline (on a moved clock: tests/client/test_replicas.py). This is what a
 # machine may need to run a thread when it is busy with much else; what it did need is printed.
 GRACE_S = 0.5
 NOISE_S = 20.0

@@ -91,7 +91,7 @@ def test_clients_that_are_dropped_hold_no_descriptors_and_no_threads(
 DROP_LOCAL = """
 import gc, sys
 from dlm import Client
-from dlm.client.local import LocalScorer
+from dlm.client.core import LocalScorer
 for number in range(20):
     client = Client.local(sys.argv[1])
     if number % 2:

@@ -240,6 +240,23 @@ def test_those_who_wait_for_the_next_model_share_a_look(site: Site, foreign, mon
     assert site.client.stats.refreshes - looks <= 5
 
 
+def test_a_look_that_is_to_come_is_not_asked_for_again_when_another_ends(
+    site: Site, monkeypatch
+) -> None:
+    """All of them wait for the same thread."""
+    table, helper = site.client._core.table, site.client._core._lanes.helper
+    looks, goes_on, look = list[object](), Event(), table._refresh_once
+    monkeypatch.setattr(table, "_refresh_once", lambda known: (looks.append(known), look(known)))
+    helper.submit(goes_on.wait, WAIT_S)
+    table.look_quietly(table.snapshot())
+    helper.submit(table.refresh_later)
+    table.refresh_later()
+    goes_on.set()
+    for _ in range(2):
+        helper.submit(int).result(WAIT_S)
+    assert len(looks) == 1
+
+
 def test_a_look_that_fails_in_this_process_is_an_error_of_dlm(
     site: Site, foreign, monkeypatch
 ) -> None:

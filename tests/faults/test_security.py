@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from dlm.client import Client, ClientConfig
 from dlm.client import server as transport
 from dlm.client.cluster_file import Endpoint, write_cluster_file
 from dlm.client.config import ClientSecurity
-from dlm.client.server import GrpcConnection
+from dlm.client.server import Connection
 from dlm.errors import AuthenticationError, ConfigError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
 from server.test_security import write_tokens
@@ -176,7 +175,7 @@ def test_a_token_changes_under_load_without_a_call_that_fails(
         """Until every server lets in whoever has this token."""
         security = ClientSecurity(token=name)
         for address in cluster.addresses:
-            with closing(GrpcConnection(address, security=security)) as probe:
+            with closing(Connection(address, security=security)) as probe:
                 until(lambda probe=probe: lets_in(probe))
 
     threads = [threading.Thread(target=load, args=(n,)) for n in range(3)]
@@ -189,7 +188,7 @@ def test_a_token_changes_under_load_without_a_call_that_fails(
         write_tokens(token, new)
         more(10)
         write_tokens(tokens, f"alice:{new}")
-        with closing(GrpcConnection(cluster.addresses[1], security=ClientSecurity(token=old))) as p:
+        with closing(Connection(cluster.addresses[1], security=ClientSecurity(token=old))) as p:
             until(lambda p=p: not lets_in(p))
         more(10)
     stop.set()
@@ -198,7 +197,7 @@ def test_a_token_changes_under_load_without_a_call_that_fails(
     assert failed == []
 
 
-def lets_in(connection: GrpcConnection) -> bool:
+def lets_in(connection: Connection) -> bool:
     """Whether a server answers a heartbeat."""
     try:
         connection.heartbeat(pb.HeartbeatRequest(sequence=1), WAIT_S)
@@ -270,17 +269,16 @@ def test_a_connection_keeps_its_certificates_while_a_file_is_unusable(
     for name, source in mine.items():
         write_tokens(tmp_path / name, source.read_text().rstrip())
     security = ClientSecurity(**{name: str(tmp_path / name) for name in mine})
-    with closing(GrpcConnection(cluster.addresses[0], security=security)) as connection:
+    with closing(Connection(cluster.addresses[0], security=security)) as connection:
         write_tokens(tmp_path / which, mine[which].read_text()[:150])
-        assert lets_in(connection)
-        later: SimpleQueue[Any] = SimpleQueue()  # over another channel
-        connection.heartbeat_later(
-            pb.HeartbeatRequest(sequence=2), WAIT_S, lambda *reply: later.put(reply)
-        )
-        assert later.get(timeout=WAIT_S)[1] is None
-        kept = [r for r in caplog.records if getattr(r, "event", "").endswith(".kept")]
-        assert [r.event for r in kept] == ["client.certificates.kept"]
-        assert str(tmp_path / which) in kept[0].error
+
+        def kept() -> list[Any]:
+            return [r for r in caplog.records if getattr(r, "event", "").endswith(".kept")]
+
+        until(lambda: lets_in(connection) and bool(kept()))
+        assert connection.describe(WAIT_S).shard_set  # over another channel
+        assert [r.event for r in kept()] == ["client.certificates.kept"]
+        assert str(tmp_path / which) in kept()[0].error
 
 
 def test_a_connection_outlives_a_change_of_the_authority(serve, files, authority, tmp_path) -> None:
@@ -288,7 +286,7 @@ def test_a_connection_outlives_a_change_of_the_authority(serve, files, authority
     ca, other = tmp_path / "ca", Authority(tmp_path / "other")
     write_tokens(ca, authority.ca.read_text().rstrip())
     cluster = serve(**tls(authority))
-    with closing(GrpcConnection(cluster.addresses[0], security=ClientSecurity(ca=str(ca)))) as both:
+    with closing(Connection(cluster.addresses[0], security=ClientSecurity(ca=str(ca)))) as both:
         assert lets_in(both)
         assert both.describe(WAIT_S).shard_set
         port = cluster.ports[0]

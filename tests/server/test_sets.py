@@ -16,7 +16,7 @@ import pytest
 
 from cluster import WAIT_S, ThreadServer, gone, until
 from dlm.client.cluster_file import Endpoint
-from dlm.client.server import GrpcConnection
+from dlm.client.server import Connection
 from dlm.cluster.status import ClusterStatus
 from dlm.errors import ConfigError
 from dlm.files import write_whole
@@ -315,7 +315,7 @@ def test_status_shows_the_default_first_and_only_what_is_held_now(sharded, other
     path = tmp_path / "sets"
     write_sets(path, [sharded.directory])
     server = ThreadServer(Shard.open(sharded.directory, 0), own_loop=True, sets=str(path)).ready()
-    status = ClusterStatus([Endpoint(server.address)], GrpcConnection, WAIT_S)
+    status = ClusterStatus([Endpoint(server.address)], Connection, WAIT_S)
     for held in ([sharded, other], [other, sharded], [other]):
         write_sets(path, [one.directory for one in held])
         names = [one.manifest.shard_set[:12] for one in held]

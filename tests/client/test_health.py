@@ -1,34 +1,48 @@
-"""Heartbeats of one server: rows of the table, delays, and that no state is a trap."""
+"""Pure steps of health: heartbeats of a server, and full or small model; no state is a trap."""
 
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.client.config import HeartbeatConfig
-from dlm.client.membership import (
+from client import scenarios
+from client.world import World
+from dlm.client.config import FailoverConfig, HeartbeatConfig
+from dlm.client.health import (
     FIRST_BEATS,
     RENEW_AFTER,
-    Action,
     Beat,
+    Cascade,
     Changed,
-    Event,
     Liveness,
     Member,
+    MemberAction,
+    MemberEvent,
+    Messages,
+    Mode,
+    ModeAction,
+    ModeEvent,
     Ping,
+    Probe,
+    ProbeDone,
+    ReachabilityTick,
     Refused,
     Renew,
     Restarted,
+    Switch,
     Tick,
     Unreachable,
-    step,
+    member_after,
+    mode_after,
 )
 
 CONFIG = HeartbeatConfig()
+Event, Action = MemberEvent, MemberAction
 UP, SUSPECT, DOWN = Liveness.UP, Liveness.SUSPECT, Liveness.DOWN
 
 
@@ -91,18 +105,8 @@ def test_each_row_of_the_table_holds(
     state: Member, event: Event, at: float, after: tuple[Liveness, int], actions: list[Action]
 ) -> None:
     """One event at one time; health, the run, and the actions are those of the row."""
-    found, did = step(state, event, at, CONFIG)
+    found, did = member_after(state, event, at, CONFIG)
     assert ((found.health, found.run), did) == (after, actions)
-
-
-def test_a_server_that_drains_is_up_but_not_to_be_asked() -> None:
-    """And is asked again when it says that it is ready."""
-    state, _ = step(member(UP), Beat(7, 1, "draining"), 10.1, CONFIG)
-    assert (state.health, state.usable) == (UP, False)
-    state, (ping,) = step(state, Tick(), 10.6, CONFIG)
-    assert isinstance(ping, Ping)
-    state, _ = step(state, Beat(ping.sequence, 1), 10.7, CONFIG)
-    assert state.usable
 
 
 def beaten(trips: list[float], state: Member | None = None, now: float = 0.0) -> Member:
@@ -110,9 +114,9 @@ def beaten(trips: list[float], state: Member | None = None, now: float = 0.0) ->
     state = state or Member()
     for trip in trips:
         now = max(now + CONFIG.interval_s * 1.3, state.due)
-        state, actions = step(state, Tick(), now, CONFIG)
+        state, actions = member_after(state, Tick(), now, CONFIG)
         (ping,) = (a for a in actions if isinstance(a, Ping))
-        state, _ = step(state, Beat(ping.sequence, 1), now + trip, CONFIG)
+        state, _ = member_after(state, Beat(ping.sequence, 1), now + trip, CONFIG)
     return state
 
 
@@ -221,7 +225,7 @@ def test_the_machine_does_what_the_plain_reference_does(script) -> None:
     for passes, event in script:
         now += passes
         event = Beat(state.sequence, 1) if event is None else event
-        state, actions = step(state, event, now, CONFIG)
+        state, actions = member_after(state, event, now, CONFIG)
         done.append((now, event))
         out = state.sequence if state.sent > -inf else None
         found.append((state.health, out, Renew() in actions))
@@ -235,12 +239,183 @@ def test_whatever_happened_a_server_that_answers_is_up_soon(script) -> None:
     state, now = Member(), 0.0
     for passes, event in script:
         now += passes
-        state, _ = step(state, event or Beat(state.sequence, 1), now, CONFIG)
+        state, _ = member_after(state, event or Beat(state.sequence, 1), now, CONFIG)
     end = now + CONFIG.timeout_s + 4 * CONFIG.interval_s * (1 + CONFIG.jitter)
     while now < end:
         now += 0.05
-        state, actions = step(state, Tick(), now, CONFIG)
+        state, actions = member_after(state, Tick(), now, CONFIG)
         for action in actions:
             if isinstance(action, Ping):
-                state, _ = step(state, Beat(action.sequence, 1), now + 0.001, CONFIG)
+                state, _ = member_after(state, Beat(action.sequence, 1), now + 0.001, CONFIG)
     assert state.usable
+
+
+FAILOVER = FailoverConfig()
+FULL, LOCAL_FALLBACK = Mode.FULL, Mode.LOCAL_FALLBACK
+
+
+def small(**more: float) -> Cascade:
+    """In LOCAL_FALLBACK since 100, the first probe due at 101."""
+    fields = {"since": 100.0, "wait_s": 1.0, "due": 101.0, **more}
+    return Cascade(LOCAL_FALLBACK, **fields)  # type: ignore[arg-type]
+
+
+OUT = {"probe": 3, "until": 103.0, "due": 101.0}
+
+
+def turn(name: str, state: Cascade, event: ModeEvent, at: float, *did: ModeAction) -> Any:
+    """A row of the table: an event at a time, and the actions after it."""
+    return pytest.param(state, event, at, list(did), id=name)
+
+
+LATER, SLOW = ReachabilityTick(), ReachabilityTick(slow=True)
+TWO_CAME = small(**OUT, passed=2)
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "at", "actions"),
+    [
+        turn("more-than-a-thousandth", Cascade(), Messages(4000, 5), 50.0,
+            Switch(LOCAL_FALLBACK, "failures", 4000, 5)),
+        turn("a-thousandth-exactly", Cascade(), Messages(5000, 5), 50.0),
+        turn("too-few-to-tell", Cascade(), Messages(10, 4), 50.0),
+        turn("slow-since-now", Cascade(), SLOW, 50.0),
+        turn("slow-for-two-seconds", Cascade(slow_from=48.0), SLOW, 50.0,
+            Switch(LOCAL_FALLBACK, "delay")),
+        turn("slow-no-more", Cascade(slow_from=49.0), LATER, 50.0),
+        turn("too-early", small(), LATER, 100.9),
+        turn("the-first-probe", small(), LATER, 101.0, Probe(1)),
+        turn("nobody-there", small(), ReachabilityTick(reachable=False), 101.0),
+        turn("still-slow", small(), SLOW, 101.0),
+        turn("one-is-out", small(**OUT), LATER, 102.0),
+        turn("one-came-back", small(**OUT), ProbeDone(3, True), 102.0),
+        turn("three-came-back", TWO_CAME, ProbeDone(3, True), 102.0, Switch(FULL, "recovered")),
+        turn("an-older", TWO_CAME, ProbeDone(2, True), 102.0),
+        turn("one-failed", TWO_CAME, ProbeDone(3, False), 102.0),
+        turn("one-came-too-late", TWO_CAME, ProbeDone(3, True), 103.0),
+        turn("what-finishes-on-full", small(), Messages(1000, 1000), 102.0),
+    ],
+)  # fmt: skip
+def test_each_row_of_the_table_of_modes_holds(
+    state: Cascade, event: ModeEvent, at: float, actions: list[ModeAction]
+) -> None:
+    """One event at one time: the actions are those of the row, and the mode changes with a switch
+    alone."""
+    found, did = mode_after(state, event, at, FAILOVER)
+    switch = actions[0] if actions and isinstance(actions[0], Switch) else None
+    assert did == actions
+    assert found.mode == (switch.to if switch else state.mode)
+    assert found.reason == (switch.reason if switch else "")
+
+
+def test_waiting_grows_while_probes_fail_and_is_short_again_after_a_stable_time() -> None:
+    """1, 2, 4 ... 30 s; then a minute of peace."""
+    state, now, waits = small(), 101.0, []
+    for _ in range(8):
+        state, (probe,) = mode_after(state, ReachabilityTick(), now, FAILOVER)
+        assert isinstance(probe, Probe)
+        state, _ = mode_after(state, ProbeDone(probe.number, False), now, FAILOVER)
+        waits.append(state.due - now)
+        now = state.due
+    assert waits == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
+    for stayed, wait in ((10.0, 30.0), (FAILOVER.stable_s, 1.0)):
+        full = Cascade(since=now, wait_s=30.0)
+        found, _ = mode_after(full, Messages(100, 50), now + stayed, FAILOVER)
+        assert found.due - (now + stayed) == wait
+
+
+batches = st.tuples(st.floats(0.0, 3.0, width=16), st.integers(0, 3000), st.floats(0.0, 0.004))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.lists(batches, max_size=60))
+def test_the_switch_is_the_one_of_a_plain_count(script) -> None:
+    """The window is counted anew each time, from all that happened, in its ten steps."""
+    state, now, history = Cascade(), 0.0, list[tuple[int, int, int]]()
+    for passes, ended, share in script:
+        now += passes
+        failed = min(ended, round(ended * share))
+        state, actions = mode_after(state, Messages(ended, failed), now, FAILOVER)
+        bucket = int(now // 1.0)
+        history.append((bucket, ended, failed))
+        inside = [h for h in history if bucket - h[0] < 10]
+        total, bad = sum(h[1] for h in inside), sum(h[2] for h in inside)
+        if bad >= 5 and bad > 0.001 * total:
+            assert actions == [Switch(LOCAL_FALLBACK, "failures", total, bad)]
+            return
+        assert actions == [] and state.failing() == (total, bad)
+
+
+faults = st.lists(
+    st.tuples(
+        st.floats(0.125, 8.0, width=16),
+        st.sampled_from(["kill", "start", "slow", "quick", "loss", "no loss"]),
+        st.sampled_from(["0a", "0b", "1a", "1b"]),
+    ),
+    max_size=12,
+)
+
+
+def do(world: World, what: str, name: str) -> None:
+    """One thing happens to a server, or to the network."""
+    server = world.server(name)
+    if what == "kill":
+        server.alive = False
+    elif what == "start":
+        server.instance += not server.alive
+        server.alive = True
+    elif what in ("slow", "quick"):
+        server.delay_s = 0.3 if what == "slow" else 0.001
+    else:
+        world.lossy = 0.05 if what == "loss" else 0.0
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(faults)
+def test_whatever_happened_the_full_model_is_back_once_faults_end(script) -> None:
+    """At most one long wait, its probes, and what heartbeats need to see it."""
+    world = World(2, 2)
+    world.run(3.0)
+    for seconds, what, name in script:
+        do(world, what, name)
+        world.run(seconds)
+    for name in ("0a", "0b", "1a", "1b"):
+        do(world, "start", name)
+        do(world, "quick", name)
+    world.lossy = 0.0
+    world.run(FAILOVER.max_wait_s + FAILOVER.probe_timeout_s + 15.0)
+    assert world.cascade.mode is FULL
+    assert all(s.member.usable for shard in world.shards for s in shard)
+
+
+@pytest.mark.parametrize("path", scenarios.named("cascade", at_least=7), ids=lambda path: path.stem)
+def test_the_transcript_of_a_scenario_is_what_happens(path: Path) -> None:
+    """Commands: ``cluster shards=S replicas=R traffic=T``, ``run SECONDS``, ``kill NAME``,
+    ``start NAME``, ``delay NAME MS``, ``loss SHARE``, ``late SHARE``; what happens, by seconds
+    since the start."""
+    world = World(1)
+
+    def outcome(commands: list[str]) -> list[str]:
+        nonlocal world
+        world.said.clear()
+        for command in commands:
+            name, *rest = command.split()
+            if name == "cluster":
+                fields = {key: int(value) for key, value in (word.split("=") for word in rest)}
+                world = World(fields["shards"], fields["replicas"], traffic=fields["traffic"])
+            elif name == "run":
+                world.run(float(rest[0]))
+            elif name == "delay":
+                world.server(rest[0]).delay_s = float(rest[1]) / 1e3
+            elif name == "loss":
+                world.lossy = float(rest[0])
+            elif name == "late":
+                for shard in world.shards:
+                    shard[0].late = float(rest[0])
+            else:
+                assert name in ("kill", "start"), name
+                do(world, name, rest[0])
+        said = [f"{at:.2f} s  {text}" for at, text in world.said] or ["nothing"]
+        return [*said, f"new utterances: {world.cascade.mode} model"]
+
+    scenarios.check(path, outcome)
