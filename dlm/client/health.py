@@ -393,7 +393,7 @@ def mode_after(
 ) -> tuple[Cascade, list[ModeAction]]:
     if state.mode is Mode.FULL:
         return _full(state, event, now, config)
-    return _small(state, event, now, config)
+    return _local(state, event, now, config)
 
 
 def _full(
@@ -439,7 +439,7 @@ def _go_local(
     return fallback, [Switch(Mode.LOCAL_FALLBACK, reason, *state.failing())]
 
 
-def _small(
+def _local(
     state: Cascade, event: ModeEvent, now: float, config: FailoverConfig
 ) -> tuple[Cascade, list[ModeAction]]:
     if isinstance(event, ProbeDone):

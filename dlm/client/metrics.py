@@ -139,7 +139,7 @@ class Stats:
     hedges_won     of these, those that the second replica answered first
     bytes_sent, bytes_received  of messages, without gRPC's own framing
     bigram_fallback  distinct queries that the bigram fallback answered
-    refreshes      times the table was stale and was fetched again
+    refreshes      times the table of servers was fetched again
     """
 
     queries: int = 0

@@ -20,7 +20,7 @@ Looked   the table was stale, or its shard set is another  Move
 Looked   a caller waits, and a server was not asked        Elsewhere
 Looked   otherwise                                         GiveUp
 Late     two servers have it                               Done
-Late     another is well, and few messages are late        Elsewhere, as a hedge: if a token is left
+Late     another is well, not all slow, and a token left   Elsewhere, as a hedge
 Late     half of its time is not over                      NotYet
 Late     another server would answer in time               Elsewhere, once per message
 Late     otherwise                                         NotYet: one of them may answer again soon
@@ -67,9 +67,9 @@ PERCENTILE = 0.99
 LEAST_S = 0.005
 # What a server is taken for until enough of its answers came.
 UNKNOWN_S = 0.05
-# A server stalls once so many of its messages in a row were late, until it answers one in less than
-# twice that time or, as it may be well again, for so long: its median shows a delay only after half
-# of `KEPT` answers. Were a single late message enough, any pause of a thread would move all load.
+# A server stalls once messages were late in so many of its pauses in a row, until it answers one in
+# less than twice that time or, as it may be well again, for so long: its median shows a delay only
+# after half of `KEPT` answers. Were one pause enough, any pause of a thread would move all load.
 STALLED, STALLED_S = 3, 1.0
 
 

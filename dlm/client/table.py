@@ -242,7 +242,7 @@ class Table:
                 if self._refreshing is running:
                     self._refreshing = None
 
-    def refresh(self, stale: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
+    def refresh(self, before: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
         """On the helper thread: finds the servers and what they hold, in connect_s by default. The
         first time it also fetches the low orders; later, those of another model are fetched in the
         background, and the model is used once they are there."""
@@ -279,7 +279,7 @@ class Table:
             snapshot = known if found is None else _with(found, known.grams)
         following = self._next(census, snapshot, rollout)
         with runtime.lock:
-            runtime.counts.stats.refreshes += stale is not None
+            runtime.counts.stats.refreshes += before is not None
             self._others = self._still_held(census, snapshot)
             self._follow_rollout(following, rollout)
             self.known = snapshot

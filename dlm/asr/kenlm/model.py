@@ -266,7 +266,7 @@ class KenlmModel:
         """Counts for this model in this process, since it was opened.
 
         queries          words scored;  cached  how many of them came from the cache
-        cache_misses     words that the low orders on this machine could not answer
+        cache_misses     words that the cache did not have
         contexts_fetched  contexts fetched with everything stored after them, one message each
         bigram_fallback, local_fallback  how many words these answered, while servers failed
         """
