@@ -21,7 +21,7 @@ FLOORS = {
         [
             [
                 *("errors", "families", "units", "histogram", "extras", "files", "logs"),
-                *("progress", "signals"),
+                *("progress", "signals", "pieces"),
             ],
             ["jit"],
             ["config", "resources", "tracing"],

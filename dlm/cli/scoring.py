@@ -8,26 +8,34 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from dlm.cli.output import compile_kernels
+from dlm.cli.output import compile_kernels, print_json_line
 from dlm.scoring import BLOCK_BYTES
 
 if TYPE_CHECKING:
+    from dlm.client import Utterance
     from dlm.estimate.text import Reader
     from dlm.index.search.local import LocalModel
     from dlm.kenlm.model import KenlmFile
+    from dlm.pieces import Pieces
     from dlm.scoring import ScoreSummary
 
 
 def open_text(
-    sources: Iterable[Path], skip: bool, column: str, block_bytes: int = BLOCK_BYTES
+    sources: Iterable[Path],
+    skip: bool,
+    column: str,
+    pieces: Pieces | None = None,
+    block_bytes: int = BLOCK_BYTES,
 ) -> Reader:
     """Opens texts to score as all commands do; standard input if none is given."""
     from dlm.estimate.text import Reader
 
     names = [str(source) for source in sources] or ["-"]
-    return Reader(names, skip=skip, column=column, scored=True, block_bytes=block_bytes)
+    return Reader(
+        names, skip=skip, column=column, scored=True, pieces=pieces, block_bytes=block_bytes
+    )
 
 
 def any_bytes_on_stdout() -> None:
@@ -93,6 +101,17 @@ def open_here(
     return LocalModel.open(output, verify=False)  # written just now
 
 
+def open_there(cluster: Path, model: str | None, stack: ExitStack, **config: Any) -> Utterance:
+    """An utterance on the servers of a cluster.toml, until `stack` closes; fields of
+    `ClientConfig`."""
+    from dlm.client import Client, ClientConfig
+    from dlm.client.table import KERNELS
+
+    compile_kernels(KERNELS)
+    client = Client.connect(cluster, ClientConfig(**config), model=model)
+    return stack.enter_context(client).utterance()
+
+
 def _check_unsharded(place: Path, found: str, memory: int | None, tmp: Path | None) -> None:
     from dlm.errors import ConfigError
 
@@ -100,6 +119,12 @@ def _check_unsharded(place: Path, found: str, memory: int | None, tmp: Path | No
         raise ConfigError(
             f"--memory and --tmp apply to an ARPA file, but {place} is {found}; leave them out"
         )
+
+
+def print_json_summary(summary: ScoreSummary, reader: Reader, skip: bool, **more: Any) -> None:
+    """Prints the object `summary`, with `more` facts; with `skip`, also the skipped lines."""
+    skipped = {"skipped": reader.totals.skipped} if skip else {}
+    print_json_line({"summary": {**summary.facts(), **more, **skipped}})
 
 
 def print_summary(

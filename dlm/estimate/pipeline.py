@@ -142,7 +142,9 @@ class _Estimation:
         self._folder = folder
         self._progress = progress
         self._pool = pool
-        self._reader = Reader(sources, skip=settings.skip, column=settings.column)
+        self._reader = Reader(
+            sources, skip=settings.skip, column=settings.column, pieces=settings.pieces
+        )
         self._sources = sources
         self._table = WordTable([b"<unk>", b"<s>", b"</s>"])
         self._summary = EstimationSummary(self._reader.totals, output=str(output))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from dlm.config import check, like, setting
 from dlm.errors import ConfigError
+from dlm.pieces import Pieces
 
 if TYPE_CHECKING:
     from dlm.estimate.text import Totals
@@ -32,6 +33,7 @@ class EstimationSettings:
     vocabulary: frozenset[bytes] | None = setting(
         None, "N-grams with other words are left out; None: all words stay."
     )
+    pieces: Pieces | None = setting(None, "What cuts the text; None: words are counted.")
     fallback: Fallback | None = setting(
         None, "Discounts for orders whose own cannot be computed; None: that is an error."
     )
@@ -103,12 +105,14 @@ class EstimateOptions:
         memory_bytes: int = EstimationSettings.memory_bytes,
         threads: int = EstimationSettings.threads,
         vocabulary: frozenset[bytes] | None = None,
+        pieces: Pieces | None = None,
     ) -> EstimationSettings:
         fallback = numbers("fallback_discounts", self.fallback_discounts, float)
         return EstimationSettings(
             order=self.order,
             prune=numbers("prune", self.prune, int),
             vocabulary=vocabulary,
+            pieces=pieces,
             fallback=checked_fallback(fallback) if self.discount_fallback else None,
             skip=self.skip,
             column=self.column,

@@ -20,6 +20,7 @@ from dlm.estimate.counts import kernels
 from dlm.ngram.arpa.header import holds_header
 from dlm.ngram.arpa.source import TEXT_COMPRESSIONS, DamagedStream, TextSource, compression_of
 from dlm.ngram.wordtable import PADDING
+from dlm.pieces import Pieces
 from dlm.units import counted
 
 BLOCK_BYTES = 4 << 20
@@ -113,6 +114,7 @@ class Reader:
         scored   the text is scored and not counted: reserved words are words like others, bytes
                  that are not UTF-8 too unless `skip` leaves such lines out, and blocks of a pipe
                  end where it would have to be waited for
+        pieces   cuts each line, after it was checked
     Raises
         ConfigError  a parquet file without the column, or in a pipe
         TextError    a faulty line, not text, or a damaged compressed file
@@ -125,6 +127,7 @@ class Reader:
         skip: bool = False,
         column: str = "text",
         scored: bool = False,
+        pieces: Pieces | None = None,
         block_bytes: int = BLOCK_BYTES,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
@@ -134,6 +137,7 @@ class Reader:
         self._skip = skip
         self._column = column
         self._prompt = scored
+        self._cut = bytes if pieces is None else pieces.cut
         self._accepted = frozenset[LineFault]()
         if scored:
             self._accepted = SCORED_ANYWAY - ({LineFault.NOT_UTF8} if skip else set())
@@ -164,7 +168,7 @@ class Reader:
             self.totals.sources += 1
             place = _Place(source)
             for block, waits in self._whole_lines(source, place):
-                clean = self._checked(block, place)
+                clean = self._cut(self._checked(block, place))
                 self.totals.bytes += len(block)
                 place.bytes += len(block)
                 place.lines += block.count(b"\n")
@@ -395,18 +399,15 @@ def fault_of(
     accepted: Collection[LineFault] = frozenset(),
 ) -> LineFault | None:
     """What is wrong with a line, if anything; faults in `accepted` do not count."""
-    if len(line) > max_line_bytes:
-        return LineFault.LONG_LINE
-    if b"\0" in line:
-        return LineFault.NUL
-    if LineFault.NOT_UTF8 not in accepted and not _is_utf8(line):
-        return LineFault.NOT_UTF8
     words = line.replace(b"\t", b" ").replace(b"\r", b" ").split(b" ")
-    if LineFault.RESERVED not in accepted and any(word in RESERVED for word in words):
-        return LineFault.RESERVED
-    if LineFault.LONG_WORD not in accepted and max(map(len, words)) > MAX_WORD_BYTES:
-        return LineFault.LONG_WORD
-    return None
+    found = {
+        LineFault.LONG_LINE: len(line) > max_line_bytes,
+        LineFault.NUL: b"\0" in line,
+        LineFault.NOT_UTF8: not _is_utf8(line),
+        LineFault.RESERVED: any(word in RESERVED for word in words),
+        LineFault.LONG_WORD: max(map(len, words)) > MAX_WORD_BYTES,
+    }
+    return next((fault for fault, holds in found.items() if holds and fault not in accepted), None)
 
 
 def _has_long_line(block: bytes, most: int) -> bool:

@@ -22,6 +22,7 @@ from google.protobuf import descriptor_pb2, message_factory
 from dlm.errors import ConfigError, EstimationError, FormatError
 from dlm.federated.pieces.settings import PieceSettings
 from dlm.files import scratch_folder
+from dlm.pieces import Pieces
 from dlm.record.counts_file import WordCounts
 from dlm.record.provenance import Provenance, content_digest
 from dlm.record.sidecar import PIECES_DIGEST, read_record, write_recorded
@@ -49,13 +50,7 @@ class Inventory:
     provenance: Provenance
 
     def __post_init__(self) -> None:
-        import sentencepiece
-
-        processor = sentencepiece.SentencePieceProcessor()
-        try:
-            processor.LoadFromSerializedProto(self.model)
-        except RuntimeError as exc:
-            raise FormatError(f"not a SentencePiece model: {exc}") from exc
+        processor = Pieces(self.model).processor
         ids = (processor.unk_id(), processor.bos_id(), processor.eos_id())
         if ids != (UNKNOWN, BEGIN, END):
             raise FormatError(
