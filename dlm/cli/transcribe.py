@@ -12,7 +12,7 @@ import typer
 
 from dlm.asr.settings import BeamSettings
 from dlm.cli.checks import READ
-from dlm.cli.options import Options, PhraseList, Quiet, ServedModel
+from dlm.cli.options import Options, PhraseList, PiecesFile, Quiet, ServedModel
 from dlm.cli.output import compile_kernels, print_json_line, stage_printer
 from dlm.errors import AudioError, ConfigError, DlmError
 from dlm.units import counted
@@ -52,6 +52,14 @@ def transcribe(
         ),
     ] = 60_000,
     phrases: PhraseList = None,
+    acoustic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Python function that makes the acoustic model.  [default: one of English]",
+        ),
+    ] = None,
+    pieces: PiecesFile = None,
     deadline: Annotated[
         float, typer.Option(help="Time limit per call to servers, in seconds.")
     ] = 2.0,
@@ -71,7 +79,7 @@ def transcribe(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Transcribe English speech.
+    """Transcribe speech, in English or as your acoustic model hears it.
 
     Prints the words of each file as they are found; with several files, each line begins with the
     file's name and a tab. Long audio is cut at pauses, and each segment is printed when it is
@@ -82,16 +90,21 @@ def transcribe(
     has one phrase per line, in the model's spelling. After a tab may follow its bonus (log10, 2 by
     default), and after further tabs the sounds of a word, as WORD=s aʊ n d z.
 
+    With --acoustic, FUNCTION returns an object with labels, frame_s (seconds per frame) and
+    log_probs(samples). If the labels are pieces of words, --pieces names their SentencePiece model.
+
     With --nbest, the objects of --json are what `dlm rescore` reads.
 
     Examples:
         dlm transcribe a.flac
         dlm transcribe a.flac b.flac --lm cluster.toml
         dlm transcribe a.flac --phrases names.tsv
+        dlm transcribe a.flac --acoustic my_model:make --pieces spm.model
         dlm transcribe a.flac --nbest 10 --json > nbest.jsonl
     """
     from dlm.asr.open import open_model
     from dlm.asr.phrase_file import known_words, read_phrases
+    from dlm.asr.speech.acoustic import load_acoustic
     from dlm.asr.speech.audio import SAMPLE_RATE, promised_s, read_audio
     from dlm.asr.speech.transcribe import Transcriber
     from dlm.cli.scoring import any_bytes_on_stdout
@@ -133,6 +146,8 @@ def transcribe(
             tell=tell,
             phrases=None if listed is None else listed.phrases,
             sounds=None if listed is None else listed.sounds,
+            acoustic=None if acoustic is None else load_acoustic(acoustic),
+            pieces=pieces,
         )
         progress = ProgressReporter(tell)
         whole_s = round(sum(map(promised_s, audio)))

@@ -1,6 +1,15 @@
-"""The packaged acoustic model gives posteriors of phonemes."""
+"""The packaged acoustic model gives posteriors of phonemes; others are run, too, and checked."""
 
 from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +17,17 @@ import pytest
 pytest.importorskip("hama", reason="pip install -e '.[asr]'")
 pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 
+import soundfile
+from typer.testing import CliRunner
+
+from asr.test_lexicon import model_of
+from cluster import build
+from dlm.asr.speech.acoustic import AcousticModel, load_acoustic
 from dlm.asr.speech.audio import SAMPLE_RATE
-from dlm.asr.speech.transcribe import FRAME_S, AcousticModel
-from dlm.errors import QueryError
+from dlm.cli.main import app
+from dlm.errors import ConfigError, QueryError
+
+PAGE = Path(__file__).parents[2] / "dlm/asr/README.md"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +42,7 @@ def test_each_frame_of_20_ms_has_a_distribution(model: AcousticModel, samples: i
     noise = np.random.default_rng(1).normal(0.0, 0.1, samples).astype(np.float32)
     log_probs = model.log_probs(noise)
     assert log_probs.dtype == np.float32
-    assert log_probs.shape == (samples // int(FRAME_S * SAMPLE_RATE) + 1, len(model.labels))
+    assert log_probs.shape == (samples // int(model.frame_s * SAMPLE_RATE) + 1, len(model.labels))
     assert np.allclose(np.exp(log_probs).sum(axis=1), 1.0, atol=1e-4)
 
 
@@ -34,3 +51,148 @@ def test_samples_of_another_kind_are_refused(model: AcousticModel) -> None:
     for samples in (np.zeros(0), np.zeros((2, 5)), np.zeros(5, np.int16), np.zeros(5)):
         with pytest.raises(QueryError, match="float32"):
             model.log_probs(samples)
+
+
+class Heard:
+    """A model of audio in which the level of each frame says which label it is."""
+
+    frame_s = 0.08
+    labels = ("<pad>", "|", "A", "B", "C")
+
+    def log_probs(self, samples: Any) -> Any:
+        levels = np.asarray(samples).reshape(-1, int(self.frame_s * SAMPLE_RATE)).mean(axis=1)
+        logits = -50.0 * (64.0 * levels[:, None] - np.arange(len(self.labels))) ** 2
+        return logits - np.logaddexp.reduce(logits, axis=1)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "says"),
+    [
+        ({"labels": ("|", "a", "b", "c", "d")}, ConfigError, "none of .* 5 labels is its blank"),
+        ({"frame_s": 80}, ConfigError, "frame_s is 80; expected seconds"),
+        ({"log_probs": lambda *_: np.zeros((7, 4))}, QueryError, r"\(7, 4\); expected \(frames, 5"),
+        ({"log_probs": lambda *_: np.zeros(5)}, QueryError, r"\(5,\)"),
+        ({"log_probs": lambda *_: np.full((2, 5), np.nan)}, QueryError, "frame 0 .*sum nan"),
+        ({"log_probs": lambda *_: np.zeros((2, 5))}, QueryError, "sum 5; .*log_softmax"),
+    ],
+)
+def test_a_model_that_makes_no_sense_is_refused(
+    changed: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    """Before or after it listens."""
+    with pytest.raises(error, match=says):
+        AcousticModel(type("Model", (Heard,), changed)()).log_probs(np.ones(5, np.float32))
+
+
+def test_a_function_that_makes_no_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what lacks."""
+    (tmp_path / "mine.py").write_text("class Model:\n    labels = ()\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for named, says in (
+        ("mine", "'mine', which .* expected module:function"),
+        ("mine:model", "no attribute 'model'"),
+        ("nowhere_at_all:model", "No module named 'nowhere_at_all'"),
+        (":", "cannot be imported"),
+        ("mine:Model", "of the type Model, which lacks frame_s, log_probs"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load_acoustic(named)
+
+
+SAID = ["cab", "abba", "c", "c", "bac"]
+
+
+class Tensor(np.ndarray):  # type: ignore[type-arg]
+    """An array with what the page's examples call of torch's tensors."""
+
+    def log_softmax(self, axis: int) -> Any:
+        return self - np.logaddexp.reduce(self, axis=axis, keepdims=True)
+
+    def numpy(self) -> Any:
+        return np.asarray(self)
+
+
+class Stand(Heard):
+    """A tiny model with the calls of transformers, NeMo and onnx-asr that the page uses."""
+
+    def __init__(self, labels: list[str], frame_s: float) -> None:
+        self.labels, self.frame_s = tuple(labels), frame_s
+        self.vocabulary = labels[:-1]
+        self._vocab = {i: label.replace("▁", " ") for i, label in enumerate(labels)}
+        self.asr = self.decoder = self.tokenizer = self
+        self.eval = self._preprocessor = lambda *given: given or self
+
+    def get_vocab(self) -> dict[str, int]:
+        return {label: i for i, label in reversed([*enumerate(self.labels)])}
+
+    def _encode(self, features: Any, lengths: Any) -> Any:
+        found = self.log_probs(features[0, : lengths[0]])[None]
+        return np.concatenate([found, found], axis=1).view(Tensor), [found.shape[1]]  # padded
+
+    def __call__(self, samples: Any = None, **given: Any) -> Any:
+        if samples is not None:
+            assert (given["sampling_rate"], given["return_tensors"]) == (16_000, "pt")
+            return {"input_values": samples[None]}
+        if "input_values" in given:
+            logits = 3.0 + self.log_probs(given["input_values"][0])[None]
+            return SimpleNamespace(logits=logits.view(Tensor))
+        return *self._encode(given["input_signal"], given["input_signal_length"]), None
+
+
+@pytest.mark.parametrize(("example", "frame_s"), [(0, 0.02), (1, 0.08), (2, 0.08)])
+def test_the_examples_of_the_page_transcribe(
+    example: int, frame_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stand-ins for the packages: of capital letters, and of pieces, some of them held."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
+    made = io.BytesIO()
+    text = [word.upper() for word in SAID] * 9
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(text), model_writer=made, model_type="bpe", vocab_size=9,
+        bos_id=-1, eos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    (tmp_path / "spm.model").write_bytes(made.getvalue())
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
+    labels, path = list(Heard.labels), " | ".join(" ".join(word.upper()) for word in SAID).split()
+    if example:
+        labels = [*map(pieces.id_to_piece, range(pieces.vocab_size())), "<blk>"]
+        path = pieces.encode(" ".join(SAID).upper(), out_type=str)
+    blank = labels.index("<blk>" if example else "<pad>")
+    frames = [at for label in path for at in [labels.index(label)] * 2 + [blank]]
+    level = np.repeat(np.array(frames, np.float32) / 64, int(frame_s * SAMPLE_RATE))
+    soundfile.write(tmp_path / "a.wav", level, SAMPLE_RATE, subtype="FLOAT")
+
+    stand = Stand(labels, frame_s)
+    auto = SimpleNamespace(from_pretrained=lambda name, **given: stand)
+    torch = SimpleNamespace(
+        inference_mode=nullcontext, device=str, tensor=np.array, from_numpy=np.asarray
+    )
+    for name, package in {
+        "torch": torch,
+        "transformers": SimpleNamespace(AutoModelForCTC=auto, AutoProcessor=auto),
+        "nemo.collections.asr.models": SimpleNamespace(ASRModel=auto),
+        "onnx_asr": SimpleNamespace(load_model=auto.from_pretrained),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, package)
+    page = PAGE.read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page[page.index("### Your acoustic model") :], re.S)
+    (tmp_path / "mine.py").write_text(code[example], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    build(model_of([*dict.fromkeys(SAID), "a"]), tmp_path / "model", 1)
+    options = ["--lm", "model/1-None", "--acoustic", "mine:Model", "--json"]
+    cut = ["--pieces", "spm.model"]
+    done = CliRunner().invoke(app, ["transcribe", "a.wav", *options, *cut * bool(example)])
+    assert done.exit_code == 0, done.exception
+    (found,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert found["text"].split() == SAID
+    ends = [word["end_s"] for word in found["words"]]
+    assert ends == sorted(ends)
+    assert len(frames) * frame_s - 3 * frame_s < ends[-1] <= len(frames) * frame_s
+    done = CliRunner().invoke(app, ["transcribe", "a.wav", *options, *cut * (not example)])
+    assert "--pieces" in str(done.exception)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)

@@ -1,6 +1,7 @@
-"""Pronunciations of a model's words, in labels of the acoustic model.
+"""How a model's words are spelled in labels of the acoustic model: in letters or pieces, or in
+phonemes.
 
-There are three sources, in this order; a word gets every pronunciation from the first two:
+Pronunciations have three sources, in this order; a word gets all of the first two:
 
 1. `pronunciations.tsv.zst` of dlm's data: 60,000 frequent words, as the letters-to-sounds network
    of the package hama pronounces them. The acoustic model was trained with it, so this is what it
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +33,7 @@ from dlm.errors import ConfigError
 from dlm.files import write_whole
 from dlm.logs import EventLog
 from dlm.ngram.vocab import UNK_ID
+from dlm.pieces import Pieces
 from dlm.progress import ProgressReporter, Tell
 from dlm.units import counted
 
@@ -95,7 +97,8 @@ HOMOPHONES = 6  # flashlight's trie holds at most this many words at one place
 RIVAL_LOG10 = 1.0  # words of the same sound that are so much likelier are heard instead
 TABLE = "pronunciations.tsv.zst"
 _ALL_S = 120.0  # timeout for all unigrams of a model
-Sounds = tuple[str, ...]  # IPA phonemes of a word
+Sounds = tuple[str, ...]  # of a word: IPA phonemes, or other labels
+Spell = Callable[[str], Sequence[Sounds]]
 
 # ARPAbet, used by CMU's dictionary, to labels of the acoustic model.
 _PAIRS = (
@@ -107,7 +110,7 @@ _IPA = dict(pair.split(":") for pair in _PAIRS.split())
 
 
 @dataclass(frozen=True, eq=False)
-class PhonemeLexicon:
+class Lexicon:
     """Words that can be recognised, likeliest first.
 
     words          as the model spells them
@@ -131,8 +134,9 @@ def model_lexicon(
     limit: int = WORDS,
     tell: Tell | None = None,
     sounds: Mapping[str, Sequence[Sounds]] | None = None,
-) -> PhonemeLexicon:
-    """The likeliest words of a model that can be pronounced, and those of the utterance's phrases.
+    spell: Spell | None = None,
+) -> Lexicon:
+    """The likeliest words of a model that can be spelled, and those of the utterance's phrases.
 
     Args    utterance  only its unigrams are used, which need no server
             limit      most words, by unigram probability, besides those of phrases
@@ -155,7 +159,7 @@ def model_lexicon(
     phrases = utterance.phrases
     wanted = 0 if phrases is None else len(phrases.phrases.words)
     rest = [word for _, word, _ in unigrams if word not in given]
-    pronunciations = _pronunciations(rest, limit + wanted, tell)
+    spell = spell or _pronunciations(rest, limit + wanted, tell)
     ids: list[int] = []
     words: list[str] = []
     log10_probs: list[float] = []
@@ -165,7 +169,7 @@ def model_lexicon(
     for word_id, word, log10_prob in unigrams:
         ways = [
             tuple(label_ids[sound] for sound in sounds)
-            for sounds in given.get(word, ()) or pronunciations.get(word.lower(), ())
+            for sounds in given.get(word, ()) or spell(word)
             if all(sound in label_ids for sound in sounds)
         ]
         if not ways:
@@ -183,8 +187,8 @@ def model_lexicon(
     if not words:
         shown = ", ".join(repr(word) for _, word, _ in unigrams[:3])
         raise ConfigError(
-            f"none of the model's {len(unigrams):,} words ({shown}, ...) has a pronunciation; "
-            "expected a model of English words, with one token per word"
+            f"none of the model's {len(unigrams):,} words ({shown}, ...) can be said in the labels "
+            "of the acoustic model; expected a model of words, in its language"
         )
     numbers = np.array(ids, np.uint32)
     if phrases is not None and tell is not None:
@@ -197,7 +201,7 @@ def model_lexicon(
                 f"{10**RIVAL_LOG10:g} times as likely in the model, which are heard instead: spell "
                 "phrases as the model does (a model that writes mr hears mister as mr)"
             )
-    return PhonemeLexicon(
+    return Lexicon(
         tuple(words),
         numbers,
         np.array(log10_probs, np.float32),
@@ -240,15 +244,18 @@ def _unigrams(utterance: Utterance) -> Iterator[tuple[int, str, float]]:
             with suppress(UnicodeDecodeError):
                 yield word_id, spelled.decode(), float(log10_prob)
     for word_id, log10_prob in every:
-        if word_id in (UNK_ID, vocabulary.end_id) or word_id in first:
-            continue
-        try:
-            yield word_id, vocabulary.words[word_id].decode(), float(log10_prob)
-        except UnicodeDecodeError:
-            continue
+        if word_id not in (UNK_ID, vocabulary.end_id) and word_id not in first:
+            with suppress(UnicodeDecodeError):
+                yield word_id, vocabulary.words[word_id].decode(), float(log10_prob)
 
 
-def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> dict[str, list[Sounds]]:
+def speller(pieces: Pieces | None = None) -> Spell:
+    """A word's letters or pieces, as it is, in capitals and in small letters."""
+    cut = tuple if pieces is None else pieces.of_word
+    return lambda word: [tuple(cut(way)) for way in (word, word.upper(), word.lower())]
+
+
+def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> Spell:
     table, dictionary = read_table(), read_dictionary()
     found: dict[str, list[Sounds]] = {}
     missing = []
@@ -262,7 +269,7 @@ def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> dict
         if len(found) + len(missing) >= limit:
             break
     found |= {word: [sounds] for word, sounds in pronounced(missing, tell).items()}
-    return found
+    return lambda word: found.get(word.lower(), ())
 
 
 @cache
