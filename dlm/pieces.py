@@ -28,7 +28,7 @@ class Pieces:
 
     @classmethod
     def read(cls, path: str | Path) -> Pieces:
-        """From a file. Raises  ConfigError  it cannot be read, or is not such a model"""
+        """From a file; ConfigError if it cannot be read or is no such model."""
         try:
             return cls(Path(path).read_bytes())
         except (OSError, FormatError) as exc:

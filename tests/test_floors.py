@@ -21,9 +21,9 @@ FLOORS = {
         [
             [
                 *("errors", "families", "units", "histogram", "extras", "files", "logs"),
-                *("progress", "signals", "pieces"),
+                *("progress", "signals"),
             ],
-            ["jit"],
+            ["jit", "pieces"],
             ["config", "resources", "tracing"],
             ["spill", "memory_options"],
             ["ngram"],

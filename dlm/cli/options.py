@@ -17,7 +17,6 @@ from typer.models import ArgumentInfo, ParameterInfo
 from dlm.cli.checks import READ, READ_ANY, SCRATCH, WRITE_ARPA, check_all, within
 from dlm.config import number, settings_of
 from dlm.errors import ConfigError
-from dlm.pieces import Pieces
 from dlm.resources import parse_size
 
 _SETTING_IS = re.compile(r"^\w+\.(\w+) is ")
@@ -187,10 +186,9 @@ TextColumn = Annotated[
     str, typer.Option("--text-column", metavar="NAME", help="Text column of parquet files.")
 ]
 PiecesFile = Annotated[
-    Pieces | None,
-    typer.Option(
-        "--pieces", metavar="FILE", parser=Pieces.read, help="SentencePiece model that cuts words."
-    ),
+    Path | None,
+    typer.Option("--pieces", metavar="FILE", help="SentencePiece model that cuts words."),
+    READ,
 ]
 
 Public = Annotated[

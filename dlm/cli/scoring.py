@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dlm.estimate.text import Reader
     from dlm.index.search.local import LocalModel
     from dlm.kenlm.model import KenlmFile
-    from dlm.pieces import Pieces
     from dlm.scoring import ScoreSummary
 
 
@@ -26,7 +25,7 @@ def open_text(
     sources: Iterable[Path],
     skip: bool,
     column: str,
-    pieces: Pieces | None = None,
+    pieces: Path | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Reader:
     """Opens texts to score as all commands do; standard input if none is given."""

@@ -79,7 +79,7 @@ def transcribe(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Transcribe speech, in English or as your acoustic model hears it.
+    """Transcribe speech (English, unless --acoustic is given).
 
     Prints the words of each file as they are found; with several files, each line begins with the
     file's name and a tab. Long audio is cut at pauses, and each segment is printed when it is

@@ -8,7 +8,7 @@ from typing import Any
 
 from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.ngram.arpa import provenance_line
-from dlm.record.provenance import content_digest
+from dlm.record.provenance import file_digest
 from dlm.record.sidecar import PIECES_DIGEST
 
 
@@ -21,7 +21,7 @@ def provenance(
         "prune": settings.thresholds,
         "vocabulary": None if settings.vocabulary is None else len(settings.vocabulary),
         # As in the record of wordpieces that `dlm pieces` made.
-        "pieces": settings.pieces and {PIECES_DIGEST: content_digest(settings.pieces.model)},
+        "pieces": settings.pieces and {PIECES_DIGEST: file_digest(settings.pieces)},
         "discounts": [[round(d, 7) for d in own] for own in summary.discounts],
         "fallback_orders": summary.fallback_orders,
         "sources": ["-" if s == "-" else Path(s).name for s in sources],

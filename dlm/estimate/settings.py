@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from dlm.config import check, like, setting
 from dlm.errors import ConfigError
-from dlm.pieces import Pieces
 
 if TYPE_CHECKING:
     from dlm.estimate.text import Totals
@@ -33,7 +33,9 @@ class EstimationSettings:
     vocabulary: frozenset[bytes] | None = setting(
         None, "N-grams with other words are left out; None: all words stay."
     )
-    pieces: Pieces | None = setting(None, "What cuts the text; None: words are counted.")
+    pieces: Path | None = setting(
+        None, "SentencePiece model that cuts the text; None: words are counted."
+    )
     fallback: Fallback | None = setting(
         None, "Discounts for orders whose own cannot be computed; None: that is an error."
     )
@@ -105,7 +107,7 @@ class EstimateOptions:
         memory_bytes: int = EstimationSettings.memory_bytes,
         threads: int = EstimationSettings.threads,
         vocabulary: frozenset[bytes] | None = None,
-        pieces: Pieces | None = None,
+        pieces: Path | None = None,
     ) -> EstimationSettings:
         fallback = numbers("fallback_discounts", self.fallback_discounts, float)
         return EstimationSettings(

@@ -114,9 +114,9 @@ class Reader:
         scored   the text is scored and not counted: reserved words are words like others, bytes
                  that are not UTF-8 too unless `skip` leaves such lines out, and blocks of a pipe
                  end where it would have to be waited for
-        pieces   cuts each line, after it was checked
+        pieces   file of the SentencePiece model that cuts each line, after it was checked
     Raises
-        ConfigError  a parquet file without the column, or in a pipe
+        ConfigError  a parquet file without the column, or in a pipe; no SentencePiece model
         TextError    a faulty line, not text, or a damaged compressed file
     """
 
@@ -127,7 +127,7 @@ class Reader:
         skip: bool = False,
         column: str = "text",
         scored: bool = False,
-        pieces: Pieces | None = None,
+        pieces: Path | None = None,
         block_bytes: int = BLOCK_BYTES,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
@@ -137,7 +137,7 @@ class Reader:
         self._skip = skip
         self._column = column
         self._prompt = scored
-        self._cut = bytes if pieces is None else pieces.cut
+        self._cut = bytes if pieces is None else Pieces.read(pieces).cut
         self._accepted = frozenset[LineFault]()
         if scored:
             self._accepted = SCORED_ANYWAY - ({LineFault.NOT_UTF8} if skip else set())

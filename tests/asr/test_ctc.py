@@ -15,7 +15,7 @@ pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 from cluster import build
 from dlm.asr.decoders.flashlight import DlmLM
 from dlm.asr.settings import BeamSettings
-from dlm.asr.speech.lexicon import Lexicon
+from dlm.asr.speech.lexicon import LabelLexicon
 from dlm.asr.speech.transcribe import CtcDecoder, HeardSentence
 from dlm.client import Client, Utterance
 from dlm.errors import ClientClosed, ConfigError, QueryError
@@ -45,7 +45,7 @@ def decode(
     """What the decoder makes of it, over `WORDS`."""
     ids = np.array([utterance.vocabulary.id_of(word) for word in WORDS], np.uint32)
     unigrams = utterance.extend([utterance.null()], ids).log10_prob[0]
-    lexicon = Lexicon(WORDS, ids, unigrams, SPELLINGS)
+    lexicon = LabelLexicon(WORDS, ids, unigrams, SPELLINGS)
     decoder = CtcDecoder(lexicon, labels=LABELS, boundary=BOUNDARY, blank=BLANK, settings=settings)
     return decoder.decode(log_probs, DlmLM(utterance, ids.tolist()))
 
@@ -167,7 +167,7 @@ def test_what_the_model_raises_comes_out_of_the_decoder(tmp_path: Path) -> None:
     client = Client.local(files.directory)
     utterance = client.utterance()
     ids = np.array([utterance.vocabulary.id_of(word) for word in WORDS], np.uint32)
-    lexicon = Lexicon(WORDS, ids, np.full(3, -1.0, np.float32), SPELLINGS)
+    lexicon = LabelLexicon(WORDS, ids, np.full(3, -1.0, np.float32), SPELLINGS)
     decoder = CtcDecoder(lexicon, labels=LABELS, boundary=BOUNDARY, blank=BLANK)
     lm = DlmLM(utterance, ids.tolist())
     client.close()

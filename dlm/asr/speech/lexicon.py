@@ -110,7 +110,7 @@ _IPA = dict(pair.split(":") for pair in _PAIRS.split())
 
 
 @dataclass(frozen=True, eq=False)
-class Lexicon:
+class LabelLexicon:
     """Words that can be recognised, likeliest first.
 
     words          as the model spells them
@@ -135,7 +135,7 @@ def model_lexicon(
     tell: Tell | None = None,
     sounds: Mapping[str, Sequence[Sounds]] | None = None,
     spell: Spell | None = None,
-) -> Lexicon:
+) -> LabelLexicon:
     """The likeliest words of a model that can be spelled, and those of the utterance's phrases.
 
     Args    utterance  only its unigrams are used, which need no server
@@ -201,7 +201,7 @@ def model_lexicon(
                 f"{10**RIVAL_LOG10:g} times as likely in the model, which are heard instead: spell "
                 "phrases as the model does (a model that writes mr hears mister as mr)"
             )
-    return Lexicon(
+    return LabelLexicon(
         tuple(words),
         numbers,
         np.array(log10_probs, np.float32),
@@ -249,9 +249,10 @@ def _unigrams(utterance: Utterance) -> Iterator[tuple[int, str, float]]:
                 yield word_id, vocabulary.words[word_id].decode(), float(log10_prob)
 
 
-def speller(pieces: Pieces | None = None) -> Spell:
-    """A word's letters or pieces, as it is, in capitals and in small letters."""
-    cut = tuple if pieces is None else pieces.of_word
+def speller(pieces: Path | None = None) -> Spell:
+    """A word's letters, or its pieces by the SentencePiece model in the file `pieces`: as it is
+    written, in capitals and in small letters. Raises as `Pieces.read`."""
+    cut = tuple if pieces is None else Pieces.read(pieces).of_word
     return lambda word: [tuple(cut(way)) for way in (word, word.upper(), word.lower())]
 
 

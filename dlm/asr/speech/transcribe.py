@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,12 @@ from dlm.asr.decoders.flashlight import DlmLM
 from dlm.asr.settings import BeamSettings
 from dlm.asr.speech.acoustic import AcousticModel, PhonemeModel
 from dlm.asr.speech.audio import SAMPLE_RATE, Segment, cut_at_pauses
-from dlm.asr.speech.lexicon import WORDS, Lexicon, Sounds, model_lexicon, speller
+from dlm.asr.speech.lexicon import WORDS, LabelLexicon, Sounds, model_lexicon, speller
 from dlm.client import Client, ModelInfo, Phrases, Utterance
 from dlm.client.phrases import BoundPhrases, Weights, prepared
 from dlm.client.states import FULL_MODEL, LOCAL_MODEL
 from dlm.errors import ConfigError, QueryError
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
-from dlm.pieces import Pieces
 from dlm.progress import Tell
 from dlm.units import LN_10
 
@@ -90,7 +90,7 @@ class CtcDecoder:
 
     def __init__(
         self,
-        lexicon: Lexicon,
+        lexicon: LabelLexicon,
         *,
         labels: int,
         boundary: int | None,
@@ -229,11 +229,12 @@ class Transcriber:
         tell    gets lines about steps that take long
         phrases, sounds  may be said in every segment; see `model_lexicon`
         acoustic  by default the packaged one, which hears English
-        pieces  what cuts words into the labels of `acoustic`; by default its labels are letters
+        pieces  file of the SentencePiece model whose pieces are the labels of `acoustic`; by
+                default they are letters
     Raises
-        ConfigError  the model has no word that can be pronounced; or the acoustic model does not
-                     run on this platform; or phrases with an lm_weight of 0; or pieces are given
-                     without their acoustic model, or lack to it
+        ConfigError  the model has no word that can be spelled; or the packaged acoustic model
+                     does not run on this platform; or phrases with an lm_weight of 0; or pieces
+                     without an acoustic model of pieces, or the reverse
         QueryError   see `Phrases`
     """
 
@@ -247,7 +248,7 @@ class Transcriber:
         phrases: Phrases | Weights | None = None,
         sounds: Mapping[str, Sequence[Sounds]] | None = None,
         acoustic: AcousticModel | None = None,
-        pieces: Pieces | None = None,
+        pieces: Path | None = None,
     ) -> None:
         self.settings = settings or BeamSettings()
         self._phrases, self._sounds = prepared(phrases), sounds
@@ -267,7 +268,7 @@ class Transcriber:
                 "a SentencePiece model (--pieces) and an acoustic model whose labels are its "
                 "pieces (--acoustic) need each other: U+2581 begins words, and no label ends them"
             )
-        self._known: dict[ModelInfo, tuple[Lexicon, CtcDecoder]] = {}
+        self._known: dict[ModelInfo, tuple[LabelLexicon, CtcDecoder]] = {}
         self._decoder_of(self._open())
 
     def _open(self) -> Utterance:
@@ -317,7 +318,7 @@ class Transcriber:
         own = one.log10_prob - bonus * LN_10 / self.settings.lm_weight
         return replace(one, log10_prob=own, bonus=bonus)
 
-    def _decoder_of(self, utterance: Utterance) -> tuple[Lexicon, CtcDecoder]:
+    def _decoder_of(self, utterance: Utterance) -> tuple[LabelLexicon, CtcDecoder]:
         model_info = utterance.model_info
         if model_info not in self._known:
             acoustic = self._acoustic
