@@ -40,13 +40,17 @@ def utterance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Utterance]:
 
 
 def decode(
-    utterance: Utterance, log_probs: NDArray[np.float32], settings: BeamSettings = WIDE
+    utterance: Utterance,
+    log_probs: NDArray[np.float32],
+    settings: BeamSettings = WIDE,
+    spellings: tuple[tuple[int, tuple[int, ...]], ...] = SPELLINGS,
+    boundary: int | None = BOUNDARY,
 ) -> list[HeardSentence]:
     """What the decoder makes of it, over `WORDS`."""
     ids = np.array([utterance.vocabulary.id_of(word) for word in WORDS], np.uint32)
     unigrams = utterance.extend([utterance.null()], ids).log10_prob[0]
-    lexicon = LabelLexicon(WORDS, ids, unigrams, SPELLINGS)
-    decoder = CtcDecoder(lexicon, labels=LABELS, boundary=BOUNDARY, blank=BLANK, settings=settings)
+    lexicon = LabelLexicon(WORDS, ids, unigrams, spellings)
+    decoder = CtcDecoder(lexicon, labels=LABELS, boundary=boundary, blank=BLANK, settings=settings)
     return decoder.decode(log_probs, DlmLM(utterance, ids.tolist()))
 
 
@@ -122,6 +126,25 @@ def test_words_have_the_times_of_their_phonemes(utterance: Utterance) -> None:
     assert sum(word.acoustic_score for word in best.words) == pytest.approx(best.acoustic_score)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_words_of_pieces_end_where_the_next_begins(utterance: Utterance, seed: int) -> None:
+    """Their last piece may go on for frames, without a boundary or a blank after it."""
+    spellings = ((0, (0,)), (1, (0, 2)), (2, (1, 2)))
+    rng = np.random.default_rng(seed)
+    path, ends = [BLANK], []
+    for _, pieces in (spellings[i] for i in rng.integers(0, 3, 6)):
+        for piece in pieces:
+            path += [BLANK] * int(path[-1] == piece or rng.random() < 0.5)
+            path += [piece] * rng.integers(1, 3)
+        ends.append(len(path))
+    log_probs = spoken(*path)
+    found = decode(utterance, log_probs, BeamSettings(lm_weight=0.1), spellings, None)[0]
+    assert found.acoustic_score == pytest.approx(-0.01 * len(path))
+    begins = [word.start_s for word in found.words[1:]]
+    assert all(0 <= begin - end * 0.02 < 0.03 for begin, end in zip(begins, ends, strict=False))
+    assert len(found.words) == 6
+
+
 def test_silence_has_no_words(utterance: Utterance) -> None:
     """It is a sentence all the same: the empty one."""
     (best, *_) = decode(utterance, spoken(*[BLANK] * 20))
@@ -144,21 +167,14 @@ def test_posteriors_of_another_kind_are_refused(utterance: Utterance) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"lm_weight": -1.0},
-        {"lm_weight": float("nan")},
-        {"word_score": float("inf")},
-        {"hypotheses": 0},
-        {"labels": 0},
-        {"nbest": 0},
-        {"threshold": 0.0},
-    ],
+    ("name", "value"),
+    [(name, 0) for name in ("hypotheses", "labels", "nbest", "threshold")]
+    + [("lm_weight", -1.0), ("lm_weight", float("nan")), ("word_score", float("inf"))],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_settings_that_make_no_sense_are_refused(name: str, value: float) -> None:
     """The message names the setting."""
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        BeamSettings(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=name):
+        BeamSettings(**{name: value})  # type: ignore[arg-type]
 
 
 def test_what_the_model_raises_comes_out_of_the_decoder(tmp_path: Path) -> None:

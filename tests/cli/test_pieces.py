@@ -181,18 +181,22 @@ def test_counts_of_users_are_not_public_even_where_their_record_is_not_there(
         assert f"counts.tsv{end} says that {named} comes from users" in str(done.exception)
 
 
+def trained(sentences: list[str], size: int, path: Path) -> sentencepiece.SentencePieceProcessor:
+    """A model as recognisers have it, without sentence marks, also written to `path`."""
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(sentences), model_writer=made, model_type="bpe", vocab_size=size,
+        bos_id=-1, eos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    path.write_bytes(made.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
+
+
 def test_a_model_over_pieces_is_that_of_text_cut_before(tmp_path: Path) -> None:
     """It names its pieces; text is cut alike to be scored, empty, faulty and unknown as it is."""
     said = [f"{a} the {b}\t{a}" for a in WORDS for b in WORDS] + ["", "walk  \u65e5\u672c talk"]
-    made = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(said[:400]), model_writer=made, model_type="bpe", vocab_size=40,
-        bos_id=-1, eos_id=-1, minloglevel=2,
-    )  # fmt: skip
-    (tmp_path / "spm.model").write_bytes(made.getvalue())
-    cut = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue()).encode(
-        [line.replace("\t", " ") for line in said], out_type=str
-    )
+    processor = trained(said[:400], 40, tmp_path / "spm.model")
+    cut = processor.encode([line.replace("\t", " ") for line in said], out_type=str)
     texts, models = (tmp_path / "whole", tmp_path / "cut"), (tmp_path / "a", tmp_path / "b")
     for text, lines in zip(texts, (said, map(" ".join, cut)), strict=True):
         text.write_text("\n".join(lines) + "\n", encoding="utf-8")
