@@ -29,24 +29,15 @@ from dlm.errors import ConfigError, QueryError
 PAGE = Path(__file__).parents[2] / "dlm/asr/README.md"
 
 
-@pytest.fixture(scope="module")
-def model() -> AcousticModel:
-    """The model."""
-    return AcousticModel()
-
-
-@pytest.mark.parametrize("samples", [1, 320, 1_600, 16_000, 16_001])
-def test_each_frame_of_20_ms_has_a_distribution(model: AcousticModel, samples: int) -> None:
-    """Whatever is heard, however short."""
-    noise = np.random.default_rng(1).normal(0.0, 0.1, samples).astype(np.float32)
-    log_probs = model.log_probs(noise)
-    assert log_probs.dtype == np.float32
-    assert log_probs.shape == (samples // int(model.frame_s * SAMPLE_RATE) + 1, len(model.labels))
-    assert np.allclose(np.exp(log_probs).sum(axis=1), 1.0, atol=1e-4)
-
-
-def test_samples_of_another_kind_are_refused(model: AcousticModel) -> None:
-    """The native library would read past them."""
+def test_each_frame_of_20_ms_has_a_distribution() -> None:
+    """Whatever is heard, however short; of samples of another kind, native code would read more."""
+    model = AcousticModel()
+    for count in (1, 320, 1_600, 16_000, 16_001):
+        noise = np.random.default_rng(1).normal(0.0, 0.1, count).astype(np.float32)
+        log_probs = model.log_probs(noise)
+        assert log_probs.dtype == np.float32
+        assert log_probs.shape == (count // int(0.02 * SAMPLE_RATE) + 1, len(model.labels))
+        assert np.allclose(np.exp(log_probs).sum(axis=1), 1.0, atol=1e-4)
     for samples in (np.zeros(0), np.zeros((2, 5)), np.zeros(5, np.int16), np.zeros(5)):
         with pytest.raises(QueryError, match="float32"):
             model.log_probs(samples)

@@ -80,10 +80,7 @@ def test_a_bad_model_is_refused_and_nothing_stays_behind(folder: Path, tmp_path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"cluster": Path("x.toml"), "memory": 1 << 30},
-            "--memory and --tmp apply to an ARPA",
-        ),
+        ({"cluster": Path("x.toml"), "memory": 1 << 30}, "--memory and --tmp apply to an ARPA"),
         ({"memory": 1 << 30}, "is a folder"),
         ({"tmp": Path("x")}, "is a folder"),
         ({"model": "ab12"}, "add --cluster"),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import json
-import lzma
 import os
 import select
 import subprocess
@@ -23,7 +21,7 @@ from cluster import WAIT_S, command
 from dlm.cli.estimate import estimate
 from dlm.cli.merge import merge
 from dlm.cli.score import perplexity, score
-from dlm.errors import ConfigError, TextError
+from dlm.errors import TextError
 from dlm.estimate.settings import EstimateOptions
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -31,17 +29,6 @@ Say = Callable[..., str]
 
 LINES = [b"a b c d", b"", b"never a  seen\tb\r", b"\xff\xfe a", b"<unk> a", b"d a b"]
 TEXT = b"\n".join(LINES) + b"\n"
-
-
-def zstd(data: bytes) -> bytes:
-    """As zstd packs it."""
-    out = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(out, "zstd") as stream:
-        stream.write(data)
-    return out.getvalue().to_pybytes()
-
-
-PACKS = {"gzip": gzip.compress, "zstd": zstd, "xz": lzma.compress, "bzip2": bz2.compress}
 
 
 @pytest.fixture
@@ -59,16 +46,6 @@ def said(folder: Path, capsys: pytest.CaptureFixture[str]) -> Say:
         return printed.out + summary * printed.err.count("Perplexity including")
 
     return call
-
-
-@pytest.mark.parametrize("pack", PACKS)
-def test_compressed_text_scores_as_plain_text(pack: str, said: Say, tmp_path: Path) -> None:
-    """Told from its bytes: the names say nothing."""
-    (tmp_path / "plain.gz").write_bytes(TEXT)
-    (tmp_path / "packed.txt").write_bytes(PACKS[pack](TEXT))
-    for name in ("score", "perplexity"):
-        assert said(name, tmp_path / "packed.txt") == said(name, tmp_path / "plain.gz")
-    assert len(said("score", tmp_path / "plain.gz").splitlines()) == 1 + len(LINES) + 5
 
 
 def test_score_takes_an_arpa_file_as_perplexity_does(
@@ -96,10 +73,6 @@ def test_parquet_is_scored_row_by_row(said: Say, tmp_path: Path) -> None:
     rows = ["a b c d", None, "d a b", "a"]
     pq.write_table(pa.table({"said": rows, "id": [1, 2, 3, 4]}), tmp_path / "rows")
     (tmp_path / "plain").write_text("a b c d\nd a b\na\n")
-    with pytest.raises(ConfigError, match="no column 'text'; it has said, id"):
-        said("score", tmp_path / "rows")
-    with pytest.raises(TextError, match=r"rows, line 2 .* has a null.*--skip"):
-        said("score", tmp_path / "rows", column="said")
     found = said("score", tmp_path / "rows", column="said", skip=True).splitlines()
     plain = said("score", tmp_path / "plain").splitlines()
     assert found[2] == "nan\t0\t0"
