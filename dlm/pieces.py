@@ -11,11 +11,8 @@ _SPACES = bytes.maketrans(b"\t\r", b"  ")  # for a model that does not normalise
 
 
 class Pieces:
-    """A SentencePiece model, from the bytes of its file; any thread may use it.
-
-    Attributes  processor  the package's own `SentencePieceProcessor`
-    Raises      FormatError  not a SentencePiece model
-    """
+    """A SentencePiece model, from the bytes of its file, in the package's own `processor`. Any
+    thread may use it. FormatError if it is no such model."""
 
     def __init__(self, model: bytes) -> None:
         import sentencepiece

@@ -20,11 +20,8 @@ FAR_FROM_1 = 0.05  # of a sum of probabilities, which models of 8 bits miss a li
 
 
 class PhonemeModel:
-    """The packaged phoneme CTC model; thread-safe, on one core, releases the GIL.
-
-    Raises  ConfigError  the package has no native library for this platform
-    Cost    0.09 CPU-seconds per second of audio
-    """
+    """The packaged phoneme CTC model; thread-safe, on one core, releases the GIL. It takes 0.09
+    CPU-seconds per second of audio. ConfigError where the package has no native library."""
 
     frame_s = 0.02
 
@@ -53,15 +50,12 @@ class PhonemeModel:
 
 
 class AcousticModel:
-    """A CTC acoustic model: what it says of itself, and its outputs, checked.
+    """A CTC acoustic model, by default a `PhonemeModel`, checked (ConfigError).
 
-    Args  model  an object with these three; by default a `PhonemeModel`
-                 labels     phonemes, letters or pieces of words by output, with one of `BLANKS`;
-                            U+2581 begins a word, or one of `BOUNDARIES` ends it
-                 frame_s    seconds of audio per frame
-                 log_probs  a function of samples, see below
-    Attributes  blank, boundary  ids of these labels; boundary is None where U+2581 begins words
-    Raises      ConfigError  something lacks, or makes no sense
+    labels    phonemes, letters or pieces of words by output, with one of `BLANKS`; U+2581 begins a
+              word, or one of `BOUNDARIES` ends it
+    frame_s   seconds of audio per frame
+    blank, boundary  ids of these labels; boundary is None where U+2581 begins words
     """
 
     def __init__(self, model: Any = None) -> None:

@@ -158,10 +158,9 @@ class CtcDecoder:
         return np.concatenate([log_probs, closing])
 
     def _held(self, log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """With a label that flashlight's search lacks: the last label of a word goes on. The word
-        ended in its first frame, and the search forgets which label that was, so this stands for
-        the likeliest label of the frame before. A word of one label that goes on for three frames
-        may so be found twice, if the language model prefers it."""
+        """With a label for what flashlight's search lacks, that a word's last label goes on after
+        the frame that ended the word: the likeliest label of the frame before. A word of one label
+        that goes on for three frames may be found twice, if the language model prefers that."""
         frames = np.arange(len(log_probs))
         before = np.append(self._blank, log_probs[:-1].argmax(axis=1))[: len(frames)]
         held = np.where(before == self._blank, -np.inf, log_probs[frames, before])
