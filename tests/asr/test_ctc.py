@@ -145,15 +145,10 @@ def test_words_of_pieces_end_where_the_next_begins(utterance: Utterance, seed: i
     assert len(found.words) == 6
 
 
-def test_silence_has_no_words(utterance: Utterance) -> None:
-    """It is a sentence all the same: the empty one."""
-    (best, *_) = decode(utterance, spoken(*[BLANK] * 20))
-    assert best.words == ()
-    assert best.text == ""
-
-
 def test_the_list_is_as_long_as_asked(utterance: Utterance) -> None:
-    """One sentence by default."""
+    """One sentence by default; silence is one, too, without words."""
+    (best, *_) = decode(utterance, spoken(*[BLANK] * 20))
+    assert (best.words, best.text) == ((), "")
     log_probs = random_log_probs(1, 6)
     assert len(decode(utterance, log_probs, BeamSettings())) == 1
     assert len(decode(utterance, log_probs, BeamSettings(nbest=3))) == 3
