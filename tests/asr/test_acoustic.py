@@ -78,7 +78,9 @@ def test_a_function_that_makes_no_model_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what lacks."""
-    (tmp_path / "mine.py").write_text("class Model:\n    labels = ()\n", encoding="utf-8")
+    (tmp_path / "mine.py").write_text(
+        "class Model:\n    labels = ()\nnone = print\n", encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for named, says in (
@@ -86,6 +88,7 @@ def test_a_function_that_makes_no_model_is_refused(
         ("mine:model", "no attribute 'model'"),
         ("nowhere_at_all:model", "No module named 'nowhere_at_all'"),
         (":", "cannot be imported"),
+        ("mine:none", "of the type NoneType, which lacks labels"),
         ("mine:Model", "of the type Model, which lacks frame_s, log_probs"),
     ):
         with pytest.raises(ConfigError, match=says):

@@ -58,8 +58,8 @@ class AcousticModel:
     blank, boundary  ids of these labels; boundary is None where U+2581 begins words
     """
 
-    def __init__(self, model: Any = None) -> None:
-        self._model = model = PhonemeModel() if model is None else model
+    def __init__(self, model: Any = PhonemeModel) -> None:
+        self._model = model = PhonemeModel() if model is PhonemeModel else model
         lacking = [one for one in ("labels", "frame_s", "log_probs") if not hasattr(model, one)]
         if lacking:
             raise ConfigError(
