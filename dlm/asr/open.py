@@ -207,6 +207,17 @@ def _pointed(text: str, folder: Path, where: str) -> ModelSource:
     return ModelSource(found.kind, found.path, model=model)
 
 
+def copy_model(named: str | os.PathLike[str], folder: Path) -> None:
+    """Puts a model into a folder, as a file: its own, or one that points to servers or shards."""
+    source = find_source(named)
+    if source.kind in (ARPA, KENLM) and source.path is not None and source.path.is_file():
+        shutil.copy2(source.path, folder)
+        return
+    place = ",".join(source.addresses) if source.path is None else str(source.path.resolve())
+    chosen = f"?model={source.model}" if source.model else ""
+    (folder / "model.bin").write_text(f"{SCHEME}{place}{chosen}\n", encoding="utf-8")
+
+
 def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = None) -> Path:
     """The folder of an ARPA file's shard set in the cache; created if it is missing.
 

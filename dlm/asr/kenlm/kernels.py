@@ -191,16 +191,8 @@ def put_state(table, words):  # type: ignore[no-untyped-def]
     return row
 
 
-@kernel("int64, int64, int64", nogil=False)
-def step(table, state, word):  # type: ignore[no-untyped-def]
-    """Scores a word after a state.
-
-    Args        table  its address;  state  a row in use, or the answer of the step that led to it
-                word  an id below the vocabulary's size
-    Returns     (log10 P, answer): the row of the next state, and from bit ROW_BITS on KenLM's
-                ngram_length; or NEEDS_SHARD, where a tree elsewhere has the answer, or FULL
-    Guarantees  equals ngram.backoff.score bit for bit
-    """
+@inlined
+def take_step(table, state, word):  # type: ignore[no-untyped-def]
     state = row_in(state)
     key = (state << _32 | word) + _1
     line = line_of(table, key)
@@ -221,6 +213,26 @@ def step(table, state, word):  # type: ignore[no-untyped-def]
     put_step(line, key, after << _32 | bits_of_float32(log10_prob))
     add_one(table, ASKED)
     return np.float64(log10_prob), after
+
+
+@kernel("int64, int64, int64", nogil=False)
+def step(table, state, word):  # type: ignore[no-untyped-def]
+    """Scores a word after a state.
+
+    Args        table  its address;  state  a row in use, or the answer of the step that led to it
+                word  an id below the vocabulary's size
+    Returns     (log10 P, answer): the row of the next state, and from bit ROW_BITS on KenLM's
+                ngram_length; or NEEDS_SHARD, where a tree elsewhere has the answer, or FULL
+    Guarantees  equals ngram.backoff.score bit for bit
+    """
+    return take_step(table, state, word)
+
+
+@kernel("int64, int64[:], int64[:], out float64[:], out int64[:]", nogil=False)
+def step_all(table, states, words, log10_prob, answers):  # type: ignore[no-untyped-def]
+    """Each word after a state of its own, as `step`."""
+    for i in range(len(states)):
+        log10_prob[i], answers[i] = take_step(table, states[i], words[i])
 
 
 @kernel("int64, int64, int64, float64, int64, int64, bool", nogil=False)
@@ -348,16 +360,13 @@ def pair(log10_prob, answer):  # type: ignore[no-untyped-def]
     return made
 
 
-@kernel("int64, int64, int64", nogil=False)
-def step_in_file(_, arguments, count):  # type: ignore[no-untyped-def]
-    """As `step`, with KenLM's bits and its three arguments in an array. For `jit.builtin`."""
-    table, state = _number_of(load64(arguments)), row_in(_number_of(load64(arguments + _8)))
-    word = _number_of(load64(arguments + _16))
+@inlined
+def take_step_in_file(table, state, word):  # type: ignore[no-untyped-def]
     key = (state << _32 | word) + _1
     line = line_of(table, key)
     value = recall(table, line, key)
     if value >= 0:
-        return pair(as_float32(value), value >> _32)
+        return as_float32(value), value >> _32
     view, contexts = of(table, VIEW), of(table, CONTEXTS)
     row = of(table, ROWS) + state * of(table, STRIDE)
     new = of(table, ROWS) + of(table, COUNT) * of(table, STRIDE)
@@ -368,11 +377,26 @@ def step_in_file(_, arguments, count):  # type: ignore[no-untyped-def]
     put_next(table, state, word, reach)
     after, _ = find_row(table)
     if after < 0:
-        return pair(np.float32(0), after)
+        return np.float32(0), after
     after |= found << np.int64(ROW_BITS)
     put_step(line, key, after << _32 | bits_of_float32(log10_prob))
     add_one(table, ASKED)
-    return pair(log10_prob, after)
+    return log10_prob, after
+
+
+@kernel("int64, int64, int64", nogil=False)
+def step_in_file(_, arguments, count):  # type: ignore[no-untyped-def]
+    """As `step`, with KenLM's bits and its three arguments in an array. For `jit.builtin`."""
+    table, state = _number_of(load64(arguments)), row_in(_number_of(load64(arguments + _8)))
+    log10_prob, answer = take_step_in_file(table, state, _number_of(load64(arguments + _16)))
+    return pair(log10_prob, answer)
+
+
+@kernel("int64, int64[:], int64[:], out float64[:], out int64[:]", nogil=False)
+def step_all_in_file(table, states, words, log10_prob, answers):  # type: ignore[no-untyped-def]
+    for i in range(len(states)):
+        prob, answers[i] = take_step_in_file(table, row_in(states[i]), words[i])
+        log10_prob[i] = np.float64(prob)
 
 
 @kernel("int64, uint32[:]", nogil=False)

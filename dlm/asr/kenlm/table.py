@@ -216,6 +216,7 @@ class StepTable(ModelTable):
             self.step = builtin(kernels.step_in_file)
             self._enter_state = kernels.enter_state_of_file
             self._score_rows = kernels.score_rows_in_file.compile()
+            self._step_all = kernels.step_all_in_file
         else:
             self.view = utterance.low_orders.low.view
             if local is not None and self.is_whole:
@@ -225,6 +226,7 @@ class StepTable(ModelTable):
             self.step = kernels.step.compile()
             self._enter_state = kernels.enter_state
             self._score_rows = kernels.score_rows.compile()
+            self._step_all = kernels.step_all
             self._enter_step = kernels.enter_step.compile()
         numbers = np.zeros(kernels.PLACES, np.int64)
         super().__init__(utterance, counts, owner, numbers, scorer)
@@ -250,7 +252,7 @@ class StepTable(ModelTable):
         numbers[kernels.SLOT_MASK] = slots - 1
         numbers[kernels.CACHE] = self._cache.ctypes.data
         numbers[kernels.LINE_MASK] = lines - 1
-        self._blocks: dict[int, ContextBlocks] = {}
+        self._blocks: dict[int, tuple[ContextBlocks, int]] = {}  # and the place in them
         self._held = 0  # words of these
         self.row_of(())
         self.begin = self.row_of((utterance.vocabulary.begin_id,) if self.order > 1 else ())
@@ -280,18 +282,22 @@ class StepTable(ModelTable):
             self.utterance, self._counts, self.owner, states=self._states, scorer=self.scorer
         )
 
-    def _blocks_of(self, row: int) -> ContextBlocks:
-        """Everything stored after a state, since decoders ask for many words after it."""
-        found = self._blocks.get(row)
-        if found is None:
-            found = self.utterance.context_blocks(self.states(np.array([row])))
-            self._counts.contexts_fetched += 1
-            if found.source[0] != BIGRAM_FALLBACK:  # bigram-fallback answers are never remembered
-                self._held += BLOCK_WORDS + int(found.sizes[0])
-                if self._held > MAX_WORDS:
-                    self._blocks = {}
-                    self._held = BLOCK_WORDS + int(found.sizes[0])
-                self._blocks[row] = found
+    def _blocks_of(self, rows: Sequence[int]) -> dict[int, tuple[ContextBlocks, int]]:
+        """Everything stored after some states, since decoders ask for many words after each; what
+        is not here comes in one message per shard."""
+        found = {row: self._blocks[row] for row in rows if row in self._blocks}
+        lacked = [row for row in dict.fromkeys(rows) if row not in found]
+        if lacked:
+            blocks = self.utterance.context_blocks(self.states(np.array(lacked)))
+            self._counts.contexts_fetched += len(lacked)
+            sizes, kept = blocks.sizes.tolist(), blocks.source != BIGRAM_FALLBACK
+            for place, row in enumerate(lacked):
+                found[row] = blocks, place
+                if kept[place]:  # bigram-fallback answers are never remembered
+                    self._held += BLOCK_WORDS + sizes[place]
+                    if self._held > MAX_WORDS:
+                        self._blocks, self._held = {}, BLOCK_WORDS + sizes[place]
+                    self._blocks[row] = found[row]
         return found
 
     def remember(self, row: int, words: Sequence[int], answers: Answers) -> bool:
@@ -324,9 +330,11 @@ class StepTable(ModelTable):
 
     def ask(self, row: int, word: int) -> tuple[float, int]:
         """Like `kernels.step`, from the servers that have what the low orders lack."""
-        blocks = self._blocks_of(row)
-        answers = blocks.answers(0, np.array([word], np.uint32))
-        is_fallback = bool(blocks.source[0] == BIGRAM_FALLBACK)
+        return self._enter(row, word, *self._blocks_of([row])[row])
+
+    def _enter(self, row: int, word: int, blocks: ContextBlocks, place: int) -> tuple[float, int]:
+        answers = blocks.answers(place, np.array([word], np.uint32))
+        is_fallback = bool(blocks.source[place] == BIGRAM_FALLBACK)
         self._counts.cache_misses += 1
         self._counts.bigram_fallback += is_fallback
         log10_prob, answer = self._enter_step(
@@ -339,6 +347,21 @@ class StepTable(ModelTable):
             not is_fallback,
         )
         return log10_prob, answer
+
+    def step_all(
+        self, rows: NDArray[np.int64], words: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+        """log10 P of N words, each after its own state, and the rows of the states after them; None
+        if the table is full. At most one message per shard."""
+        log10_prob, after = np.empty(len(rows)), np.empty(len(rows), np.int64)
+        self._step_all(self.address, rows, words, log10_prob, after)
+        lacked = np.flatnonzero(after == NEEDS_SHARD).tolist()
+        if lacked:
+            blocks = self._blocks_of(rows[lacked].tolist())
+            for at in lacked:
+                row = int(rows[at])
+                log10_prob[at], after[at] = self._enter(row, int(words[at]), *blocks[row])
+        return None if (after < 0).any() else (log10_prob, after & ROW_MASK)
 
 
 # --------------------------------------------------------------------------------- unpacked
