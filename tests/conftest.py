@@ -122,10 +122,7 @@ def compile_kernels() -> None:
     others wait for. Each would compile them for itself where they are first called."""
     from dlm import jit
 
-    kernels = jit.declared_kernels()
-    if importlib.util.find_spec("pyctcdecode") is None:  # its search takes long, and is not tested
-        kernels = [one for one in kernels if one.__module__ != "dlm.asr.decoders.letter_kernels"]
-    jit.compile_ahead(kernels)
+    jit.compile_ahead(jit.declared_kernels())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

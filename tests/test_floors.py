@@ -105,7 +105,7 @@ def may_import(package: str, path: Path) -> bool:
         return path == Path("tracing.py")
     if package in ("pyspark", "py4j", "pandas"):
         return is_below(path, "spark")
-    if package in ("flashlight", "hama", "pocketsphinx", "pyctcdecode", "soundfile", "soxr"):
+    if package in ("flashlight", "hama", "pocketsphinx", "soundfile", "soxr"):
         return is_below(path, "asr")
     if package in ("jax", "jaxlib", "flax", "optax"):
         return is_below(path, "federated", "distill")

@@ -125,7 +125,7 @@ def python_api() -> Iterator[str]:
 MODULES = [
     "dlm.asr.kenlm",
     "dlm.asr.decoders.flashlight",
-    "dlm.asr.decoders.pyctcdecode",
+    "dlm.asr.ctc",
     "dlm.asr.speech.wer",
 ]
 

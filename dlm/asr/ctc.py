@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,32 +26,27 @@ from numpy.typing import NDArray
 from dlm.asr.decoders.beams import (
     Bias,
     Hypothesis,
-    Pruning,
+    ModelName,
+    Options,
     Search,
-    Weights,
     Words,
     advance,
     finish,
 )
-from dlm.asr.decoders.contexts import check_known, check_utterance
 from dlm.asr.decoders.labels import Labels
 from dlm.asr.open import copy_model, open_model
 from dlm.client import ClientConfig, Phrases, State, Utterance
-from dlm.client.phrases import Weights as Bonuses
-from dlm.client.phrases import prepared
+from dlm.client.phrases import Weights, prepared
 from dlm.errors import ConfigError, QueryError
 
 __all__ = ["BeamSearchDecoderCTC", "HeardWord", "PartialText", "Stream", "build_ctcdecoder"]
 
 LEAST_PROBABILITY = 1e-15  # of a label
 AT_ONCE = 64  # utterances that are searched together
-_ALPHABET, _MODEL, _ATTRIBUTES, _UNIGRAMS = (
-    "alphabet.json",
-    "language_model",
-    "attrs.json",
-    "unigrams.txt",
-)
-ModelName: TypeAlias = str | os.PathLike[str]
+# Of a saved decoder.
+_ALPHABET, _MODEL = "alphabet.json", "language_model"
+_ATTRIBUTES, _UNIGRAMS = "attrs.json", "unigrams.txt"
+_SAVED = "alpha", "beta", "unk_score_offset", "score_boundary"
 Logits: TypeAlias = NDArray[np.floating[Any]]
 Beam: TypeAlias = tuple[str, State | None, list[tuple[str, tuple[int, int]]], float, float]
 
@@ -79,11 +74,9 @@ class PartialText:
 class Stream:
     """An utterance whose frames come bit by bit; `BeamSearchDecoderCTC.stream` begins it."""
 
-    def __init__(
-        self, decoder: BeamSearchDecoderCTC, make: Callable[[bool], Search], logits: bool
-    ) -> None:
-        self.decoder, self.logits, self._make = decoder, logits, make
-        self.search, self.waiting = make(False), np.empty((0, 0))
+    def __init__(self, decoder: BeamSearchDecoderCTC, search: Search, logits: bool) -> None:
+        self.decoder, self.search, self.logits = decoder, search, logits
+        self.waiting: list[Logits] = []
 
     def push(self, frames: Logits) -> PartialText:
         """Takes further frames, (T, labels). If servers fail, what they were asked for is asked
@@ -92,41 +85,22 @@ class Stream:
 
     def finish(self) -> list[Beam]:
         """The hypotheses, if the utterance ends here; it may go on, too."""
-        (found,) = finish([self.search])
-        return [_beam(one) for one in found]
-
-    def wait_for(self, posteriors: Logits) -> None:
-        if not (self.search.frame or len(self.waiting)):
-            self.search = self._make(posteriors.dtype == np.float32)
-            self.waiting = posteriors
-        else:
-            self.waiting = np.concatenate([self.waiting, posteriors])
+        return list(map(_beam, finish([self.search])[0]))
 
 
-class LanguageModel:
-    """The words of an utterance's model, and the name to open it by in another process, if any."""
-
-    def __init__(
-        self, utterance: Utterance, unigrams: Collection[str] | None, name: ModelName | None
-    ) -> None:
-        check_utterance(utterance)
-        if isinstance(unigrams, (str, bytes)):
-            raise QueryError("unigrams is a string; expected a collection of words")
-        check_known(unigrams or (), utterance)
-        self.utterance, self.name, self.unigrams = utterance, name, unigrams
-        self.words = Words(utterance, unigrams)
-        self.key = os.urandom(16)
-        _models[self.key] = self
-
-    @classmethod
-    def opened(cls, name: ModelName, unigrams: Collection[str] | None) -> LanguageModel:
-        client = open_model(name, config=ClientConfig(bigram_fallback=True))
-        return cls(client.utterance(), unigrams, name)
+# By key, those of this process and what it was forked from, and those that others named.
+_models: WeakValueDictionary[bytes, Words] = WeakValueDictionary()
+_named: dict[bytes, Words] = {}
 
 
-# Of this process, and what it was forked from; those of other processes are opened once.
-_models: WeakValueDictionary[bytes, LanguageModel] = WeakValueDictionary()
-_opened: dict[bytes, LanguageModel] = {}
+def _opened(name: ModelName | None, unigrams: Collection[str] | None) -> Words:
+    if name is None:
+        raise ConfigError(
+            "this decoder was built with an utterance; to use it in a process that is not forked "
+            "after it was built, build it with the name of a model"
+        )
+    client = open_model(name, config=ClientConfig(bigram_fallback=True))
+    return Words(client.utterance(), unigrams, name)
 
 
 class BeamSearchDecoderCTC:
@@ -136,18 +110,17 @@ class BeamSearchDecoderCTC:
     """
 
     def __init__(
-        self,
-        labels: Labels,
-        language_model: LanguageModel | None = None,
-        weights: Weights | None = None,
+        self, labels: Labels, words: Words | None = None, options: Options | None = None
     ) -> None:
-        self._labels, self._model = labels, language_model
-        self._weights = Weights() if weights is None else weights
+        self._labels, self._words, self._options = labels, words, options or Options()
+        self._key = os.urandom(16)
+        if words is not None:
+            _models[self._key] = words
 
     def __reduce__(self) -> tuple[Any, ...]:
-        model = self._model
-        found = None if model is None else (model.key, model.name, model.unigrams)
-        return _unpickled, (self._labels, found, self._weights)
+        words = self._words
+        found = None if words is None else (self._key, words.name, words.listed)
+        return _unpickled, (self._labels, found, self._options)
 
     def reset_params(
         self,
@@ -157,14 +130,10 @@ class BeamSearchDecoderCTC:
         lm_score_boundary: bool | None = None,
     ) -> None:
         """Changes some of the parameters of `build_ctcdecoder`."""
-        values = {
-            "alpha": alpha,
-            "beta": beta,
-            "unk_score_offset": unk_score_offset,
-            "score_boundary": lm_score_boundary,
-        }
-        given = {name: value for name, value in values.items() if value is not None}
-        self._weights = replace(self._weights, **given)  # type: ignore[arg-type]
+        names = "alpha", "beta", "unk_score_offset", "score_boundary"
+        values: Any = zip(names, (alpha, beta, unk_score_offset, lm_score_boundary), strict=True)
+        given = {name: value for name, value in values if value is not None}
+        self._options = replace(self._options, **given)
 
     # -- decoding -----------------------------------------------------------------------------
 
@@ -195,7 +164,7 @@ class BeamSearchDecoderCTC:
             UnavailableError, ProtocolError  servers fail, and the utterance has no bigram fallback
         """
         (found,) = self._decoded([logits], beam_width=beam_width, **options)
-        return [_beam(one) for one in found]
+        return list(map(_beam, found))
 
     def decode_words(self, logits: Logits, **options: Any) -> list[HeardWord]:
         """The words of the best hypothesis, with confidences; the arguments are those of
@@ -229,44 +198,36 @@ class BeamSearchDecoderCTC:
         return [[beam[:1] + beam[2:] for beam in map(_beam, one)] for one in found]
 
     def _decoded(self, logits: Sequence[Logits], **options: Any) -> list[list[Hypothesis]]:
-        every = [self._posteriors(one) for one in logits]
-        make = self._searching(**options)
-        found = []
+        every, begin, found = [self._posteriors(one) for one in logits], self._begin(**options), []
         for first in range(0, len(every), AT_ONCE):
             some = every[first : first + AT_ONCE]
-            searches = [make(one.dtype == np.float32) for one in some]
+            searches = [begin() for _ in some]
             advance(searches, some)
             found += finish(searches)
         return found
 
-    def _searching(
+    def _begin(
         self,
-        beam_width: int = 100,
-        beam_prune_logp: float = -10.0,
-        token_min_logp: float = -5.0,
-        prune_history: bool = False,
         hotwords: Iterable[str] | None = None,
         hotword_weight: float = 10.0,
         lm_start_state: State | None = None,
-        phrases: Phrases | Bonuses | None = None,
-    ) -> Callable[[bool], Search]:
-        """What begins a search, of posteriors that are float32 or float64."""
-        pruning = Pruning(beam_width, beam_prune_logp, token_min_logp, prune_history)
-        model, utterance = self._model, None
-        if model is None and not (phrases is None and lm_start_state is None):
+        phrases: Phrases | Weights | None = None,
+        **options: Any,
+    ) -> Callable[[], Search]:
+        words = self._words
+        utterance = None if words is None else words.utterance
+        if utterance is None and not (phrases is None and lm_start_state is None):
             raise QueryError(
                 "phrases and lm_start_state need a language model, and this decoder has none; use "
                 "hotwords, or build it with a model"
             )
-        if model is not None:
-            utterance = model.utterance
-            if phrases is not None:
-                utterance = utterance.with_phrases(prepared(phrases))
-            if lm_start_state is not None:
-                utterance.states([lm_start_state])  # checks it
+        if utterance is not None and phrases is not None:
+            utterance = utterance.with_phrases(prepared(phrases))
+        if utterance is not None and lm_start_state is not None:
+            utterance.states([lm_start_state])  # checks it
         bias = Bias(hotwords, hotword_weight, utterance)
-        words = None if model is None else model.words
-        return partial(Search, self._labels, words, bias, self._weights, pruning, lm_start_state)
+        chosen = replace(self._options, **options)
+        return partial(Search, self._labels, words, bias, chosen, lm_start_state)
 
     def _posteriors(self, logits: Logits, are_logits: bool | None = None) -> Logits:
         given, labels = np.asarray(logits), len(self._labels.names)
@@ -301,49 +262,47 @@ class BeamSearchDecoderCTC:
         """Begins an utterance whose frames come bit by bit; its end has the hypotheses of
         `decode_beams`, whose further arguments this takes. `logits`: whether frames will be logits
         (or ln P), or probabilities."""
-        return Stream(self, self._searching(**options), logits)
+        return Stream(self, self._begin(**options)(), logits)
 
     def push_all(self, streams: Sequence[Stream], frames: Sequence[Logits]) -> list[PartialText]:
-        """`Stream.push` of several streams of this decoder, whose words ask the language model
-        together: at most one message per shard and frame. Raises QueryError, and what `push` does.
-        """
+        """`Stream.push` of different streams of this decoder, whose words ask the language model
+        together: at most one message per shard and frame."""
         if any(stream.decoder is not self for stream in streams):
             raise QueryError("found a stream of another decoder; push it to its own")
         pairs = list(zip(streams, frames, strict=True))
-        some = [self._posteriors(one, stream.logits) for stream, one in pairs]
-        for stream, one in zip(streams, some, strict=True):
-            stream.wait_for(one)
+        for stream, one in [(one, self._posteriors(given, one.logits)) for one, given in pairs]:
+            stream.waiting.append(one)
         searches = [stream.search for stream in streams]
-        done = [search.frame for search in searches]
+        some = [np.concatenate(stream.waiting) for stream in streams]
+        ends = [search.frame + len(one) for search, one in zip(searches, some, strict=True)]
         try:
-            advance(searches, [stream.waiting for stream in streams])
+            advance(searches, some)
         finally:
-            for stream, search, before in zip(streams, searches, done, strict=True):
-                stream.waiting = stream.waiting[search.frame - before :]
+            for stream, one, end in zip(streams, some, ends, strict=True):
+                stream.waiting = [one[len(one) - (end - stream.search.frame) :]]
         return [PartialText(" ".join(words), count) for words, count in map(Search.best, searches)]
 
     # -- files --------------------------------------------------------------------------------
 
     def save_to_dir(self, filepath: ModelName) -> None:
-        """Saves the decoder, as pyctcdecode does. A model's file is copied; of servers and shard
-        sets, it is a pointer file. Raises ConfigError: the folder has a model already, or this
+        """Saves the decoder, as pyctcdecode does. A model's file is copied; for servers and shard
+        sets, there is a pointer file. Raises ConfigError: the folder has a model already, or this
         decoder was built with an utterance, which has no name."""
-        folder, model = Path(filepath), self._model
-        name = None if model is None else _known(model.name)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder, words = Path(filepath), self._words
+        if words is not None and (words.name is None or (folder / _MODEL).exists()):
+            raise ConfigError(
+                f"{folder} has a model already, or this decoder was built with an utterance; "
+                "choose another folder, and build the decoder with the name of a model"
+            )
+        (folder if words is None else folder / _MODEL).mkdir(parents=True, exist_ok=True)
         alphabet = {"labels": self._labels.names, "is_bpe": self._labels.is_pieces}
         (folder / _ALPHABET).write_text(json.dumps(alphabet), encoding="utf-8")
-        if model is None or name is None:
-            return
-        try:
-            (folder / _MODEL).mkdir()
-        except FileExistsError as exc:
-            raise ConfigError(f"{folder} already has a model; choose another folder") from exc
-        attributes = json.dumps(asdict(self._weights))
-        (folder / _MODEL / _ATTRIBUTES).write_text(attributes, encoding="utf-8")
-        listed = "".join(f"{word}\n" for word in model.words.trie.words)
-        (folder / _MODEL / _UNIGRAMS).write_text(listed, encoding="utf-8")
-        copy_model(name, folder / _MODEL)
+        if words is not None and words.name is not None:
+            attributes = {name: getattr(self._options, name) for name in _SAVED}
+            (folder / _MODEL / _ATTRIBUTES).write_text(json.dumps(attributes), encoding="utf-8")
+            listed = "".join(f"{word}\n" for word in words.trie.words)
+            (folder / _MODEL / _UNIGRAMS).write_text(listed, encoding="utf-8")
+            copy_model(words.name, folder / _MODEL)
 
     @classmethod
     def load_from_dir(
@@ -364,34 +323,25 @@ class BeamSearchDecoderCTC:
                 for path in (folder / _MODEL).iterdir()
                 if path.name not in (_ATTRIBUTES, _UNIGRAMS) and path.name[0] not in "._"
             )
-            weights = Weights(**attributes)
+            options = Options(**attributes)
         except (OSError, ValueError, KeyError, TypeError) as exc:
             raise ConfigError(
                 f"{folder} is not the folder of a saved decoder: {exc}; expected {_ALPHABET} and "
                 f"{_MODEL}/ with {_ATTRIBUTES}, {_UNIGRAMS} and a model"
             ) from exc
-        return cls(labels, LanguageModel.opened(model, text.splitlines()), weights)
-
-
-def _known(name: ModelName | None) -> ModelName:
-    if name is None:
-        raise ConfigError(
-            "this decoder was built with an utterance; to save it, or to use it in a process that "
-            "is not forked after it was built, build it with the name of a model"
-        )
-    return name
+        return cls(labels, _opened(model, text.splitlines()), options)
 
 
 def _unpickled(
-    labels: Labels, found: tuple[bytes, ModelName | None, Any] | None, weights: Weights
+    labels: Labels, found: tuple[bytes, ModelName | None, Any] | None, options: Options
 ) -> BeamSearchDecoderCTC:
-    model = None
-    if found is not None:
-        key, name, unigrams = found
-        model = _models.get(key)
-        if model is None:
-            model = _models[key] = _opened[key] = LanguageModel.opened(_known(name), unigrams)
-    return BeamSearchDecoderCTC(labels, model, weights)
+    if found is None:
+        return BeamSearchDecoderCTC(labels, None, options)
+    key, name, unigrams = found
+    words = _models.get(key)
+    if words is None:
+        words = _models[key] = _named[key] = _opened(name, unigrams)
+    return BeamSearchDecoderCTC(labels, words, options)
 
 
 def _beam(one: Hypothesis) -> Beam:
@@ -436,10 +386,11 @@ def build_ctcdecoder(
                      what `open_model` raises
         QueryError   a client in place of a model, or a parameter that is not a number
     """
-    weights = Weights(alpha, beta, unk_score_offset, lm_score_boundary)
+    options = Options(alpha, beta, unk_score_offset, lm_score_boundary)
     alphabet, named = Labels(labels), kenlm_model_path if model is None else model
-    if named is None:
-        return BeamSearchDecoderCTC(alphabet, None, weights)
+    words = None
     if isinstance(named, (str, os.PathLike)):
-        return BeamSearchDecoderCTC(alphabet, LanguageModel.opened(named, unigrams), weights)
-    return BeamSearchDecoderCTC(alphabet, LanguageModel(named, unigrams, None), weights)
+        words = _opened(named, unigrams)
+    elif named is not None:
+        words = Words(named, unigrams, None)
+    return BeamSearchDecoderCTC(alphabet, words, options)

@@ -12,11 +12,6 @@ import pytest
     ("module", "package", "command"),
     [
         ("dlm.asr.decoders.flashlight", "flashlight", "pip install flashlight-text"),
-        (
-            "dlm.asr.decoders.pyctcdecode",
-            "pyctcdecode",
-            "pip install --no-deps pyctcdecode pygtrie",
-        ),
     ],
 )
 def test_an_import_says_what_to_install(

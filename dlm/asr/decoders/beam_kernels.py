@@ -44,6 +44,15 @@ def _slot(keys, key):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def _slots(rows):  # type: ignore[no-untyped-def]
+    """An empty table of so many rows."""
+    size = 16
+    while size < 2 * rows:
+        size *= 2
+    return np.full(size, np.int32(EMPTY))
+
+
+@inlined
 def _rounded(value, single):  # type: ignore[no-untyped-def]
     """As float32 where the posteriors are."""
     return np.float64(np.float32(value)) if single else np.float64(value)
@@ -163,13 +172,12 @@ def _place(slots, mask, found, text, part, last):  # type: ignore[no-untyped-def
     "int64[:, :], float64[:], float64[:], int64[:], int64[:], uint8[:], int32[:], int64[:], int64, "
     "int64, bool, int32[:], int32[:], int32[:], int32[:], int32[:], int32[:, :], "
     "out int64[:], int64[:], int32[:], int32[:, :], out int64[:], out int32[:], "
-    "out int32[:, :], out int64[:, :], out int32[:], out int64[:, :], out float64[:]"
+    "out int32[:, :], out int64[:, :]"
 )
 def expand(  # type: ignore[no-untyped-def]
     beams, logits, probs, labels, alike, kinds, letters, begins, blank, frame, single,
     trie_children, trie_letters, trie_codes, bias_children, bias_letters, bias_codes, counts,
-    part_keys, part_values, parts, text_keys, text_values, texts, frames, slots, found,
-    found_logits,
+    part_keys, part_values, parts, text_keys, text_values, texts, frames,
 ):  # fmt: skip
     """Each beam with each label of a frame; those that spell the same are one, with the
     sum of their probabilities and the frames of the last.
@@ -184,15 +192,13 @@ def expand(  # type: ignore[no-untyped-def]
         bias_codes     (N, 2) int32  whether the word of a node is a hotword; its CODE, or EMPTY;
                        without rows, the utterance has no words of its own
         counts         of parts, texts and frames; the last two grow, as do their tables and rows
-        slots          int32, 2^n
-    Returns            how many rows of `found` and `found_logits` there are
-    Trusts             there is room for one more text of each beam, in `slots` for twice all rows
+    Returns            rows as those of `beams`, and their `logits`
+    Trusts             there is room for one more text of each beam
     """
-    size = 16
-    while size < 2 * len(beams) * len(labels):
-        size *= 2
-    slots[:size] = EMPTY
-    mask = size - 1
+    slots = _slots(len(beams) * len(labels))
+    mask = len(slots) - 1
+    found = np.empty((len(beams) * len(labels), COLUMNS), np.int64)
+    found_logits = np.empty(len(found))
     trie_size = len(trie_codes)
     root = np.int64(0 if len(bias_codes) else EMPTY)
     ended = np.full((len(beams), 2), np.int64(EMPTY))  # text and frames, once a word has ended
@@ -254,7 +260,7 @@ def expand(  # type: ignore[no-untyped-def]
                 found_logits[one] = logit
                 count += 1
             found[one, FRAMES], found[one, BEGIN], found[one, END] = words, begin, end
-    return count
+    return found[:count], found_logits[:count]
 
 
 @inlined
@@ -282,11 +288,11 @@ def _history(part, last, text, history, texts):  # type: ignore[no-untyped-def]
 @kernel(
     "int64[:, :], float64[:], float64[:], int32[:], int64[:], int32[:, :], float64[:], float64, "
     "int64, float64, float64, int64, int64, int32[:, :], bool, bool, out int64[:], out int64[:], "
-    "out int32[:], out int32[:, :], out int32[:], out int64[:, :], out float64[:]"
+    "out int32[:], out int32[:, :]"
 )
 def prune(  # type: ignore[no-untyped-def]
     found, found_logits, ln_probs, letters, begins, trie, biases, offset, long, hot, least, width,
-    history, texts, alone, single, counts, part_keys, part_values, parts, slots, beams, logits,
+    history, texts, alone, single, counts, part_keys, part_values, parts,
 ):  # fmt: skip
     """The best beams, best first, and of those that can no longer differ the best one.
 
@@ -300,7 +306,7 @@ def prune(  # type: ignore[no-untyped-def]
         least     what a beam may be below the best
         history   words of a text that matter; 0: all
         alone     whether there is no language model; pyctcdecode rounds otherwise there
-    Returns       how many rows of `beams` and `logits` there are
+    Returns       rows and their logits
     """
     trie_size, present = len(trie), (np.int64(1) << PENDING_BITS) - 1
     scores = np.empty(len(found))
@@ -323,12 +329,9 @@ def prune(  # type: ignore[no-untyped-def]
     least = _rounded(scores.max() + _rounded(least, single), single)
     rows = np.flatnonzero(scores >= least)
     rows = rows[np.argsort(-scores[rows], kind="mergesort")[:width]]
-    size = 16
-    while size < 2 * len(rows):
-        size *= 2
-    slots[:size] = EMPTY
-    mask = size - 1
-    count = 0
+    beams, logits = np.empty((len(rows), COLUMNS), np.int64), np.empty(len(rows))
+    slots = _slots(len(rows))
+    mask, count = len(slots) - 1, 0
     for row in rows:
         text, part, last = found[row, TEXT], found[row, PART], found[row, LAST]
         for at in range(
@@ -351,9 +354,9 @@ def prune(  # type: ignore[no-untyped-def]
             if slots[slot] != EMPTY:
                 continue
             slots[slot] = count
-        for column in range(found.shape[1]):
+        for column in range(COLUMNS):
             beams[count, column] = found[row, column]
         beams[count, PART] = part
         logits[count] = found_logits[row]
         count += 1
-    return count
+    return beams[:count], logits[:count]

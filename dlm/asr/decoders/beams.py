@@ -8,15 +8,17 @@ of all beams of all searches that `advance` takes together are one request to th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.asr.decoders import beam_kernels as kernels
 from dlm.asr.decoders.beam_kernels import BEFORE, CODE, EMPTY, HOT, WORD
+from dlm.asr.decoders.contexts import check_known, check_utterance
 from dlm.asr.decoders.labels import Labels, begins_of, codes_of
 from dlm.asr.kenlm.table import ModelCounts, StepTable
 from dlm.client import State, Utterance
@@ -27,9 +29,8 @@ from dlm.units import LN_10
 
 LONG_WORD = 6  # letters; a longer unknown beginning of a word costs more
 LOG_BASE = 1.0 / math.log10(math.e)  # as pyctcdecode converts; differs from LN_10 in the last bit
+ModelName: TypeAlias = str | os.PathLike[str]
 ROOM = 1 << 12  # rows that tables begin with
-# Parts, texts and frames above which those are dropped that no beam leads to.
-COMPACT = np.array([1 << 18, 1 << 15, 1 << 17])
 STATES = 1 << 20  # of the table that all searches share
 
 
@@ -53,17 +54,6 @@ def _grown(rows: NDArray[Any], needed: int) -> NDArray[Any]:
     more = np.zeros((2 * needed, *rows.shape[1:]), rows.dtype)
     more[: len(rows)] = rows
     return more
-
-
-def _numbers(parents: NDArray[Any], live: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """The rows that some rows lead to through their parents, which stand before them, in order; and
-    the new number of each. Negative parents and rows stand for none."""
-    kept = np.zeros(len(parents), bool)
-    while len(live := np.unique(live[live >= 0])) and not kept[live].all():
-        live = live[~kept[live]]
-        kept[live] = True
-        live = parents[live]
-    return np.flatnonzero(kept), np.cumsum(np.append(kept, False)) - 1
 
 
 class WordTrie:
@@ -124,24 +114,27 @@ class Bias:
 
 
 class Words:
-    """The words of a language model, and what they score; shared by all searches.
+    """The words of an utterance's model, and what they score; shared by all searches.
 
     Args    listed  the words that may be said, besides those of phrases; None: all of the model
-    Attributes  utterance  of the model, without phrases
+            name    by which another process opens the model, if any
     """
 
-    def __init__(self, utterance: Utterance, listed: Iterable[str] | None) -> None:
-        self.utterance = utterance.without_phrases()
-        vocabulary = utterance.vocabulary
-        self.all_listed = listed is None
-        if listed is None:
-            listed = [as_text(word) for word in vocabulary.words[1:]]
-        known = [word for word in listed if vocabulary.id_of(word) != UNK_ID]
-        self.trie = WordTrie(known)
+    def __init__(
+        self, utterance: Utterance, listed: Collection[str] | None, name: ModelName | None
+    ) -> None:
+        check_utterance(utterance)
+        if isinstance(listed, (str, bytes)):
+            raise QueryError("unigrams is a string; expected a collection of words")
+        check_known(listed or (), utterance)
+        vocabulary, self.listed, self.name = utterance.vocabulary, listed, name
+        words = map(as_text, vocabulary.words[1:]) if listed is None else listed
+        self.trie = WordTrie(word for word in words if vocabulary.id_of(word) != UNK_ID)
         # A code is an id, and whether the word is known, below it.
-        self.codes = np.full(len(self.trie.nodes), 0 if self.all_listed else EMPTY, np.int32)
+        self.codes = np.full(len(self.trie.nodes), 0 if listed is None else EMPTY, np.int32)
         self.codes[self.trie.ends] = vocabulary.ids_of(self.trie.words).astype(np.int32) << 1 | 1
-        self.table = StepTable(self.utterance, ModelCounts(), self, states=STATES)
+        self.utterance, plain = utterance, utterance.without_phrases()
+        self.table = StepTable(plain, ModelCounts(), self, states=STATES)
 
     def code_of(self, word: str) -> int:
         """Of a word that is not listed."""
@@ -169,37 +162,26 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """See `dlm.asr.ctc.build_ctcdecoder`."""
+class Options:
+    """See `dlm.asr.ctc`: `build_ctcdecoder`, and `BeamSearchDecoderCTC.decode_beams`."""
 
     alpha: float = 0.5
     beta: float = 1.5
     unk_score_offset: float = -10.0
     score_boundary: bool = True
+    beam_width: int = 100
+    beam_prune_logp: float = -10.0
+    token_min_logp: float = -5.0
+    prune_history: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "unk_score_offset"):
-            _check(name, getattr(self, name), -math.inf, math.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class Pruning:
-    """See `dlm.asr.ctc.BeamSearchDecoderCTC.decode_beams`."""
-
-    beam_width: int
-    beam_prune_logp: float
-    token_min_logp: float
-    prune_history: bool
-
-    def __post_init__(self) -> None:
-        _check("beam_width", self.beam_width, 1, math.inf)
-        for name in ("beam_prune_logp", "token_min_logp"):
-            _check(name, getattr(self, name), -math.inf, 0)
-
-
-def _check(name: str, value: object, least: float, most: float) -> None:
-    if not isinstance(value, (int, float, np.number)) or not least <= value <= most:
-        raise QueryError(f"{name} is {shown(value)}; expected a number from {least:g} to {most:g}")
+        most = {"beam_prune_logp": 0.0, "token_min_logp": 0.0}
+        for name, value in asdict(self).items():
+            low, high = float(name == "beam_width") or -math.inf, most.get(name, math.inf)
+            if not isinstance(value, (int, float, np.number)) or not low <= value <= high:
+                raise QueryError(
+                    f"{name} is {shown(value)}; expected a number from {low:g} to {high:g}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,89 +200,65 @@ class Search:
     """The beams of one utterance.
 
     Args  labels, words (None without a language model), bias  shared
-          start    the state before it; None: that of `Weights.score_boundary`
-          single   whether posteriors are float32, as whose sums scores are rounded
+          start  the state before it; None: that of `Options.score_boundary`
     """
 
     def __init__(
-        self,
-        labels: Labels,
-        words: Words | None,
-        bias: Bias,
-        weights: Weights,
-        pruning: Pruning,
-        start: State | None,
-        single: bool,
+        self, labels: Labels, words: Words | None, bias: Bias, options: Options, start: State | None
     ) -> None:
-        self.labels, self.words, self.bias = labels, words, bias
-        self._weights, self._pruning, self._single = weights, pruning, single
-        self.min_logp, self.scores_end = pruning.token_min_logp, weights.score_boundary
+        self.labels, self.words, self.bias, self.options = labels, words, bias, options
         self.trie = WordTrie(()) if words is None else words.trie
         self._codes = np.zeros(1, np.int32) if words is None else words.codes
-        self._counts, self._limits = np.array([0, 1, 1]), COMPACT
+        self._counts = np.array([0, 1, 1])  # of parts beyond the trie, of texts, of frames
         self._parts = np.empty((ROOM, 4), np.int32)
         self._texts = np.zeros((ROOM, kernels.TEXT_COLUMNS), np.int32)
         self._frames = np.zeros((ROOM, 3), np.int64)
         self._ln_probs, self._states = np.zeros(ROOM), np.zeros(ROOM, np.int64)
         self._nodes = np.zeros(ROOM, np.int32)  # of phrases
         self._enter()
-        self._slots = np.empty(0, np.int32)
         root = 0 if len(bias.codes) else EMPTY
         self.beams = np.array([[0, 0, kernels.NO_LABEL, 0, EMPTY, EMPTY, root]])
         self._logits = np.zeros(1)
-        self._found, self._found_logits = np.empty((0, kernels.COLUMNS), np.int64), np.empty(0)
-        self.frame, self._scored, self._order = 0, 1, 1
+        self.single = False  # whether posteriors are float32, as whose sums scores are rounded
+        self.frame, self._scored, order = 0, 1, 1
         if words is not None:
             self._table, utterance = words.table, words.utterance
             if start is None:
-                start = utterance.begin() if weights.score_boundary else utterance.null()
+                start = utterance.begin() if options.score_boundary else utterance.null()
             self._states[0] = self._table.row_of(start._words[::-1])
             self._nodes[0] = getattr(start, "_node", 0)
             longest = 0 if bias.phrases is None else bias.phrases.phrases.longest
-            self._order = max(utterance.order, longest)
+            order = max(utterance.order, longest)
+        self._history = max(1, order - 1) if options.prune_history else 0
 
     # -- a frame ------------------------------------------------------------------------------
 
-    def expand(self, column: NDArray[np.float64], tried: Sequence[int]) -> int:
-        """The beams with each of some labels, in this order; how many rows there are."""
+    def expand(self, column: NDArray[np.float64], tried: Sequence[int]) -> None:
+        """The beams with each of some labels, in this order."""
         labels, trie, bias = self.labels, self.trie, self.bias
-        tried_ = np.array(tried, np.int64)
-        more = len(self.beams) * len(tried)
-        if more > len(self._found):
-            self._found, self._found_logits = np.empty((2 * more, 7), np.int64), np.empty(2 * more)
-            self._slots = np.empty(1 << (4 * more + 16).bit_length(), np.int32)
         self._make_room(len(self.beams))
-        found: int = kernels.expand(
-            self.beams, self._logits, column, tried_, labels.alike, labels.kinds, labels.letters,
-            labels.begins, labels.blank, self.frame, self._single, trie.children, trie.letters,
-            self._codes, bias.trie.children, bias.trie.letters, bias.codes, self._counts,
-            self._part_keys, self._part_values, self._parts, self._text_keys, self._text_values,
-            self._texts, self._frames, self._slots, self._found, self._found_logits,
+        self._found, self._found_logits = kernels.expand(
+            self.beams, self._logits, column, np.array(tried, np.int64), labels.alike, labels.kinds,
+            labels.letters, labels.begins, labels.blank, self.frame, self.single, trie.children,
+            trie.letters, self._codes, bias.trie.children, bias.trie.letters, bias.codes,
+            self._counts, self._part_keys, self._part_values, self._parts, self._text_keys,
+            self._text_values, self._texts, self._frames,
         )  # fmt: skip
-        return found
 
-    def prune(self, count: int) -> None:
-        pruning, weights, alone = self._pruning, self._weights, self.words is None
-        labels = self.labels
-        history = max(1, self._order - 1) if pruning.prune_history else 0
-        beams = np.empty((min(count, pruning.beam_width), kernels.COLUMNS), np.int64)
-        logits = np.empty(len(beams))
-        kept = kernels.prune(
-            self._found[:count], self._found_logits[:count], self._ln_probs, labels.letters,
-            labels.begins, self.trie.nodes, self.bias.scores,
-            0.0 if alone else weights.unk_score_offset, LONG_WORD, self.bias.weight,
-            pruning.beam_prune_logp, pruning.beam_width,
-            history, self._texts, alone, self._single, self._counts, self._part_keys,
-            self._part_values, self._parts, self._slots, beams, logits,
+    def prune(self) -> None:
+        labels, options, alone = self.labels, self.options, self.words is None
+        self.beams, self._logits = kernels.prune(
+            self._found, self._found_logits, self._ln_probs, labels.letters, labels.begins,
+            self.trie.nodes, self.bias.scores, 0.0 if alone else options.unk_score_offset,
+            LONG_WORD, self.bias.weight, options.beam_prune_logp, options.beam_width,
+            self._history, self._texts, alone, self.single, self._counts, self._part_keys,
+            self._part_values, self._parts,
         )  # fmt: skip
-        self.beams, self._logits = beams[:kept], logits[:kept]
         self.frame += 1
 
     def _make_room(self, beams: int) -> None:
-        if (self._counts > self._limits).any():
-            self._compact()
         parts, texts, frames = self._counts.tolist()
-        letters = self._pruning.beam_width * self.labels.longest
+        letters = self.options.beam_width * self.labels.longest
         self._frames = _grown(self._frames, frames + beams)
         if parts + letters > len(self._parts) or texts + beams > len(self._texts):
             self._parts = _grown(self._parts, parts + letters)
@@ -316,33 +274,6 @@ class Search:
         self._text_keys, self._text_values = _table(
             self._texts[:texts], kernels.TEXT_BITS, 0, len(self._texts)
         )
-
-    def _compact(self) -> None:
-        """Keeps the rows that the beams lead to."""
-        beams, size = self.beams, len(self.trie.nodes)
-        texts, text_of = _numbers(self._texts[: self._counts[1], BEFORE], beams[:, kernels.TEXT])
-        frames, frames_of = _numbers(self._frames[: self._counts[2], 0], beams[:, kernels.FRAMES])
-        live = np.append(beams[:, kernels.PART], self._texts[texts, WORD]) - size
-        parts, part_of = _numbers(self._parts[: self._counts[0], 0] - size, live)
-
-        def moved(numbers: NDArray[Any]) -> NDArray[Any]:
-            return np.where(numbers < size, numbers, size + part_of[numbers - size])
-
-        for name in ("_texts", "_ln_probs", "_states", "_nodes"):
-            kept = getattr(self, name)[texts]
-            getattr(self, name)[: len(texts)] = kept
-        self._texts[: len(texts), BEFORE] = text_of[self._texts[: len(texts), BEFORE]]
-        self._texts[: len(texts), WORD] = moved(self._texts[: len(texts), WORD])
-        self._frames[: len(frames)] = self._frames[frames]
-        self._frames[: len(frames), 0] = frames_of[self._frames[: len(frames), 0]]
-        self._parts[: len(parts)] = self._parts[parts]
-        self._parts[: len(parts), 0] = moved(self._parts[: len(parts), 0])
-        beams[:, kernels.TEXT] = text_of[beams[:, kernels.TEXT]]
-        beams[:, kernels.FRAMES] = frames_of[beams[:, kernels.FRAMES]]
-        beams[:, kernels.PART] = moved(beams[:, kernels.PART])
-        self._counts[:] = len(parts), len(texts), len(frames)
-        self._limits, self._scored = np.maximum(COMPACT, 2 * self._counts), len(texts)
-        self._enter()
 
     # -- the language model -------------------------------------------------------------------
 
@@ -369,7 +300,7 @@ class Search:
         """Takes the scores of the new words, and the states after them."""
         new = slice(self._scored, int(self._counts[1]))
         before, codes = self._texts[new, BEFORE], self._texts[new, CODE]
-        offset = self._weights.unk_score_offset
+        offset = self.options.unk_score_offset
         total = self._weighted(np.where(codes & 1, log10_prob, log10_prob + offset))
         if (phrases := self.bias.phrases) is not None:
             nodes = self._nodes[before]
@@ -381,7 +312,7 @@ class Search:
         self._scored = new.stop
 
     def _weighted(self, log10_prob: NDArray[np.float64]) -> NDArray[np.float64]:
-        return self._weights.alpha * log10_prob * LOG_BASE + self._weights.beta
+        return self.options.alpha * log10_prob * LOG_BASE + self.options.beta
 
     def moved(self, table: StepTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The same states in another table, with all states of the search."""
@@ -404,8 +335,8 @@ class Search:
     def end(self) -> None:
         """Ends the last word of all beams. Where none has begun, one without letters ends: as in
         pyctcdecode, it costs what an unknown word does."""
-        count = self.expand(np.zeros(len(self.labels.alike)), [len(self.labels.names)])
-        self._last = last = self._found[:count]
+        self.expand(np.zeros(len(self.labels.alike)), [len(self.labels.names)])
+        last = self._found
         empty = last[:, kernels.END] == kernels.NOTHING_ENDED
         texts = last[empty, kernels.TEXT]
         new = np.arange(len(texts)) + self._counts[1]
@@ -416,21 +347,22 @@ class Search:
 
     @property
     def last_states(self) -> NDArray[np.int64]:
-        return self._states[self._last[:, kernels.TEXT]]
+        found: NDArray[np.int64] = self._states[self._found[:, kernels.TEXT]]
+        return found
 
     def hypotheses(self, log10_end: NDArray[np.float64]) -> list[Hypothesis]:
         """What the beams say after `end`, best first; `log10_end`: of the sentence end after each
         of `last_states`."""
-        last, words, phrases = self._last, self.words, self.bias.phrases
-        texts, kind = last[:, kernels.TEXT], np.float32 if self._single else np.float64
-        added = self._ln_probs[texts] + self._weights.alpha * log10_end * LOG_BASE
+        last, words, phrases = self._found, self.words, self.bias.phrases
+        texts, kind = last[:, kernels.TEXT], np.float32 if self.single else np.float64
+        added = self._ln_probs[texts] + self.options.alpha * log10_end * LOG_BASE
         added += self.bias.weight * self._texts[texts, HOT]
         if phrases is not None:
             added += LN_10 * phrases.finish(self._nodes[texts])
-        logits = self._found_logits[: len(last)].astype(kind)
+        logits = self._found_logits.astype(kind)
         scores = logits + added.astype(kind)
-        best = np.argsort(-scores, kind="stable")[: self._pruning.beam_width]
-        best = best[scores[best] >= scores[best[0]] + kind(self._pruning.beam_prune_logp)]
+        best = np.argsort(-scores, kind="stable")[: self.options.beam_width]
+        best = best[scores[best] >= scores[best[0]] + kind(self.options.beam_prune_logp)]
         states: list[State | None] = [None] * len(best)
         if words is not None:
             info = (self.bias.utterance or words.utterance).model_info
@@ -496,18 +428,19 @@ def advance(searches: Sequence[Search], posteriors: Sequence[NDArray[np.floating
     """Takes (T, labels) ln P for each search, frame by frame."""
     plans = []
     for search, given in zip(searches, posteriors, strict=True):
-        likely, best = given >= search.min_logp, given.argmax(axis=1).tolist()
-        every = np.ascontiguousarray(given, np.float64)
+        if not search.frame:
+            search.single = given.dtype == np.float32
+        likely = zip(given >= search.options.token_min_logp, given.argmax(axis=1), strict=True)
         # In the order of pyctcdecode's set, which decides among equals.
-        rows = zip(likely, best, strict=True)
-        tried = [list(set(np.flatnonzero(row).tolist()) | {at}) for row, at in rows]
-        plans.append((search, every, tried))
+        tried = [list(set(np.flatnonzero(row).tolist()) | {int(best)}) for row, best in likely]
+        plans.append((search, np.ascontiguousarray(given, np.float64), tried))
     for frame in range(max(map(len, posteriors), default=0)):
         going = [plan for plan in plans if frame < len(plan[1])]
-        counts = [search.expand(every[frame], tried[frame]) for search, every, tried in going]
+        for search, every, tried in going:
+            search.expand(every[frame], tried[frame])
         _score_new([search for search, _, _ in going])
-        for (search, _, _), count in zip(going, counts, strict=True):
-            search.prune(count)
+        for search, _, _ in going:
+            search.prune()
 
 
 def finish(searches: Sequence[Search]) -> list[list[Hypothesis]]:
@@ -517,7 +450,7 @@ def finish(searches: Sequence[Search]) -> list[list[Hypothesis]]:
     _score_new(searches)
     ends = [np.zeros(len(search.last_states)) for search in searches]
     words = searches[0].words if searches else None
-    if words is not None and searches[0].scores_end:
+    if words is not None and searches[0].options.score_boundary:
         end = words.utterance.vocabulary.end_id
         before = [search.last_states for search in searches]
         asked = [np.full(len(states), end) for states in before]
