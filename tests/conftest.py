@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import fcntl
 import gc
-import importlib.util
 import os
 import shutil
 import signal

@@ -17,18 +17,18 @@ from dlm.client import Client
 from dlm.client.cluster_file import Endpoint, write_cluster_file
 
 PAGE = Path(__file__).parents[2] / "dlm/asr/README.md"
-SECTION = "## flashlight-text, pyctcdecode, whole vocabularies"
+SECTION = "## CTC beam search, flashlight-text, whole vocabularies"
 
 
 def test_the_examples_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each with what stands before it; pyctcdecode's where it is installed."""
+    """Each with what stands before it."""
     text = PAGE.read_text(encoding="utf-8")
     _, flashlight = re.findall(r"```python\n(.*?)```", text[: text.index("\n## ")], re.S)
     assert len([line for line in flashlight.splitlines() if line]) == 15
     section = text[text.index(SECTION) : text.index("\n## ", text.index(SECTION) + 1)]
-    pyctcdecode, whole = re.findall(r"```python\n(.*?)```", section, re.S)
+    search, whole = re.findall(r"```python\n(.*?)```", section, re.S)
     words = spelled(20)
     files = build(spoken_model(words), tmp_path / "model", 2)
     said = [words[i] for i in (3, 1, 4, 1, 5)]
@@ -52,11 +52,9 @@ def test_the_examples_run(
         assert capsys.readouterr().out.split() == said
         with Client.connect(running.addresses) as client:
             names["client"] = client
-            try:
-                exec(pyctcdecode, names)
-                assert names["text"].split() == said
-            except ModuleNotFoundError as missing:
-                assert missing.name in ("pyctcdecode", "pygtrie")
+            exec(search, names)
+            assert names["text"].split() == [one.word for one in names["words"]] == said
+            assert names["best"][0].split() == said
             names["tokens"] = words
             exec(whole, names)
             assert names["scores"].shape == names["next_states"].shape == (3, 20)
