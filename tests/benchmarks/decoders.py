@@ -47,8 +47,8 @@ from flashlight.lib.text.decoder import LM, LMState
 from benchmarks.heard import LETTERS, Heard, drawn, recorded
 from cluster import Cluster, ModelFiles, ProcessServer
 from dlm.asr.ctc import BeamSearchDecoderCTC, build_ctcdecoder
-from dlm.asr.decoders.contexts import Counts
 from dlm.asr.decoders.flashlight import DlmLM
+from dlm.asr.kenlm.table import ModelCounts
 from dlm.client import Client, ClientConfig, Phrases, Utterance
 from dlm.client.cluster_file import Endpoint, FixedEndpoints, Metadata
 from dlm.client.core import Core
@@ -95,7 +95,7 @@ class AskingLM(LM):  # type: ignore[misc]
         self._ids = [*(utterance.vocabulary.id_of(w) for w in words), utterance.vocabulary.end_id]
         self._states: dict[LMState, Any] = {}
         self._known: dict[Any, tuple[float, Any]] | None = {} if cached else None
-        self.counts = Counts()
+        self.counts = ModelCounts()
 
     def start(self, start_with_nothing: bool) -> LMState:
         self._states.clear()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.asr.decoders.contexts import check_utterance, word_ids
+from dlm.asr.decoders.checks import check_utterance, word_ids
 from dlm.client import State, Utterance
 from dlm.client.inputs import Word
 from dlm.errors import QueryError

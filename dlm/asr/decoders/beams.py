@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dlm.asr.decoders import beam_kernels as kernels
 from dlm.asr.decoders.beam_kernels import BEFORE, CODE, EMPTY, HOT, WORD
-from dlm.asr.decoders.contexts import check_known, check_utterance
+from dlm.asr.decoders.checks import check_known, check_utterance
 from dlm.asr.decoders.labels import Labels, begins_of, codes_of
 from dlm.asr.kenlm.table import ModelCounts, StepTable
 from dlm.client import State, Utterance

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.asr.decoders.contexts import BLOCK_WORDS, MAX_WORDS
 from dlm.asr.kenlm import kernels, sentence_kernels, unpacked_kernels
 from dlm.asr.kenlm.row_kernels import CONTEXT_BYTES, HEAD_BYTES
 from dlm.client import ContextBlocks, ModelInfo, States, Utterance
@@ -32,6 +31,8 @@ STATES = 1 << 18
 STEPS = 1 << 18
 NEEDS_SHARD = kernels.NEEDS_SHARD
 UNKNOWN_WORDS = 1 << 16  # most unknown words to remember
+MAX_WORDS = 1 << 22  # in all blocks that are kept: some 60 MB
+BLOCK_WORDS = 64  # an empty block takes as much memory as this many words
 NULL = 0  # the row of the empty context
 ROW_MASK = (1 << kernels.ROW_BITS) - 1
 # Of unpacking.
@@ -182,12 +183,14 @@ class ModelTable(ABC):
         self._score_rows(self.address, rows, words, found, after)
         return found, after
 
-    def count(self) -> None:
+    def count(self) -> ModelCounts:
+        """The counts, with what the kernels counted since."""
         asked = _taken(self.numbers, kernels.ASKED)
         asked += _taken(self.scorer.numbers, sentence_kernels.ASKED)
         self._counts.queries += asked
         self._counts.cached += _taken(self.numbers, kernels.HITS)
         self._counts.local_fallback += asked * (self.model_info.kind == LOCAL_MODEL)
+        return self._counts
 
 
 class StepTable(ModelTable):
@@ -204,6 +207,7 @@ class StepTable(ModelTable):
         *,
         states: int = STATES,
         scorer: TextScorer | None = None,
+        max_words: int = MAX_WORDS,
     ) -> None:
         local = utterance.local_model
         self.is_whole = isinstance(local, KenlmFile) or (
@@ -230,7 +234,7 @@ class StepTable(ModelTable):
             self._enter_step = kernels.enter_step.compile()
         numbers = np.zeros(kernels.PLACES, np.int64)
         super().__init__(utterance, counts, owner, numbers, scorer)
-        self._states = states
+        self._states, self._max_words = states, max_words
         width = max(self.order, 1)
         self._width = HEAD_BYTES // 4 + width - 1
         contexts = -(-(HEAD_BYTES + 4 * (width - 1)) // 8) * 8
@@ -276,13 +280,18 @@ class StepTable(ModelTable):
     def row_of(self, words: Sequence[int]) -> int:
         return int(self._enter_state(self.address, np.array(words, np.uint32)))
 
-    def renewed(self) -> StepTable:
-        self.count()
+    def renewed(self, states: int = 0) -> StepTable:
+        """An empty table, with room for at least as many states."""
         return StepTable(
-            self.utterance, self._counts, self.owner, states=self._states, scorer=self.scorer
-        )
+            self.utterance, self.count(), self.owner, states=max(states, self._states),
+            scorer=self.scorer, max_words=self._max_words,
+        )  # fmt: skip
 
-    def _blocks_of(self, rows: Sequence[int]) -> dict[int, tuple[ContextBlocks, int]]:
+    def lacks(self, row: int) -> bool:
+        """Whether steps after a state need what is stored after it, which is not here yet."""
+        return bool(self._rows[row, 1]) and row not in self._blocks
+
+    def blocks_of(self, rows: Sequence[int]) -> dict[int, tuple[ContextBlocks, int]]:
         """Everything stored after some states, since decoders ask for many words after each; what
         is not here comes in one message per shard."""
         found = {row: self._blocks[row] for row in rows if row in self._blocks}
@@ -295,7 +304,7 @@ class StepTable(ModelTable):
                 found[row] = blocks, place
                 if kept[place]:  # bigram-fallback answers are never remembered
                     self._held += BLOCK_WORDS + sizes[place]
-                    if self._held > MAX_WORDS:
+                    if self._held > self._max_words:
                         self._blocks, self._held = {}, BLOCK_WORDS + sizes[place]
                     self._blocks[row] = found[row]
         return found
@@ -330,9 +339,9 @@ class StepTable(ModelTable):
 
     def ask(self, row: int, word: int) -> tuple[float, int]:
         """Like `kernels.step`, from the servers that have what the low orders lack."""
-        return self._enter(row, word, *self._blocks_of([row])[row])
+        return self.enter(row, word, *self.blocks_of([row])[row])
 
-    def _enter(self, row: int, word: int, blocks: ContextBlocks, place: int) -> tuple[float, int]:
+    def enter(self, row: int, word: int, blocks: ContextBlocks, place: int) -> tuple[float, int]:
         answers = blocks.answers(place, np.array([word], np.uint32))
         is_fallback = bool(blocks.source[place] == BIGRAM_FALLBACK)
         self._counts.cache_misses += 1
@@ -357,10 +366,10 @@ class StepTable(ModelTable):
         self._step_all(self.address, rows, words, log10_prob, after)
         lacked = np.flatnonzero(after == NEEDS_SHARD).tolist()
         if lacked:
-            blocks = self._blocks_of(rows[lacked].tolist())
+            blocks = self.blocks_of(rows[lacked].tolist())
             for at in lacked:
                 row = int(rows[at])
-                log10_prob[at], after[at] = self._enter(row, int(words[at]), *blocks[row])
+                log10_prob[at], after[at] = self.enter(row, int(words[at]), *blocks[row])
         return None if (after < 0).any() else (log10_prob, after & ROW_MASK)
 
 
