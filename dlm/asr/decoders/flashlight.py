@@ -112,6 +112,8 @@ class DlmLM(LM):  # type: ignore[misc]
         """The state at the beginning of a sentence, or the empty context."""
         for kept in (self._rows, self._coming, self._nodes, self._interned, self._known):
             kept.clear()
+        if self._table.room > STATES:
+            self._table = self._table.renewed(STATES)
         root, row = LMState(), NULL if start_with_nothing else self._table.begin
         self._rows[root] = row
         self._interned[row, 0] = root
@@ -160,10 +162,10 @@ class DlmLM(LM):  # type: ignore[misc]
             table, row = self._table, self._rows[state]
             log10_prob, after = table.step(table.address, row, word)
             if after == NEEDS_SHARD:
-                log10_prob, after = table.enter(row, word, *self._fetch(row))
+                log10_prob, after = table.ask(row, word, self._fetch(row))
             if after >= 0:
                 return log10_prob, after
-            self._renew()
+            self._table = table.grown()
 
     def _fetch(self, row: int) -> tuple[ContextBlocks, int]:
         if row not in self._known:
@@ -172,15 +174,5 @@ class DlmLM(LM):  # type: ignore[misc]
                 coming = self._rows[self._coming.pop()]
                 if coming not in self._known and self._table.lacks(coming):
                     wanted[coming] = None
-            self._known.update(self._table.blocks_of(list(wanted)))
+            self._known.update(self._table.blocks_of(wanted))
         return self._known[row]
-
-    def _renew(self) -> None:
-        """Takes a table that is not full, with all states of this sentence."""
-        old, used = self._table, set(self._rows.values())
-        self._table = table = old.renewed(2 * len(used))
-        there = {row: table.row_of(old.words(row)) for row in used}
-        self._rows = {state: there[row] for state, row in self._rows.items()}
-        self._known = {there[row]: found for row, found in self._known.items()}
-        interned = self._interned.items()
-        self._interned = {(there[row], node): state for (row, node), state in interned}

@@ -235,24 +235,34 @@ def step_all(table, states, words, log10_prob, answers):  # type: ignore[no-unty
         log10_prob[i], answers[i] = take_step(table, states[i], words[i])
 
 
-@kernel("int64, int64, int64, float64, int64, int64, bool", nogil=False)
-def enter_step(table, state, word, log10_prob, found, reach, keep):  # type: ignore[no-untyped-def]
-    """Enters what a shard answered; returns as `step` does.
+@kernel(
+    "int64, int64, uint32[:], float32[:], uint8[:], uint8[:], bool, bool, out int64[:]",
+    nogil=False,
+)
+def enter_steps(  # type: ignore[no-untyped-def]
+    table, state, words, log10_prob, found, reach, keep, follow, answers
+):
+    """Enters what a shard answered to words after a state, or each after the word before.
 
     Args  found  KenLM's ngram_length;  reach  how many words of (state, word) are the next state
-          keep   whether to cache the answer
+          keep   whether to cache the answers;  follow  whether each word is after the one before
+          answers  filled, as of `step`; after FULL there is nothing else
     """
-    state = row_in(state)
-    after = next_row(table, state, word, reach)
-    if after < 0:
-        return 0.0, after
-    after |= found << np.int64(ROW_BITS)
-    if keep:
-        key = (state << _32 | word) + _1
-        bits = bits_of_float32(np.float32(log10_prob)) & _LOW_32
-        put_step(line_of(table, key), key, after << _32 | bits)
-    add_one(table, ASKED)
-    return log10_prob, after
+    for i in range(len(words)):
+        state, word = row_in(state), np.int64(words[i])
+        after = next_row(table, state, word, np.int64(reach[i]))
+        if after < 0:
+            answers[i:] = after
+            return
+        after |= np.int64(found[i]) << np.int64(ROW_BITS)
+        if keep:
+            key = (state << _32 | word) + _1
+            bits = bits_of_float32(log10_prob[i]) & _LOW_32
+            put_step(line_of(table, key), key, after << _32 | bits)
+        add_one(table, ASKED)
+        answers[i] = after
+        if follow:
+            state = after
 
 
 @kernel("int64, uint32[:]", nogil=False)

@@ -4,7 +4,7 @@ occurred, or in a model that is unpacked into memory."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,10 +231,10 @@ class StepTable(ModelTable):
             self._enter_state = kernels.enter_state
             self._score_rows = kernels.score_rows.compile()
             self._step_all = kernels.step_all
-            self._enter_step = kernels.enter_step.compile()
+            self._enter_steps = kernels.enter_steps.compile()
         numbers = np.zeros(kernels.PLACES, np.int64)
         super().__init__(utterance, counts, owner, numbers, scorer)
-        self._states, self._max_words = states, max_words
+        self.room, self._max_words = states, max_words
         width = max(self.order, 1)
         self._width = HEAD_BYTES // 4 + width - 1
         contexts = -(-(HEAD_BYTES + 4 * (width - 1)) // 8) * 8
@@ -280,22 +280,33 @@ class StepTable(ModelTable):
     def row_of(self, words: Sequence[int]) -> int:
         return int(self._enter_state(self.address, np.array(words, np.uint32)))
 
-    def renewed(self, states: int = 0) -> StepTable:
-        """An empty table, with room for at least as many states."""
+    def renewed(self, states: int | None = None) -> StepTable:
+        """An empty table, with room for this number of states."""
         return StepTable(
-            self.utterance, self.count(), self.owner, states=max(states, self._states),
+            self.utterance, self.count(), self.owner, states=states or self.room,
             scorer=self.scorer, max_words=self._max_words,
         )  # fmt: skip
+
+    def grown(self) -> StepTable:
+        """A table with the same rows, and room for twice as many."""
+        found = self.renewed(2 * self.room)
+        for row in range(len(self)):
+            found.row_of(self.words(row))
+        found._blocks, found._held = self._blocks, self._held
+        return found
+
+    def __len__(self) -> int:
+        return int(self.numbers[kernels.COUNT])
 
     def lacks(self, row: int) -> bool:
         """Whether steps after a state need what is stored after it, which is not here yet."""
         return bool(self._rows[row, 1]) and row not in self._blocks
 
-    def blocks_of(self, rows: Sequence[int]) -> dict[int, tuple[ContextBlocks, int]]:
-        """Everything stored after some states, since decoders ask for many words after each; what
-        is not here comes in one message per shard."""
+    def blocks_of(self, rows: Collection[int]) -> dict[int, tuple[ContextBlocks, int]]:
+        """Everything stored after different states, since decoders ask for many words after each;
+        what is not here comes in one message per shard."""
         found = {row: self._blocks[row] for row in rows if row in self._blocks}
-        lacked = [row for row in dict.fromkeys(rows) if row not in found]
+        lacked = [row for row in rows if row not in found]
         if lacked:
             blocks = self.utterance.context_blocks(self.states(np.array(lacked)))
             self._counts.contexts_fetched += len(lacked)
@@ -322,40 +333,37 @@ class StepTable(ModelTable):
         if self.utterance.model_info != self.model_info:
             return True
         kept = int(degraded.argmax()) if degraded.any() else count
-        rows = zip(
-            words[:kept],
-            answers.log10_prob.tolist(),
-            answers.ngram_length.tolist(),
-            answers.state_length.tolist(),
-            strict=False,
-        )
-        for word, log10_prob, length, reach in rows:
-            _, answer = self._enter_step(self.address, row, word, log10_prob, length, reach, True)
-            if answer < 0:
-                return False
-            self._counts.queries -= 1  # the table counts it too
-            row = answer
-        return True
+        after = self._enter(row, np.array(words[:kept], np.uint32), answers, True, True)
+        self._counts.queries -= int((after >= 0).sum())  # the table counts them too
+        return bool((after >= 0).all())
 
-    def ask(self, row: int, word: int) -> tuple[float, int]:
-        """Like `kernels.step`, from the servers that have what the low orders lack."""
-        return self.enter(row, word, *self.blocks_of([row])[row])
+    def _enter(
+        self, row: int, words: NDArray[np.uint32], answers: Answers, keep: bool, follow: bool
+    ) -> NDArray[np.int64]:
+        after = np.empty(len(words), np.int64)
+        self._enter_steps(
+            self.address, row, words, answers.log10_prob, answers.ngram_length,
+            answers.state_length, keep, follow, after,
+        )  # fmt: skip
+        return after
 
-    def enter(self, row: int, word: int, blocks: ContextBlocks, place: int) -> tuple[float, int]:
-        answers = blocks.answers(place, np.array([word], np.uint32))
+    def _found(
+        self, row: int, words: NDArray[np.uint32], blocks: ContextBlocks, place: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        answers = blocks.answers(place, words)
         is_fallback = bool(blocks.source[place] == BIGRAM_FALLBACK)
-        self._counts.cache_misses += 1
-        self._counts.bigram_fallback += is_fallback
-        log10_prob, answer = self._enter_step(
-            self.address,
-            row,
-            word,
-            float(answers.log10_prob[0]),
-            int(answers.ngram_length[0]),
-            int(answers.state_length[0]),
-            not is_fallback,
-        )
-        return log10_prob, answer
+        self._counts.cache_misses += len(words)
+        self._counts.bigram_fallback += is_fallback * len(words)
+        return answers.log10_prob, self._enter(row, words, answers, not is_fallback, False)
+
+    def ask(
+        self, row: int, word: int, found: tuple[ContextBlocks, int] | None = None
+    ) -> tuple[float, int]:
+        """Like `kernels.step`, from the servers that have what the low orders lack, or from what
+        `blocks_of` found."""
+        blocks, place = found or self.blocks_of([row])[row]
+        log10_prob, after = self._found(row, np.array([word], np.uint32), blocks, place)
+        return float(log10_prob[0]), int(after[0])
 
     def step_all(
         self, rows: NDArray[np.int64], words: NDArray[np.int64]
@@ -364,12 +372,10 @@ class StepTable(ModelTable):
         if the table is full. At most one message per shard."""
         log10_prob, after = np.empty(len(rows)), np.empty(len(rows), np.int64)
         self._step_all(self.address, rows, words, log10_prob, after)
-        lacked = np.flatnonzero(after == NEEDS_SHARD).tolist()
-        if lacked:
-            blocks = self.blocks_of(rows[lacked].tolist())
-            for at in lacked:
-                row = int(rows[at])
-                log10_prob[at], after[at] = self.enter(row, int(words[at]), *blocks[row])
+        lacked = np.flatnonzero(after == NEEDS_SHARD)
+        for row, found in self.blocks_of(np.unique(rows[lacked]).tolist()).items():
+            at = lacked[rows[lacked] == row]
+            log10_prob[at], after[at] = self._found(row, words[at].astype(np.uint32), *found)
         return None if (after < 0).any() else (log10_prob, after & ROW_MASK)
 
 
