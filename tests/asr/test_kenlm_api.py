@@ -276,7 +276,7 @@ def test_a_table_that_is_full_is_replaced(
     files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States that are held go on, and equal those of the new table."""
-    monkeypatch.setattr(tables.StepTable.__init__, "__kwdefaults__", {"states": 12, "scorer": None})
+    monkeypatch.setitem(tables.StepTable.__init__.__kwdefaults__, "states", 12)
     model = mapped(files.again(1, seed=1).directory)  # which nobody else has open
     first = after(model, "w1 w2")
     held = [after(model, text) for text in sentences(40)]
@@ -284,6 +284,12 @@ def test_a_table_that_is_full_is_replaced(
     assert held == again
     assert [hash(state) for state in held] == [hash(state) for state in again]
     assert first == after(model, "w1 w2")
+    words = [f"w{i}" for i in range(12)]
+    scores, following = model.base_score_batch([first, held[0]], words)
+    for w, word in enumerate(words):
+        out = kenlm.State()
+        assert scores[0, w] == model.BaseScore(first, word, out)
+        assert following[0, w] == out
     for state, text in zip(held, sentences(40), strict=True):
         prob = model.BaseScore(state, "w3", kenlm.State())
         assert prob == expected(files, f"{text} w3", True, False)[-1][0]

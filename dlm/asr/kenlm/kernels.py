@@ -12,26 +12,13 @@ from dlm.asr.kenlm.row_kernels import (
     ask_ahead,
     put_word_at,
     search,
-    search_longer,
     walk,
-    weight_from,
     word_at,
 )
-from dlm.index.packed.kernels import find_key
-from dlm.index.search.step_kernels import alone, ask_alone, list_after, low_of, open_list
 from dlm.jit import inlined, kernel
 from dlm.kenlm.kernels import IS_TRIE
 from dlm.kenlm.kernels import ORDER as FILE_ORDER
-from dlm.kenlm.score_kernels import BLOCK as FILE_BLOCK
 from dlm.kenlm.score_kernels import (
-    COLUMNS,
-    FOUND,
-    PROB,
-    STATE,
-    cell,
-    charged,
-    get,
-    score_block,
     score_word,
     weigh,
 )
@@ -40,14 +27,10 @@ from dlm.ngram.memory_kernels import (
     bits_of_float32,
     load32,
     load64,
-    load_float32,
     mask_of,
-    mirrored,
     of,
-    prefetch,
     store32,
     store64,
-    two_fields,
 )
 
 # Places in a table, an array of int64; the first two are those of an unpacked model's table, too.
@@ -273,83 +256,6 @@ def enter_state(table, words):  # type: ignore[no-untyped-def]
     return enter_row(table)
 
 
-BLOCK = 64  # words whose places are asked for before the first is looked at
-
-
-@kernel("int64, int64[:], uint32[:, :], out float32[:, :], out uint8[:, :]")
-def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untyped-def]
-    """Scores words after states of a table that has the whole model.
-
-    Shapes      rows (K,) int64;  words (1, W) for all states, or (K, W), uint32
-                log10_prob (K, W) float32  filled
-                reach (K, W) uint8  filled: how many words of (state, word) are the next state
-    Guarantees  equals ngram.backoff.score bit for bit
-    Trusts      rows in use, ids below the vocabulary's size
-    """
-    view = of(table, VIEW)
-    low = low_of(view)
-    width = words.shape[1]
-    alone_prob = np.empty(width, np.float32)
-    alone_reach = np.empty(width, np.uint8)
-    tree = of(table, TREE)
-    keys = np.empty(BLOCK, np.int64)
-    lows = np.empty(BLOCK, np.int64)
-    sizes = np.empty(BLOCK, np.int64)
-    bits = np.empty(BLOCK, np.int64)
-    for k in range(len(rows)):
-        here = words[k if len(words) > 1 else 0]
-        if k == 0 or len(words) > 1:
-            for i in range(width):
-                ask_alone(low, np.int64(here[i]))
-            for i in range(width):
-                prob, reaches = alone(low, np.int64(here[i]))
-                alone_prob[i] = prob
-                alone_reach[i] = np.uint8(reaches)
-        row = of(table, ROWS) + rows[k] * of(table, STRIDE)
-        contexts = row + of(table, CONTEXTS)
-        length = load32(row)
-        weight = weight_from(contexts, length, 1)
-        size, bit, bits_of_key = _0, _0, _1
-        if length:
-            _, size, bit, bits_of_key = list_after(low, word_at(row, _0))
-        if size == 0:
-            for i in range(width):
-                log10_prob[k, i] = np.float32(weight + alone_prob[i])
-                reach[k, i] = alone_reach[i]
-            continue
-        step, first, rest = open_list(bit, size, bits_of_key)
-        for begin in range(0, width, BLOCK):
-            asked = min(width - begin, BLOCK)
-            for i in range(asked):
-                keys[i] = mirrored(np.int64(here[begin + i]), bits_of_key)
-                prefetch((bit + (keys[i] >> rest) * step) >> _3)
-            for i in range(asked):
-                before, until = _0, size
-                if step:
-                    before, until = two_fields(bit + (keys[i] >> rest) * step, step)
-                if np.int64(here[begin + i]) >> bits_of_key:  # above all words of the list
-                    until = before
-                lows[i] = before
-                sizes[i] = until - before
-                bits[i] = first + before * (rest + low.pair_bits)
-                prefetch(bits[i] >> _3)
-            for i in range(asked):
-                column = begin + i
-                place = find_key(bits[i], rest, _0, sizes[i], keys[i] & mask_of(rest))
-                if place < 0:
-                    log10_prob[k, column] = np.float32(weight + alone_prob[column])
-                    reach[k, column] = alone_reach[column]
-                    continue
-                value_at = bits[i] + sizes[i] * rest + place * low.pair_bits
-                _, matched, longest, best = search_longer(
-                    low, tree, contexts, length, np.int64(here[column]), lows[i] + place, value_at
-                )
-                if matched == 1:
-                    best = alone_prob[column]
-                log10_prob[k, column] = np.float32(weight_from(contexts, length, matched) + best)
-                reach[k, column] = np.uint8(longest)
-
-
 # ------------------------------------------------------------------------------- in a KenLM file
 # The contexts of a row are the weights of the state's last word, its last two, ..., float32: what
 # KenLM keeps in a state.
@@ -417,23 +323,3 @@ def enter_state_of_file(table, words):  # type: ignore[no-untyped-def]
     weigh(view, of(view, IS_TRIE), np.int64(len(words)), row + _HEAD, _4, weights)
     count, _ = find_row(table)
     return count
-
-
-@kernel("int64, int64[:], uint32[:, :], out float32[:, :], out uint8[:, :]")
-def score_rows_in_file(table, rows, words, log10_prob, reach):  # type: ignore[no-untyped-def]
-    view = of(table, VIEW)
-    room = np.empty(COLUMNS * FILE_BLOCK, np.int64)
-    block, width = np.int64(room.ctypes.data), words.shape[1]
-    for k in range(len(rows)):
-        here = np.int64(words.ctypes.data) + np.int64(k * width * 4 if len(words) > 1 else 0)
-        row = of(table, ROWS) + rows[k] * of(table, STRIDE)
-        length, weights = load32(row), row + of(table, CONTEXTS)
-        for first in range(0, width, FILE_BLOCK):
-            count = min(np.int64(width - first), np.int64(FILE_BLOCK))
-            at = here + np.int64(first) * _4
-            rest = np.int64(width - first) - count
-            score_block(view, of(view, IS_TRIE), at, count, rest, row + _HEAD, _4, length, block)
-            for i in range(count):
-                prob, found = load_float32(cell(block, PROB, i)), get(block, FOUND, i)
-                log10_prob[k, first + i] = charged(prob, found, length, weights)
-                reach[k, first + i] = np.uint8(get(block, STATE, i))

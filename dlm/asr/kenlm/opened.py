@@ -8,7 +8,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from dlm.asr.kenlm.table import (
     unpack,
 )
 from dlm.asr.open import SCHEME, open_model
-from dlm.client import ClientConfig, States
+from dlm.client import ClientConfig
 from dlm.client.states import FULL_MODEL
 from dlm.errors import DlmError, ModelMismatch, QueryError
 from dlm.index.search.local import LocalModel
@@ -152,9 +152,9 @@ class OpenedModel:
             row = table.row_of(words)
         return table, row
 
-    def renew(self, table: ModelTable) -> ModelTable:
+    def renew(self, table: ModelTable, states: int = 0) -> StepTable:
         assert isinstance(table, StepTable)  # others are never full
-        fresh = table.renewed()
+        fresh = table.renewed(max(table.room, states))
         if table is self.table:
             self.table = fresh
         return fresh
@@ -169,13 +169,11 @@ class OpenedModel:
                 return table, log10_prob, answer
             table, row = self.entered(self.renew(table), table.words(row))
 
-    def count_asked(self, source: NDArray[np.uint8] | None, queries: int = 0) -> None:
-        """Counts queries not answered by the table; `source` None: the full model answered all."""
-        asked = queries if source is None else source.size
-        self.counts.queries += asked
-        self.counts.cache_misses += asked
-        if source is not None:
-            self.counts.bigram_fallback += int((source == BIGRAM_FALLBACK).sum())
+    def count_asked(self, source: NDArray[np.uint8]) -> None:
+        """Counts queries that the table did not answer."""
+        self.counts.queries += source.size
+        self.counts.cache_misses += source.size
+        self.counts.bigram_fallback += int((source == BIGRAM_FALLBACK).sum())
 
     def stats(self) -> dict[str, int]:
         self.table.count()
@@ -263,13 +261,16 @@ class OpenedModel:
         table, row = self.resolve(state)
         ids = np.arange(table.utterance.vocabulary_size, dtype=np.uint32)
         rows = np.array([row], np.int64)
-        if not isinstance(table, StepTable) or table.is_whole:
-            self.counts.queries += len(ids)
+        if isinstance(table, UnpackedTable):
             scores, _ = table.score_rows(rows, ids[None])
         else:
+            assert isinstance(table, StepTable)
             blocks = table.utterance.context_blocks(table.states(rows))
             scores = blocks.distribution()
-            self.count_asked(np.repeat(blocks.source, len(ids)))
+            if not table.is_whole:
+                self.count_asked(np.repeat(blocks.source, len(ids)))
+                return scores.reshape(-1)
+        self.counts.queries += len(ids)
         return scores.reshape(-1)
 
     def score_batch(
@@ -290,16 +291,21 @@ class OpenedModel:
             ids = np.array([list(map(find, row)) for row in words], np.uint32)
         else:
             ids = np.fromiter(map(find, words), np.uint32, len(words))
-        if isinstance(table, StepTable) and not table.is_whole:
-            found = table.utterance.extend(table.states(rows), ids)
-            self.count_asked(found.source)
-            return found.log10_prob, NextStates(table, self, found.states)
         ids = np.atleast_2d(ids)
-        log10_prob, after = table.score_rows(rows, ids)
-        self.counts.queries += log10_prob.size
-        if isinstance(table, StepTable):
-            return log10_prob, NextStates(table, self, Extended(table, rows, ids, after))
-        return log10_prob, NextStates(table, self, after)
+        if isinstance(table, UnpackedTable):
+            log10_prob, after = table.score_rows(rows, ids)
+            self.counts.queries += log10_prob.size
+            return log10_prob, NextStates(table, after)
+        assert isinstance(table, StepTable)
+        shape = len(rows), ids.shape[1]
+        every = np.broadcast_to(ids, shape).reshape(-1).astype(np.int64)
+        while (found := table.step_all(np.repeat(rows, shape[1]), every)) is None:
+            words = [table.words(row) for row in rows.tolist()]
+            table = self.renew(table, 2 * (len(every) + len(rows)))
+            rows = np.array([table.row_of(one) for one in words])
+        return found[0].astype(np.float32).reshape(shape), NextStates(
+            table, found[1].reshape(shape)
+        )
 
     def _rows_of(self, states: Sequence[KenlmState]) -> tuple[ModelTable, NDArray[np.int64]]:
         while True:
@@ -338,50 +344,17 @@ def _asked(table: ModelTable, ids: list[int], bos: bool, known: int) -> Answers:
     return table.utterance.score(contexts, ids[known:])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Extended:
-    """Next states that are not created yet.
-
-    Shapes  rows (K,) int64;  words (1, W) or (K, W) uint32
-            reach (K, W) uint8  how many words of (state, word) the next state keeps
-    """
-
-    table: StepTable
-    rows: NDArray[np.int64]
-    words: NDArray[np.uint32]
-    reach: NDArray[np.uint8]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.reach.shape
-
-    def words_of(self, k: int, w: int) -> tuple[int, ...]:
-        length = int(self.reach[k, w])
-        word = int(self.words[k if len(self.words) > 1 else 0, w])
-        return (word, *self.table.words(int(self.rows[k])))[:length]
-
-
 class NextStates:
     """The states after K states and W words; `after[k, w]` is one, created on access."""
 
-    def __init__(
-        self,
-        table: ModelTable,
-        model: OpenedModel,
-        states: States | Extended | NDArray[np.uint32],
-    ) -> None:
-        self._table, self._model, self._states = table, model, states
+    def __init__(self, table: ModelTable, rows: NDArray[np.integer[Any]]) -> None:
+        self._table, self._rows = table, rows
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._states.shape
+        return self._rows.shape
 
     def __getitem__(self, at: tuple[int, int]) -> KenlmState:
-        k, w = at
-        states, made = self._states, KenlmState()
-        if isinstance(states, np.ndarray):
-            made._table, made._answer = self._table, int(states[k, w])
-            return made
-        words = states.words_of(k, w) if isinstance(states, Extended) else states[k, w]._words[::-1]
-        made._table, made._answer = self._model.entered(self._table, words)
+        made = KenlmState()
+        made._table, made._answer = self._table, int(self._rows[at])
         return made

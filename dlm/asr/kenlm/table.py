@@ -125,15 +125,11 @@ class ModelTable(ABC):
     Attributes  local   the model, if it is in this process
                 numbers  the table for the kernels, by its address
                 is_whole  the whole model is in this process: no step is NEEDS_SHARD
-                next_type  of `score_rows`: uint32, the row of the next state; or uint8, how many
-                        words of (state, word) it keeps
                 begin   row of the state at the beginning of a sentence
     """
 
     is_whole: bool
-    next_type: type[np.unsignedinteger[Any]]
     step: Callable[[int, int, int], tuple[float, int]]
-    _score_rows: Callable[..., None]
     begin: int
 
     def __init__(
@@ -173,16 +169,6 @@ class ModelTable(ABC):
     def row_of(self, words: Sequence[int]) -> int:
         """The row of the state with these ids, most recent first; -1 if there is no room."""
 
-    def score_rows(
-        self, rows: NDArray[np.int64], words: NDArray[np.uint32]
-    ) -> tuple[NDArray[np.float32], NDArray[Any]]:
-        """With a whole model, for (K,) rows and (1, W) or (K, W) words: log10 P (K, W), and the
-        next state: see `next_type`."""
-        shape = len(rows), words.shape[1]
-        found, after = np.empty(shape, np.float32), np.empty(shape, self.next_type)
-        self._score_rows(self.address, rows, words, found, after)
-        return found, after
-
     def count(self) -> ModelCounts:
         """The counts, with what the kernels counted since."""
         asked = _taken(self.numbers, kernels.ASKED)
@@ -196,8 +182,6 @@ class ModelTable(ABC):
 class StepTable(ModelTable):
     """A table of the states that occurred, and of the most recent steps, for a mapped single-shard
     model, a KenLM file, or a model on servers; `ask` requests what it lacks."""
-
-    next_type = np.uint8
 
     def __init__(
         self,
@@ -219,7 +203,6 @@ class StepTable(ModelTable):
             scorer = scorer or TextScorer.of_file(local)
             self.step = builtin(kernels.step_in_file)
             self._enter_state = kernels.enter_state_of_file
-            self._score_rows = kernels.score_rows_in_file.compile()
             self._step_all = kernels.step_all_in_file
         else:
             self.view = utterance.low_orders.low.view
@@ -229,7 +212,6 @@ class StepTable(ModelTable):
             # The compiled functions themselves: numba's dispatchers take half as long again.
             self.step = kernels.step.compile()
             self._enter_state = kernels.enter_state
-            self._score_rows = kernels.score_rows.compile()
             self._step_all = kernels.step_all
             self._enter_steps = kernels.enter_steps.compile()
         numbers = np.zeros(kernels.PLACES, np.int64)
@@ -449,7 +431,6 @@ class UnpackedTable(ModelTable):
     """States of an unpacked model are numbers of its n-grams, so no queries are cached."""
 
     is_whole = True
-    next_type = np.uint32
 
     def __init__(
         self, utterance: Utterance, counts: ModelCounts, owner: object, model: UnpackedModel
@@ -461,6 +442,16 @@ class UnpackedTable(ModelTable):
         self.step = unpacked_kernels.step.compile()
         self._score_rows = unpacked_kernels.score_rows.compile()
         self.begin = int(model.words[2 * utterance.vocabulary.begin_id + 1])
+
+    def score_rows(
+        self, rows: NDArray[np.int64], words: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.uint32]]:
+        """For (K,) rows and (1, W) or (K, W) words: log10 P (K, W), and the rows of the next
+        states."""
+        shape = len(rows), words.shape[1]
+        found, after = np.empty(shape, np.float32), np.empty(shape, np.uint32)
+        self._score_rows(self.address, rows, words, found, after)
+        return found, after
 
     def words(self, row: int) -> tuple[int, ...]:
         found = []
