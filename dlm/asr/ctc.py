@@ -39,7 +39,7 @@ from dlm.client import ClientConfig, Phrases, State, Utterance
 from dlm.client.phrases import Weights, prepared
 from dlm.errors import ConfigError, QueryError
 
-__all__ = ["BeamSearchDecoderCTC", "HeardWord", "PartialText", "Stream", "build_ctcdecoder"]
+__all__ = ["BeamSearchDecoderCTC", "PartialText", "Stream", "build_ctcdecoder"]
 
 LEAST_PROBABILITY = 1e-15  # of a label
 AT_ONCE = 64  # utterances that are searched together
@@ -49,17 +49,6 @@ _ATTRIBUTES, _UNIGRAMS = "attrs.json", "unigrams.txt"
 _SAVED = "alpha", "beta", "unk_score_offset", "score_boundary"
 Logits: TypeAlias = NDArray[np.floating[Any]]
 Beam: TypeAlias = tuple[str, State | None, list[tuple[str, tuple[int, int]]], float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class HeardWord:
-    """A word of the best hypothesis: its first frame, the frame after its last, and `confidence`,
-    the share of the hypotheses, by their scores, that have it at that time."""
-
-    word: str
-    begin: int
-    end: int
-    confidence: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +155,17 @@ class BeamSearchDecoderCTC:
         (found,) = self._decoded([logits], beam_width=beam_width, **options)
         return list(map(_beam, found))
 
-    def decode_words(self, logits: Logits, **options: Any) -> list[HeardWord]:
-        """The words of the best hypothesis, with confidences; the arguments are those of
-        `decode_beams`."""
+    def decode_words(
+        self, logits: Logits, **options: Any
+    ) -> list[tuple[str, tuple[int, int], float]]:
+        """The words of the best hypothesis, with their frames and confidences: the share of the
+        hypotheses, by their scores, that have the word at that time. See `decode_beams`."""
         (found,) = self._decoded([logits], **options)
         shares = np.exp(np.array([one.score for one in found]) - found[0].score)
         shares /= shares.sum()
         return [
-            HeardWord(
-                word, begin, end, float(shares @ [_has(one, word, begin, end) for one in found])
-            )
-            for word, (begin, end) in zip(found[0].words, found[0].frames, strict=True)
+            (word, frames, float(shares @ [_has(one, word, *frames) for one in found]))
+            for word, frames in zip(found[0].words, found[0].frames, strict=True)
         ]
 
     def decode_batch(self, pool: Any, logits_list: Iterable[Logits], **options: Any) -> list[str]:
