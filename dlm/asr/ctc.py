@@ -158,8 +158,8 @@ class BeamSearchDecoderCTC:
     def decode_words(
         self, logits: Logits, **options: Any
     ) -> list[tuple[str, tuple[int, int], float]]:
-        """The words of the best hypothesis, with their frames and confidences: the share of the
-        hypotheses, by their scores, that have the word at that time. See `decode_beams`."""
+        """The words of the best hypothesis, with frames, and the share of the hypotheses, by their
+        scores, that have each at that time. See `decode_beams`."""
         (found,) = self._decoded([logits], **options)
         shares = np.exp(np.array([one.score for one in found]) - found[0].score)
         shares /= shares.sum()

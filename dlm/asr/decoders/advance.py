@@ -80,8 +80,7 @@ class TokenLM:
     def advance(
         self, states: NDArray[Any] | Sequence[int], eos_id: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores of all tokens after each of B states, (B, V) float32, and the states after them,
-        int64.
+        """(B, V) scores of all tokens after each of B states, float32, and states after, int64.
 
         Args    eos_id  index of a token that gets the score of the sentence end
         Raises  QueryError, UnavailableError, ProtocolError

@@ -40,8 +40,7 @@ STATES = 1 << 20  # of the table that all searches share
 def _table(
     rows: NDArray[np.int32], bits: int, first: int, room: int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """A hash table of rows by their first two columns, numbered from `first` on, with room for
-    so many."""
+    """A hash table of rows by their first two columns, numbered from `first` on, with room."""
     size = 1 << (2 * max(len(rows), room)).bit_length()
     keys, values = np.full(size, EMPTY, np.int64), np.empty(size, np.int32)
     kernels.enter(rows[:, 0].astype(np.int64) << bits | rows[:, 1], first, keys, values)
@@ -144,8 +143,7 @@ class Words:
     def step(
         self, searches: Sequence[Search], before: list[NDArray[np.int64]], words: list[Any]
     ) -> list[tuple[NDArray[np.float64], NDArray[np.int64]]]:
-        """For each search log10 P of its words, each after a state of its own, and the states after
-        them. States are rows of the search's table, which is replaced if it is full."""
+        """As `StepTable.step_all`, for each search; a full table is replaced."""
         sizes = np.cumsum([len(rows) for rows in before])[:-1]
         wanted = np.concatenate(words)
         while True:

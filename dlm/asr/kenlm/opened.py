@@ -1,5 +1,4 @@
-"""What `Model`s of the same name share in a process: a client, and the table in use, with which
-sentences are scored, and many states and words at once."""
+"""What `Model`s of the same name share in a process: a client, and the table in use."""
 
 from __future__ import annotations
 

@@ -285,8 +285,7 @@ class StepTable(ModelTable):
         return bool(self._rows[row, 1]) and row not in self._blocks
 
     def blocks_of(self, rows: Collection[int]) -> dict[int, tuple[ContextBlocks, int]]:
-        """Everything stored after different states, since decoders ask for many words after each;
-        what is not here comes in one message per shard."""
+        """Everything stored after different states, in at most one message per shard."""
         found = {row: self._blocks[row] for row in rows if row in self._blocks}
         lacked = [row for row in rows if row not in found]
         if lacked:
@@ -341,8 +340,7 @@ class StepTable(ModelTable):
     def ask(
         self, row: int, word: int, found: tuple[ContextBlocks, int] | None = None
     ) -> tuple[float, int]:
-        """Like `kernels.step`, from the servers that have what the low orders lack, or from what
-        `blocks_of` found."""
+        """Like `kernels.step`, from the servers, or from what `blocks_of` found."""
         blocks, place = found or self.blocks_of([row])[row]
         log10_prob, after = self._found(row, np.array([word], np.uint32), blocks, place)
         return float(log10_prob[0]), int(after[0])
@@ -350,8 +348,8 @@ class StepTable(ModelTable):
     def step_all(
         self, rows: NDArray[np.int64], words: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
-        """log10 P of N words, each after its own state, and the rows of the states after them; None
-        if the table is full. At most one message per shard."""
+        """log10 P of N words, each after its own state, and the rows after them; None if the table
+        is full. At most one message per shard."""
         log10_prob, after = np.empty(len(rows)), np.empty(len(rows), np.int64)
         self._step_all(self.address, rows, words, log10_prob, after)
         lacked = np.flatnonzero(after == NEEDS_SHARD)
@@ -446,8 +444,7 @@ class UnpackedTable(ModelTable):
     def score_rows(
         self, rows: NDArray[np.int64], words: NDArray[np.uint32]
     ) -> tuple[NDArray[np.float32], NDArray[np.uint32]]:
-        """For (K,) rows and (1, W) or (K, W) words: log10 P (K, W), and the rows of the next
-        states."""
+        """For (K,) rows and (1, W) or (K, W) words: log10 P (K, W), and the rows after them."""
         shape = len(rows), words.shape[1]
         found, after = np.empty(shape, np.float32), np.empty(shape, np.uint32)
         self._score_rows(self.address, rows, words, found, after)
