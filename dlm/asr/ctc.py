@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.asr.decoders.beams import (
+    BeamHypothesis,
+    BeamOptions,
+    BeamSearch,
+    BeamWords,
     Bias,
-    Hypothesis,
     ModelName,
-    Options,
-    Search,
-    Words,
     advance,
     finish,
 )
@@ -63,7 +63,7 @@ class PartialText:
 class Stream:
     """An utterance whose frames come bit by bit; `BeamSearchDecoderCTC.stream` begins it."""
 
-    def __init__(self, decoder: BeamSearchDecoderCTC, search: Search, logits: bool) -> None:
+    def __init__(self, decoder: BeamSearchDecoderCTC, search: BeamSearch, logits: bool) -> None:
         self.decoder, self.search, self.logits = decoder, search, logits
         self.waiting: list[Logits] = []
 
@@ -78,18 +78,18 @@ class Stream:
 
 
 # By key, those of this process and what it was forked from, and those that others named.
-_models: WeakValueDictionary[bytes, Words] = WeakValueDictionary()
-_named: dict[bytes, Words] = {}
+_models: WeakValueDictionary[bytes, BeamWords] = WeakValueDictionary()
+_named: dict[bytes, BeamWords] = {}
 
 
-def _opened(name: ModelName | None, unigrams: Collection[str] | None) -> Words:
+def _opened(name: ModelName | None, unigrams: Collection[str] | None) -> BeamWords:
     if name is None:
         raise ConfigError(
             "this decoder was built with an utterance; to use it in a process that is not forked "
             "after it was built, build it with the name of a model"
         )
     client = open_model(name, config=ClientConfig(bigram_fallback=True))
-    return Words(client.utterance(), unigrams, name)
+    return BeamWords(client.utterance(), unigrams, name)
 
 
 class BeamSearchDecoderCTC:
@@ -99,9 +99,9 @@ class BeamSearchDecoderCTC:
     """
 
     def __init__(
-        self, labels: Labels, words: Words | None = None, options: Options | None = None
+        self, labels: Labels, words: BeamWords | None = None, options: BeamOptions | None = None
     ) -> None:
-        self._labels, self._words, self._options = labels, words, options or Options()
+        self._labels, self._words, self._options = labels, words, options or BeamOptions()
         self._key = os.urandom(16)
         if words is not None:
             _models[self._key] = words
@@ -186,7 +186,7 @@ class BeamSearchDecoderCTC:
             found = [one for part in parts for one in part]
         return [[beam[:1] + beam[2:] for beam in map(_beam, one)] for one in found]
 
-    def _decoded(self, logits: Sequence[Logits], **options: Any) -> list[list[Hypothesis]]:
+    def _decoded(self, logits: Sequence[Logits], **options: Any) -> list[list[BeamHypothesis]]:
         every, begin, found = [self._posteriors(one) for one in logits], self._begin(**options), []
         for first in range(0, len(every), AT_ONCE):
             some = every[first : first + AT_ONCE]
@@ -202,7 +202,7 @@ class BeamSearchDecoderCTC:
         lm_start_state: State | None = None,
         phrases: Phrases | Weights | None = None,
         **options: Any,
-    ) -> Callable[[], Search]:
+    ) -> Callable[[], BeamSearch]:
         words = self._words
         utterance = None if words is None else words.utterance
         if utterance is None and not (phrases is None and lm_start_state is None):
@@ -216,7 +216,7 @@ class BeamSearchDecoderCTC:
             utterance.states([lm_start_state])  # checks it
         bias = Bias(hotwords, hotword_weight, utterance)
         chosen = replace(self._options, **options)
-        return partial(Search, self._labels, words, bias, chosen, lm_start_state)
+        return partial(BeamSearch, self._labels, words, bias, chosen, lm_start_state)
 
     def _posteriors(self, logits: Logits, are_logits: bool | None = None) -> Logits:
         given, labels = np.asarray(logits), len(self._labels.names)
@@ -269,7 +269,9 @@ class BeamSearchDecoderCTC:
         finally:
             for stream, one, end in zip(streams, some, ends, strict=True):
                 stream.waiting = [one[len(one) - (end - stream.search.frame) :]]
-        return [PartialText(" ".join(words), count) for words, count in map(Search.best, searches)]
+        return [
+            PartialText(" ".join(words), count) for words, count in map(BeamSearch.best, searches)
+        ]
 
     # -- files --------------------------------------------------------------------------------
 
@@ -312,7 +314,7 @@ class BeamSearchDecoderCTC:
                 for path in (folder / _MODEL).iterdir()
                 if path.name not in (_ATTRIBUTES, _UNIGRAMS) and path.name[0] not in "._"
             )
-            options = Options(**attributes)
+            options = BeamOptions(**attributes)
         except (OSError, ValueError, KeyError, TypeError) as exc:
             raise ConfigError(
                 f"{folder} is not the folder of a saved decoder: {exc}; expected {_ALPHABET} and "
@@ -322,7 +324,7 @@ class BeamSearchDecoderCTC:
 
 
 def _unpickled(
-    labels: Labels, found: tuple[bytes, ModelName | None, Any] | None, options: Options
+    labels: Labels, found: tuple[bytes, ModelName | None, Any] | None, options: BeamOptions
 ) -> BeamSearchDecoderCTC:
     if found is None:
         return BeamSearchDecoderCTC(labels, None, options)
@@ -333,12 +335,12 @@ def _unpickled(
     return BeamSearchDecoderCTC(labels, words, options)
 
 
-def _beam(one: Hypothesis) -> Beam:
+def _beam(one: BeamHypothesis) -> Beam:
     words = list(zip(one.words, one.frames, strict=True))
     return " ".join(one.words), one.state, words, one.logit, one.score
 
 
-def _has(one: Hypothesis, word: str, begin: int, end: int) -> bool:
+def _has(one: BeamHypothesis, word: str, begin: int, end: int) -> bool:
     return any(
         other == word and first < end and begin < last
         for other, (first, last) in zip(one.words, one.frames, strict=True)
@@ -375,11 +377,11 @@ def build_ctcdecoder(
                      what `open_model` raises
         QueryError   a client in place of a model, or a parameter that is not a number
     """
-    options = Options(alpha, beta, unk_score_offset, lm_score_boundary)
+    options = BeamOptions(alpha, beta, unk_score_offset, lm_score_boundary)
     alphabet, named = Labels(labels), kenlm_model_path if model is None else model
     words = None
     if isinstance(named, (str, os.PathLike)):
         words = _opened(named, unigrams)
     elif named is not None:
-        words = Words(named, unigrams, None)
+        words = BeamWords(named, unigrams, None)
     return BeamSearchDecoderCTC(alphabet, words, options)

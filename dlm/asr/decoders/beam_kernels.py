@@ -1,4 +1,4 @@
-"""Steps of a CTC beam search over letters or word pieces (`beams.Search`); beams are rows of ints.
+"""Steps of a CTC beam search over letters or word pieces (`beams.py`); beams are rows of ints.
 
 A *part* is the beginning of a word: a node of the trie of the words that may be said, or, from its
 size on, of a trie of others that grows. A *text* is the words before it: the text without its last
@@ -23,7 +23,7 @@ from dlm.jit import inlined, kernel
 
 TEXT, PART, LAST, FRAMES, BEGIN, END, BIAS, COLUMNS = range(8)
 # Of a text: its beginning, its last word, how many hotwords it has, that word's id and whether it
-# is known (`Words`), or EMPTY.
+# is known (`BeamWords`), or EMPTY.
 BEFORE, WORD, HOT, CODE, TEXT_COLUMNS = range(5)
 NO_LABEL, CLOSED = -1, -2  # last labels: none; the blank, after a label that ends its word
 NEW_WORD, WHOLE_WORD = 1, 2  # kinds of labels: begins a word, and also ends it

@@ -112,7 +112,7 @@ class Bias:
         self.scores = self.weight * lengths / shortest
 
 
-class Words:
+class BeamWords:
     """The words of an utterance's model, and what they score; shared by all searches.
 
     Args    listed  the words that may be said, besides those of phrases; None: all of the model
@@ -141,7 +141,7 @@ class Words:
         return found << 1 | int(not self.trie.words and found != UNK_ID)
 
     def step(
-        self, searches: Sequence[Search], before: list[NDArray[np.int64]], words: list[Any]
+        self, searches: Sequence[BeamSearch], before: list[NDArray[np.int64]], words: list[Any]
     ) -> list[tuple[NDArray[np.float64], NDArray[np.int64]]]:
         """As `StepTable.step_all`, for each search; a full table is replaced."""
         sizes = np.cumsum([len(rows) for rows in before])[:-1]
@@ -160,7 +160,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BeamOptions:
     """See `dlm.asr.ctc`: `build_ctcdecoder`, and `BeamSearchDecoderCTC.decode_beams`."""
 
     alpha: float = 0.5
@@ -183,7 +183,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Hypothesis:
+class BeamHypothesis:
     """A text: its words, each with its first frame and the frame after its last, the state after
     it, ln P of the acoustic model, and the score of all."""
 
@@ -194,15 +194,20 @@ class Hypothesis:
     score: float
 
 
-class Search:
+class BeamSearch:
     """The beams of one utterance.
 
     Args  labels, words (None without a language model), bias  shared
-          start  the state before it; None: that of `Options.score_boundary`
+          start  the state before it; None: that of `BeamOptions.score_boundary`
     """
 
     def __init__(
-        self, labels: Labels, words: Words | None, bias: Bias, options: Options, start: State | None
+        self,
+        labels: Labels,
+        words: BeamWords | None,
+        bias: Bias,
+        options: BeamOptions,
+        start: State | None,
     ) -> None:
         self.labels, self.words, self.bias, self.options = labels, words, bias, options
         self.trie = WordTrie(()) if words is None else words.trie
@@ -348,7 +353,7 @@ class Search:
         found: NDArray[np.int64] = self._states[self._found[:, kernels.TEXT]]
         return found
 
-    def hypotheses(self, log10_end: NDArray[np.float64]) -> list[Hypothesis]:
+    def hypotheses(self, log10_end: NDArray[np.float64]) -> list[BeamHypothesis]:
         """What the beams say after `end`, best first; `log10_end`: of the sentence end after each
         of `last_states`."""
         last, words, phrases = self._found, self.words, self.bias.phrases
@@ -368,7 +373,7 @@ class Search:
             node = () if phrases is None else (0,)  # whatever follows begins its phrases anew
             states = [(PhraseState if node else State)(info, one, *node) for one in kept]
         return [
-            Hypothesis(
+            BeamHypothesis(
                 self._said(text), self._times(frames), state, float(logits[row]), float(scores[row])
             )
             for row, text, frames, state in zip(
@@ -414,7 +419,7 @@ class Search:
         return tuple(reversed(times))
 
 
-def _score_new(searches: Sequence[Search]) -> None:
+def _score_new(searches: Sequence[BeamSearch]) -> None:
     new = [search for search in searches if search.has_new and search.words is not None]
     if new and (words := new[0].words) is not None:
         before, ids = zip(*(search.asked() for search in new), strict=True)
@@ -422,7 +427,9 @@ def _score_new(searches: Sequence[Search]) -> None:
             search.take(*answers)
 
 
-def advance(searches: Sequence[Search], posteriors: Sequence[NDArray[np.floating[Any]]]) -> None:
+def advance(
+    searches: Sequence[BeamSearch], posteriors: Sequence[NDArray[np.floating[Any]]]
+) -> None:
     """Takes (T, labels) ln P for each search, frame by frame."""
     plans = []
     for search, given in zip(searches, posteriors, strict=True):
@@ -441,7 +448,7 @@ def advance(searches: Sequence[Search], posteriors: Sequence[NDArray[np.floating
             search.prune()
 
 
-def finish(searches: Sequence[Search]) -> list[list[Hypothesis]]:
+def finish(searches: Sequence[BeamSearch]) -> list[list[BeamHypothesis]]:
     """What each says, if it ends here; it may go on, too."""
     for search in searches:
         search.end()
