@@ -1,1 +1,1 @@
-"""Decoders: n-gram language models behind the interfaces that speech recognisers already call."""
+"""N-gram language models behind the interfaces that speech recognisers already call."""

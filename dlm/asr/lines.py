@@ -20,7 +20,7 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
     """Each line of a file, plain or compressed, with its number, from 1, without its line end; `-`
     is standard input. Bytes that are not UTF-8 become surrogate escapes, as everywhere in words.
 
-    Raises  OSError;  LatticeError  it does not decompress, or a line is longer than 64 MiB
+    Raises  OSError;  LatticeError  it cannot be decompressed, or a line is longer than 64 MiB
     """
     name = str(path)
     number, rest = 0, b""
@@ -34,7 +34,8 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
                     yield number, line.decode("utf-8", "surrogateescape").rstrip("\r")
                 if len(rest) > MAX_LINE_BYTES:
                     raise LatticeError(
-                        f"the line is longer than {MAX_LINE_BYTES >> 20} MiB; expected text",
+                        f"the line is longer than {MAX_LINE_BYTES >> 20} MiB; expected text with "
+                        "shorter lines",
                         path=name,
                         line=number + 1,
                     )
@@ -42,15 +43,15 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
             source.close()
     except DamagedStream as exc:
         raise LatticeError(
-            f"does not decompress ({exc}); copy the file again", path=name, line=number + 1
+            f"the file cannot be decompressed ({exc}); copy it again", path=name, line=number + 1
         ) from exc
     if rest:
         yield number + 1, rest.decode("utf-8", "surrogateescape").rstrip("\r")
 
 
 def read_utf8(path: Path) -> str:
-    """A small text file whole, without a byte order mark; raises OSError, or TextError if not
-    UTF-8."""
+    """The content of a small text file, without a byte order mark. Raises OSError, or TextError if
+    it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as exc:
@@ -60,7 +61,7 @@ def read_utf8(path: Path) -> str:
 
 
 def recovered(read: Callable[[], T], skip: Callable[[LatticeError], None] | None) -> Iterator[T]:
-    """What `read` returns; nothing if it is malformed and `skip` takes the error."""
+    """What `read` returns, or None if the input is malformed and `skip` accepts the error."""
     try:
         yield read()
     except LatticeError as error:
@@ -83,7 +84,7 @@ def finite(text: str) -> float | None:
 
 def described(text: str) -> str:
     """A field that should be a number, for messages: the number, or "not a number".
-    Other text is not shown: it could be a word that was said."""
+    Other text is not shown, since it could be a word that was said."""
     if not text:
         return "empty"
     try:

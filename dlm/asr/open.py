@@ -2,11 +2,12 @@
 
     client = open_model("cluster.toml")
     client = open_model("shards/model")     # a shard set, in this process
-    client = open_model("model.binary")     # a file of KenLM's build_binary, as it lies
+    client = open_model("model.binary")     # a file of KenLM's build_binary, read in place
     client = open_model("model.arpa.zst")   # sharded once, into the cache; then as above
     client = open_model("remote.bin")       # a pointer file
+    client = open_model("hf://ORG/NAME/en.arpa.bin")  # fetched once; also s3:// gs:// az:// https://
 
-A pointer file has one line, `dlm://PLACE`, for programs that accept a model only as a file. PLACE
+A pointer file, for programs that accept only a file as a model, has one line, `dlm://PLACE`. PLACE
 is `HOST:PORT[,HOST:PORT...]`, or a path of any of the above that begins with `/`, `./`, `../` or
 `~/`. Append `?model=e346a2` to choose among the servers' models. Paths are relative to the folder
 of the pointer file.
@@ -17,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -27,18 +27,21 @@ from pathlib import Path
 from typing import Any
 
 from dlm.client import Client, ClientConfig
-from dlm.client.config import check_address, default_cache_dir
+from dlm.client.config import check_address
 from dlm.errors import ArpaError, ConfigError
-from dlm.files import claim, evict, locked
+from dlm.files import claim, locked
 from dlm.index.layout import FORMAT_VERSION, MANIFEST
 from dlm.index.making.shard_set import KERNELS, build_shard_set
 from dlm.index.making.work import describe_input
+from dlm.index.placed import local_model
 from dlm.jit import compile_ahead
 from dlm.kenlm.layout import is_kenlm_file
 from dlm.logs import EventLog
 from dlm.ngram.arpa import ArpaReader, is_parts_folder
 from dlm.progress import ProgressReporter, Tell
-from dlm.resources import parse_size
+from dlm.resources import cache_folder
+from dlm.stores.fetching import bound
+from dlm.stores.remote import AnyPath, RemotePath, located
 from dlm.units import counted
 
 __all__ = ["open_model"]
@@ -46,9 +49,10 @@ __all__ = ["open_model"]
 log = EventLog(__name__)
 
 SCHEME = "dlm://"
-POINTER_BYTES = 4096  # at most
+POINTER_BYTES = 4096  # maximum size of a pointer file
 FORMS = (
-    "cluster.toml, the folder of a shard set, an ARPA file, a KenLM binary file, or dlm://HOST:PORT"
+    "cluster.toml, the folder of a shard set, an ARPA file, a KenLM binary file, the URL of one of "
+    "these in a store, or dlm://HOST:PORT"
 )
 _POINTER = re.compile(r"dlm://(?P<place>[^?]+)(?:\?model=(?P<model>[0-9a-f]{6,}))?")
 _IS_PATH = ("/", "./", "../", "~/")
@@ -65,7 +69,7 @@ class ModelSource:
     the beginning of the id of one of the servers' models, or None for their default."""
 
     kind: str
-    path: Path | None = None
+    path: AnyPath | None = None
     addresses: tuple[str, ...] = ()
     model: str | None = None
 
@@ -86,49 +90,50 @@ def open_model(
         tell    gets lines about the progress of sharding
         vocab   a list of the words of a KenLM file that stores none (`build_binary -v`)
     Raises
-        ConfigError  it does not exist, is empty or of another kind, or the cache is not writable
-        ArpaError, KenlmFormatError, ShardFormatError  it is damaged, or not an ARPA file
+        ConfigError  no such model, an empty file or another kind, or the cache is not writable
+        ArpaError, KenlmFormatError, ShardFormatError  the file is damaged, or not an ARPA file
         UnavailableError, AuthenticationError, ProtocolError  see `Client.connect`
     Guarantees
         An ARPA file is sharded once, until it changes; its shard set stays in the cache folder
         ($DLM_CACHE_DIR, or dlm in the user's). If several processes open it at once, one shards it
-        and the others wait. A KenLM file is scored as it lies, with KenLM's scores, bit for bit.
+        and the others wait. A KenLM file is scored in place, with KenLM's scores, bit for bit.
     """
-    source = find_source(named)
+    source = find_source(named, tell or (lambda line: None))
     if vocab is not None and source.kind != KENLM:
         raise ConfigError(
             f"vocab={os.fspath(vocab)} was given, but {os.fsdecode(named)} is not a KenLM binary "
-            "file; only those may lack their words. Leave it out"
+            "file; only such a file can come without its words. Leave vocab out"
         )
     if source.kind == SERVERS:
         return Client.connect(list(source.addresses), config, model=model or source.model)
     assert source.path is not None
-    if source.kind == CLUSTER:
+    if source.kind == CLUSTER or isinstance(source.path, RemotePath):
         return Client.connect(source.path, config, model=model or source.model)
     if model or source.model:
         raise ConfigError(
             f"model {model or source.model!r} was chosen, but {source.path} has only one model; "
-            "give no model, unless you name servers"
+            "leave the model out, since only servers can have several"
         )
     if source.kind in (SHARD_SET, KENLM):
         return Client.local(source.path, vocab=vocab)
     return Client.local(sharded(source.path, tell=tell), verify=False)  # just built here
 
 
-def find_source(named: str | bytes | os.PathLike[str]) -> ModelSource:
-    """What `named` refers to; reads only the beginning of a file."""
+def find_source(
+    named: str | bytes | os.PathLike[str], tell: Tell = lambda line: None
+) -> ModelSource:
+    """What `named` refers to; reads the beginning of a file, and fetches a model from a store."""
     if not isinstance(named, (str, bytes, os.PathLike)):
-        raise ConfigError(f"the model name is {named!r}; expected a path of {FORMS}")
+        raise ConfigError(f"the model name is {named!r}; expected a path or a URL: {FORMS}")
     text = os.fsdecode(named)
     if text.startswith(SCHEME):
         return _pointed(text, Path(), "the name")
     if not text:
         raise ConfigError(f"the model name is an empty string; expected {FORMS}")
-    path = Path(text)
-    if "://" in text and not path.exists():
-        raise ConfigError(
-            f"{text} is an address, and dlm downloads no models; download it, and give its path"
-        )
+    place = located(text)
+    if isinstance(place, RemotePath) and place.suffix == ".toml":
+        return ModelSource(CLUSTER, place)
+    path = local_model(place, tell)
     if _is_pointer(path):
         return _pointed(_read_pointer(path), path.parent, str(path))
     return _of_path(path)
@@ -171,7 +176,8 @@ def _read_pointer(path: Path) -> str:
     lines = content.decode("utf-8", "replace").strip().splitlines()
     if len(content) > POINTER_BYTES or len(lines) != 1:
         raise ConfigError(
-            f"{path} is a pointer file with {counted(len(lines), 'line')}; expected one, dlm://..."
+            f"{path} is a pointer file with {counted(len(lines), 'line')}; expected one line, "
+            f"dlm://..., and at most {POINTER_BYTES} bytes"
         )
     return lines[0]
 
@@ -207,19 +213,28 @@ def _pointed(text: str, folder: Path, where: str) -> ModelSource:
     return ModelSource(found.kind, found.path, model=model)
 
 
+def copy_model(named: str | os.PathLike[str], folder: Path) -> None:
+    """Puts a model into a folder as a file: a copy, or a pointer to servers or shards."""
+    source = find_source(named)
+    if source.kind in (ARPA, KENLM) and source.path is not None and source.path.is_file():
+        shutil.copy2(source.path, folder)
+        return
+    place = ",".join(source.addresses) if source.path is None else str(source.path.resolve())
+    chosen = f"?model={source.model}" if source.model else ""
+    (folder / "model.bin").write_text(f"{SCHEME}{place}{chosen}\n", encoding="utf-8")
+
+
 def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = None) -> Path:
     """The folder of an ARPA file's shard set in the cache; created if it is missing.
 
     If the cache exceeds $DLM_CACHE_SIZE, the least recently opened sets are removed, but not those
     that a running process has open. Raises ArpaError, ConfigError.
     """
-    size = os.environ.get("DLM_CACHE_SIZE")
-    limit = parse_size(size) if size else math.inf
-    home = (default_cache_dir() if cache_dir is None else cache_dir) / "models"
+    home = (cache_folder() if cache_dir is None else cache_dir) / "models"
     key = _key(arpa)
     folder = home / "-".join(key)
     if _opened(folder):
-        evict(home, _SET, most_bytes=limit)
+        bound(home, _SET)
         return folder
     # Errors in the file are reported before anything is compiled or written.
     with ArpaReader(arpa):
@@ -229,7 +244,7 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
         home.mkdir(parents=True, exist_ok=True)
         lock = home / f"{key[0]}-{key[1]}.lock"
         with locked(lock, tell=partial(progress.stage, WAITING), remove=True):
-            if _opened(folder):  # another process has created it meanwhile
+            if _opened(folder):  # another process has created it since
                 return folder
             progress.stage(f"sharding {arpa} into {folder}, once")
             compile_ahead(KERNELS)
@@ -239,7 +254,7 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
                 raise ConfigError(f"{arpa} changed while it was read; open it again")
             claim(folder)
             _forget_others(home, key)
-            evict(home, _SET, most_bytes=limit)
+            bound(home, _SET)
     except OSError as exc:
         raise ConfigError(
             f"cannot write the shard set of {arpa} to {home}: {exc}. Free some space there, or set "
@@ -253,7 +268,7 @@ def _key(arpa: Path) -> tuple[str, str, str]:
     found: dict[str, Any] | None = describe_input(arpa.resolve())
     if found is None:
         raise ArpaError(
-            "found a pipe or a device; expected a regular file. Copy the model to one",
+            "found a pipe or a device; expected a regular file. Copy the model into a regular file",
             path=str(arpa),
         )
     path = found.pop("path")
@@ -265,12 +280,12 @@ def _key(arpa: Path) -> tuple[str, str, str]:
 
 
 def _opened(folder: Path) -> bool:
-    """Whether a shard set is there; then it is in use until this process ends."""
+    """Whether there is a shard set; if so, it counts as in use until this process ends."""
     return (folder / MANIFEST).is_file() and claim(folder)
 
 
 def _forget_others(home: Path, key: tuple[str, str, str]) -> None:
-    """Removes shard sets of the path's earlier content, which processes that mapped them keep."""
+    """Removes shard sets of the path's earlier content; processes that mapped them keep them."""
     for other in home.glob(f"{key[0]}-{key[1]}-*"):
         if (
             other.is_dir()

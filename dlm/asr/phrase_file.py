@@ -1,7 +1,8 @@
 """Files of phrases, for `dlm transcribe --phrases` and `dlm rescore --phrases`.
 
-One phrase per line, in the model's spelling. After a tab may follow its bonus, log10, and after
-further tabs the sounds of a word, in IPA with spaces, once or several times; cells may be empty:
+One phrase per line, in the model's spelling. A tab and its bonus (log10) may follow, and then,
+after further tabs, the sounds of a word in IPA with spaces, once or several times; cells may be
+empty:
 
     doctor strangelove<TAB>2.5<TAB>strangelove=s t ɹ e ɪ n d͡ʒ l ə v
     sellers
@@ -19,7 +20,7 @@ from dlm.errors import QueryError, TextError
 from dlm.ngram.vocab import as_bytes
 from dlm.units import counted
 
-BONUS = 2.0  # log10, of a line without one; tests/benchmarks/rare_words.py
+BONUS = 2.0  # log10, for a line without a bonus; from tests/benchmarks/rare_words.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class PhraseFile:
 def read_phrases(path: Path) -> PhraseFile:
     """Reads a file of phrases; empty lines are skipped.
 
-    Raises  OSError;  TextError  not UTF-8, no phrase, a phrase or bonus that cannot be (see
-            `Phrases`), or sounds of no word of the line
+    Raises  OSError;  TextError  not UTF-8, no phrase, an invalid phrase or bonus (`Phrases`), or
+            sounds for no word of the line
     """
     lines = read_utf8(path).split("\n")
     bonuses: dict[bytes, float] = {}
@@ -51,13 +52,16 @@ def read_phrases(path: Path) -> PhraseFile:
         except QueryError as exc:
             raise TextError(f"{where}: {exc}") from exc
         if bonuses.setdefault(b" ".join(words), bonus) != bonus:
-            raise TextError(f"{where}: the phrase is there with another bonus; remove one line")
+            raise TextError(
+                f"{where}: an earlier line gives this phrase another bonus; remove one of the two "
+                "lines"
+            )
         for given in filter(str.strip, fields[1:]):  # spreadsheets write empty cells
             word, equals, way = given.partition("=")
             if not equals or as_bytes(word.strip()) not in words or not way.split():
                 raise TextError(
-                    f"{where}: expected WORD=SOUNDS after the bonus, with a word of the phrase and "
-                    "its sounds, separated by spaces"
+                    f"{where}: expected WORD=SOUNDS after the bonus: a word of the phrase, and its "
+                    "sounds separated by spaces"
                 )
             sounds.setdefault(word.strip(), []).append(tuple(way.split()))
     if not bonuses:
@@ -69,9 +73,9 @@ def read_phrases(path: Path) -> PhraseFile:
 
 
 def known_words(phrases: Phrases, client: Client) -> str:
-    """A line on how many words of the phrases the client's model lacks; many if they are spelled
-    otherwise, or if a file has spaces where a tab belongs. It names none."""
+    """A line that says how many of the phrases' words the model lacks, without naming them. Many
+    are missing if spellings differ, or if a file has spaces instead of tabs."""
     found = client.utterance(phrases=phrases).phrases
     new = 0 if found is None else len(found.new)
     listed, words = counted(len(phrases), "phrase"), counted(len(phrases.words), "word")
-    return f"{listed} of {words}; the model lacks {new:,} of the words"
+    return f"{listed}, {words} in all; the model lacks {new:,} of them"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dlm.config import check, setting
 
-MIN_WEIGHT = 1e-6  # of LM scores, beside phrases: bonuses are divided by it
+MIN_WEIGHT = 1e-6  # minimum weight of LM scores with phrases, whose bonuses are divided by it
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class BeamSettings:
         "Beam width: hypotheses to keep at a time.",
         low=1,
         metavar="N",
-        why="500 take five times as long for 3 % fewer errors.",
+        why="500 hypotheses take five times as long, for 3 % fewer errors.",
     )
-    labels: int = setting(25, "How many of the likeliest labels are tried per frame.", low=1)
+    labels: int = setting(25, "Number of most probable labels to try per frame.", low=1)
     threshold: float = setting(
         30.0,
-        "Hypotheses this far (natural log) below the best are dropped.",
+        "Drop hypotheses that are this far (natural log) below the best one.",
         above=0,
         high=math.inf,
     )
@@ -45,8 +45,8 @@ class BeamSettings:
 class SearchSettings:
     """How a lattice is searched: the options of `dlm rescore`.
 
-    An arc's lm score becomes new_weight * new + old_weight * old. 1 and 0 replace; 0.5 and 0.5
-    interpolate (logarithms); -1 and 1 subtract a model from Kaldi's graph scores.
+    An arc's lm score becomes new_weight * new + old_weight * old. 1 and 0 replace the old score;
+    0.5 and 0.5 interpolate logarithms; -1 and 1 subtract a model from Kaldi's graph scores.
     """
 
     new_weight: float = setting(1.0, "Weight of the model's scores.")

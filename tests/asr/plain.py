@@ -43,13 +43,3 @@ def all_paths(lattice: Lattice) -> Iterator[list[int]]:
 def words_of(lattice: Lattice, path: Sequence[int]) -> tuple[str, ...]:
     """The words on a path."""
     return tuple(lattice.labels[arc] for arc in path if lattice.is_word[arc])
-
-
-def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
-    """Substitutions, insertions and deletions from one to the other, by the recursion."""
-    row = list(range(len(other) + 1))
-    for i, word in enumerate(one, 1):
-        before, row = row, [i]
-        for j, wanted in enumerate(other, 1):
-            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (word != wanted)))
-    return row[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,15 @@ pytest.importorskip("soxr", reason="pip install -e '.[asr]'")
 
 import soundfile
 
-from dlm.asr.speech.audio import SAMPLE_RATE, SEGMENT_S, cut_at_pauses, promised_s, read_audio
+from dlm.asr.speech.audio import (
+    SAMPLE_RATE,
+    SEGMENT_S,
+    Segment,
+    cut_at_pauses,
+    promised_s,
+    read_audio,
+    stream_audio,
+)
 from dlm.errors import AudioError
 
 
@@ -53,6 +62,7 @@ def test_other_rates_are_resampled_and_channels_averaged(
     middle = slice(SAMPLE_RATE, 2 * SAMPLE_RATE)
     assert np.abs(samples[middle] - tone(3.0)[middle] / 2).max() < 0.01
     assert promised_s(tmp_path / name) == 3.0
+    assert np.array_equal(np.concatenate(list(stream_audio(tmp_path / name))), samples)
 
 
 def write_empty(path: Path) -> None:
@@ -186,13 +196,22 @@ def test_samples_above_full_scale_are_scaled_down(tmp_path: Path) -> None:
     assert np.allclose(read_audio(tmp_path / "a.wav"), 2 * tone(1.0), atol=1e-3)
 
 
+def whole_segments(blocks: list[Any]) -> list[Segment]:
+    return [segment for segment, is_whole in cut_at_pauses(blocks) if is_whole]
+
+
 def test_long_audio_is_cut_in_its_pauses() -> None:
-    """Joined the segments are the audio, none is too long, and cuts lie where it is quiet."""
+    """Joined the segments are the audio, none is too long, and cuts lie where it is quiet; they are
+    the same where the audio comes bit by bit."""
     samples = tone(47.0)
     for pause_s in (15.0, 31.0):
         begin = int(pause_s * SAMPLE_RATE)
         samples[begin : begin + SAMPLE_RATE // 2] = 0.0
-    segments = list(cut_at_pauses(samples))
+    segments = whole_segments([samples])
+    parts = np.split(samples, range(0, len(samples), 7000))
+    for one, other in zip(segments, whole_segments(parts), strict=True):
+        assert one.start_s == other.start_s
+        assert np.array_equal(one.samples, other.samples)
     assert np.array_equal(np.concatenate([segment.samples for segment in segments]), samples)
     assert 15.0 < segments[1].start_s < 15.5
     assert 31.0 < segments[2].start_s < 31.5
@@ -202,7 +221,7 @@ def test_long_audio_is_cut_in_its_pauses() -> None:
 def test_short_audio_is_one_piece() -> None:
     """Up to the longest that a segment may be."""
     for seconds in (0.1, SEGMENT_S):
-        (segment,) = cut_at_pauses(tone(seconds))
+        (segment,) = whole_segments([tone(seconds)])
         assert segment.start_s == 0.0
         assert len(segment.samples) == int(seconds * SAMPLE_RATE)
-    assert len(list(cut_at_pauses(tone(SEGMENT_S + 1.0)))) == 2
+    assert len(whole_segments([tone(SEGMENT_S + 1.0)])) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +14,10 @@ pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 from cluster import build
 from dlm.asr.decoders.flashlight import DlmLM
 from dlm.asr.settings import BeamSettings
-from dlm.asr.speech.lexicon import PhonemeLexicon
+from dlm.asr.speech.lexicon import LabelLexicon
 from dlm.asr.speech.transcribe import CtcDecoder, HeardSentence
 from dlm.client import Client, Utterance
-from dlm.errors import ClientClosed, ConfigError, QueryError
+from dlm.errors import ConfigError, QueryError
 from models import HAND_MADE
 
 # Two phonemes, a boundary and the blank; `c` sounds like `a`, and `b` has two pronunciations.
@@ -40,13 +39,17 @@ def utterance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Utterance]:
 
 
 def decode(
-    utterance: Utterance, log_probs: NDArray[np.float32], settings: BeamSettings = WIDE
+    utterance: Utterance,
+    log_probs: NDArray[np.float32],
+    settings: BeamSettings = WIDE,
+    spellings: tuple[tuple[int, tuple[int, ...]], ...] = SPELLINGS,
+    boundary: int | None = BOUNDARY,
 ) -> list[HeardSentence]:
     """What the decoder makes of it, over `WORDS`."""
     ids = np.array([utterance.vocabulary.id_of(word) for word in WORDS], np.uint32)
     unigrams = utterance.extend([utterance.null()], ids).log10_prob[0]
-    lexicon = PhonemeLexicon(WORDS, ids, unigrams, SPELLINGS)
-    decoder = CtcDecoder(lexicon, labels=LABELS, boundary=BOUNDARY, blank=BLANK, settings=settings)
+    lexicon = LabelLexicon(WORDS, ids, unigrams, spellings)
+    decoder = CtcDecoder(lexicon, labels=LABELS, boundary=boundary, blank=BLANK, settings=settings)
     return decoder.decode(log_probs, DlmLM(utterance, ids.tolist()))
 
 
@@ -122,15 +125,29 @@ def test_words_have_the_times_of_their_phonemes(utterance: Utterance) -> None:
     assert sum(word.acoustic_score for word in best.words) == pytest.approx(best.acoustic_score)
 
 
-def test_silence_has_no_words(utterance: Utterance) -> None:
-    """It is a sentence all the same: the empty one."""
-    (best, *_) = decode(utterance, spoken(*[BLANK] * 20))
-    assert best.words == ()
-    assert best.text == ""
+@pytest.mark.parametrize("seed", range(8))
+def test_words_of_pieces_end_where_the_next_begins(utterance: Utterance, seed: int) -> None:
+    """Their last piece may go on for frames, without a boundary or a blank after it."""
+    spellings = ((0, (0,)), (1, (0, 2)), (2, (1, 2)))
+    rng = np.random.default_rng(seed)
+    path, ends = [BLANK], []
+    for _, pieces in (spellings[i] for i in rng.integers(0, 3, 6)):
+        for piece in pieces:
+            path += [BLANK] * int(path[-1] == piece or rng.random() < 0.5)
+            path += [piece] * rng.integers(1, 3)
+        ends.append(len(path))
+    log_probs = spoken(*path)
+    found = decode(utterance, log_probs, BeamSettings(lm_weight=0.1), spellings, None)[0]
+    assert found.acoustic_score == pytest.approx(-0.01 * len(path))
+    begins = [word.start_s for word in found.words[1:]]
+    assert all(0 <= begin - end * 0.02 < 0.03 for begin, end in zip(begins, ends, strict=False))
+    assert len(found.words) == 6
 
 
 def test_the_list_is_as_long_as_asked(utterance: Utterance) -> None:
-    """One sentence by default."""
+    """One sentence by default; silence is one, too, without words."""
+    (best, *_) = decode(utterance, spoken(*[BLANK] * 20))
+    assert (best.words, best.text) == ((), "")
     log_probs = random_log_probs(1, 6)
     assert len(decode(utterance, log_probs, BeamSettings())) == 1
     assert len(decode(utterance, log_probs, BeamSettings(nbest=3))) == 3
@@ -144,32 +161,21 @@ def test_posteriors_of_another_kind_are_refused(utterance: Utterance) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"lm_weight": -1.0},
-        {"lm_weight": float("nan")},
-        {"word_score": float("inf")},
-        {"hypotheses": 0},
-        {"labels": 0},
-        {"nbest": 0},
-        {"threshold": 0.0},
-    ],
+    ("name", "value"),
+    [(name, 0) for name in ("hypotheses", "labels", "nbest", "threshold")]
+    + [("lm_weight", -1.0), ("lm_weight", float("nan")), ("word_score", float("inf"))],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_settings_that_make_no_sense_are_refused(name: str, value: float) -> None:
     """The message names the setting."""
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        BeamSettings(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=name):
+        BeamSettings(**{name: value})  # type: ignore[arg-type]
 
 
-def test_what_the_model_raises_comes_out_of_the_decoder(tmp_path: Path) -> None:
+def test_what_the_model_raises_comes_out_of_the_decoder(utterance: Utterance) -> None:
     """Through the native library, as itself."""
-    files = build(HAND_MADE["missing_suffixes"], tmp_path, 1)
-    client = Client.local(files.directory)
-    utterance = client.utterance()
     ids = np.array([utterance.vocabulary.id_of(word) for word in WORDS], np.uint32)
-    lexicon = PhonemeLexicon(WORDS, ids, np.full(3, -1.0, np.float32), SPELLINGS)
+    lexicon = LabelLexicon(WORDS, ids, np.full(3, -1.0, np.float32), SPELLINGS)
     decoder = CtcDecoder(lexicon, labels=LABELS, boundary=BOUNDARY, blank=BLANK)
-    lm = DlmLM(utterance, ids.tolist())
-    client.close()
-    with pytest.raises(ClientClosed):
+    lm = DlmLM(utterance, ids[:1].tolist())
+    with pytest.raises(QueryError, match="not in the lexicon of 1 words"):
         decoder.decode(random_log_probs(1, 6), lm)

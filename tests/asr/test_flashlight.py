@@ -11,7 +11,15 @@ import pytest
 
 pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 
-from asr.decoding import decode, posteriors, spelled, spoken_model
+from asr.decoding import (
+    TOKENS,
+    decode,
+    decode_with,
+    lexicon_options,
+    posteriors,
+    spelled,
+    spoken_model,
+)
 from cluster import Cluster, ModelFiles, build, until
 from dlm.asr.decoders import flashlight
 from dlm.asr.decoders.advance import TokenLM
@@ -54,13 +62,13 @@ def sentences(count: int) -> list[list[str]]:
 
 
 @pytest.mark.promise("same_hypotheses")
-@pytest.mark.parametrize("row_words", [0, flashlight.ROW_WORDS])
+@pytest.mark.parametrize("states", [4, flashlight.STATES])
 def test_hypotheses_are_those_of_kenlm(
-    files: ModelFiles, local: Client, monkeypatch: pytest.MonkeyPatch, row_words: int
+    files: ModelFiles, local: Client, monkeypatch: pytest.MonkeyPatch, states: int
 ) -> None:
-    """The whole n-best list, with few words as with many; scores but for KenLM's last bit, as it
-    adds weights otherwise."""
-    monkeypatch.setattr(flashlight, "ROW_WORDS", row_words)
+    """The whole n-best list, with room for few states at first as for many; scores but for KenLM's
+    last bit, as it adds weights otherwise."""
+    monkeypatch.setattr(flashlight, "STATES", states)
     theirs, ours = kenlm_of(files), DlmLM(local.utterance(), LEXICON)
     for seed, said in enumerate(sentences(4)):
         emissions = posteriors(said, seed, flat=2.0 + seed % 2)
@@ -70,26 +78,49 @@ def test_hypotheses_are_those_of_kenlm(
         assert len(found) > 1
 
 
+def test_words_of_pieces_are_those_of_kenlm(files: ModelFiles, local: Client) -> None:
+    """A lexicon whose words are spelled in pieces, of which one begins the next word."""
+    from flashlight.lib.text.decoder import LexiconDecoder, SmearingMode, Trie
+
+    pieces = ["-", *("\u2581" + letter for letter in TOKENS[2:]), *TOKENS[2:]]
+    spelling = [[pieces.index(one) for one in ("\u2581" + word[0], *word[1:])] for word in LEXICON]
+    rng = np.random.default_rng(1)
+    for said in sentences(3):
+        frames = [at for word in said for one in spelling[LEXICON.index(word)] for at in (one, 0)]
+        logits = rng.normal(0.0, 1.0, (len(frames), len(pieces)))
+        logits[np.arange(len(frames)), frames] += 4.0
+        found = []
+        for lm in (DlmLM(local.utterance(), LEXICON), kenlm_of(files)):
+            trie = Trie(len(pieces), 0)
+            for index, way in enumerate(spelling):
+                trie.insert(way, index, lm.score(lm.start(False), index)[1])
+            trie.smear(SmearingMode.MAX)
+            options = lexicon_options(pieces, 50)
+            decoder = LexiconDecoder(options, trie, lm, -1, 0, -1, [], False)
+            found.append([one.words for one in decode_with(decoder, logits.astype(np.float32))])
+        assert found[0] == found[1]
+        assert len(found[0]) > 1
+
+
 def test_a_context_is_fetched_once_and_kept(files: ModelFiles) -> None:
     """From servers, some at a time; a sentence decoded again costs no round trip."""
     said = sentences(3)
     with Cluster(files) as running, Client.connect(running.addresses) as client:
         lm = DlmLM(client.utterance(), LEXICON)
         first = [decode(lm, LEXICON, posteriors(one, seed)) for seed, one in enumerate(said)]
-        after = replace(lm.counts)
-        assert 0 < after.round_trips <= after.contexts < after.queries / 4
-        assert client.stats.messages <= after.round_trips * files.manifest.shards
+        after, sent = replace(lm.counts), client.stats.messages
+        assert 0 < sent / files.manifest.shards <= after.contexts_fetched < after.queries / 4
         again = [decode(lm, LEXICON, posteriors(one, seed)) for seed, one in enumerate(said)]
         assert again == first
-        assert (lm.counts.contexts, lm.counts.round_trips) == (after.contexts, after.round_trips)
+        assert (lm.counts.contexts_fetched, client.stats.messages) == (after.contexts_fetched, sent)
         alone = DlmLM(client.utterance(), LEXICON, ahead=0)
         assert [decode(alone, LEXICON, posteriors(one, n)) for n, one in enumerate(said)] == first
-        assert alone.counts.round_trips > after.round_trips
-        assert alone.counts.contexts <= after.contexts
+        assert client.stats.messages > 2 * sent
+        assert alone.counts.contexts_fetched <= after.contexts_fetched
         # With room for almost nothing it is slower, and no different.
         small = DlmLM(client.utterance(), LEXICON, max_words=1)
         assert [decode(small, LEXICON, posteriors(one, n)) for n, one in enumerate(said)] == first
-        assert small.counts.contexts > after.contexts
+        assert small.counts.contexts_fetched > after.contexts_fetched
 
 
 @pytest.mark.promise("beam_goes_on")

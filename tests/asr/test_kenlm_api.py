@@ -276,7 +276,7 @@ def test_a_table_that_is_full_is_replaced(
     files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States that are held go on, and equal those of the new table."""
-    monkeypatch.setattr(tables.StepTable.__init__, "__kwdefaults__", {"states": 12, "scorer": None})
+    monkeypatch.setitem(tables.StepTable.__init__.__kwdefaults__, "states", 12)
     model = mapped(files.again(1, seed=1).directory)  # which nobody else has open
     first = after(model, "w1 w2")
     held = [after(model, text) for text in sentences(40)]
@@ -284,6 +284,12 @@ def test_a_table_that_is_full_is_replaced(
     assert held == again
     assert [hash(state) for state in held] == [hash(state) for state in again]
     assert first == after(model, "w1 w2")
+    words = [f"w{i}" for i in range(12)]
+    scores, following = model.base_score_batch([first, held[0]], words)
+    for w, word in enumerate(words):
+        out = kenlm.State()
+        assert scores[0, w] == model.BaseScore(first, word, out)
+        assert following[0, w] == out
     for state, text in zip(held, sentences(40), strict=True):
         prob = model.BaseScore(state, "w3", kenlm.State())
         assert prob == expected(files, f"{text} w3", True, False)[-1][0]
@@ -541,7 +547,13 @@ def test_a_beam_search_goes_on_where_servers_die(files: ModelFiles, tmp_path: Pa
 
 PROGRAM = """
 import sys
+from importlib.util import find_spec
+assert find_spec("kenlm") and find_spec("pyctcdecode")
 import kenlm
+from pyctcdecode import build_ctcdecoder
+from pyctcdecode.alphabet import BLANK_TOKEN_PTN, UNK_TOKEN_PTN
+from pyctcdecode.constants import DEFAULT_BEAM_WIDTH
+assert build_ctcdecoder(["<pad>", "a"]).decode_beams([[-9.0, 0.0]], DEFAULT_BEAM_WIDTH)[0][0] == "a"
 assert kenlm.__name__ == "dlm.asr.kenlm", kenlm
 model = kenlm.LanguageModel(sys.argv[1])
 state, out = kenlm.State(), kenlm.State()
@@ -586,8 +598,8 @@ def test_the_example_of_the_page_runs(files: ModelFiles, cluster: Cluster, tmp_p
 def test_the_hook_comes_before_the_package_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has imported the package already would go on with it."""
     monkeypatch.delitem(sys.modules, "kenlm", raising=False)
-    assert kenlm.install() is kenlm
-    assert kenlm.install() is sys.modules["kenlm"]
+    assert kenlm.install("kenlm") is kenlm
+    assert kenlm.install("kenlm") is sys.modules["kenlm"]
     monkeypatch.setitem(sys.modules, "kenlm", os)
     with pytest.raises(ImportError, match="already imported"):
         kenlm.install()

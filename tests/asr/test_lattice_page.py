@@ -15,7 +15,7 @@ from dlm.asr.rescoring.slf import slf_text
 from dlm.cli.main import program
 from models import HAND_MADE
 
-PAGE = Path(__file__).parents[2] / "dlm" / "asr" / "README.md"
+PAGE = Path(__file__).parents[2] / "dlm" / "asr" / "SPEECH.md"
 SECTION = PAGE.read_text(encoding="utf-8").split("\n## Lattices and n-best lists\n")[1]
 SECTION = SECTION.split("\n## ")[0]
 

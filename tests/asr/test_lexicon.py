@@ -14,8 +14,8 @@ pytest.importorskip("pocketsphinx", reason="pip install -e '.[asr]'")
 
 from cluster import build
 from dlm.asr.speech import lexicon
+from dlm.asr.speech.acoustic import AcousticModel
 from dlm.asr.speech.lexicon import HOMOPHONES, model_lexicon, read_dictionary, read_table
-from dlm.asr.speech.transcribe import AcousticModel
 from dlm.client import Client
 from dlm.errors import ConfigError
 from models import PlainModel
@@ -87,7 +87,7 @@ def test_a_model_without_any_word_that_sounds_is_refused(tmp_path: Path) -> None
     files = build(model_of(["▁the", "ing", "слово"][::2]), tmp_path / "model", 1)
     with (
         Client.local(files.directory) as client,
-        pytest.raises(ConfigError, match=r"2 words .*'▁the', 'слово'.*English"),
+        pytest.raises(ConfigError, match=r"2 words .*'▁the', 'слово'.*language"),
     ):
         model_lexicon(client.utterance(), LABELS)
 

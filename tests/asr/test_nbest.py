@@ -60,7 +60,7 @@ def test_scores_that_are_partial_are_told(tmp_path: Path) -> None:
         ('{"id": "a", "hyps": [{"words": "x"}]}\n{"id": "b"', "line 2: not JSON"),
         ("{}", "line 1: .*hyps"),
         ('{"id": "", "hyps": [{"words": "x"}]}', "line 1: .*hyps"),
-        ('{"id": "a", "hyps": []}', "line 1: .*'a' .*list"),
+        ('{"id": "a", "hyps": []}', "line 1: .*'a' .*hyps"),
         ('{"id": "a", "hyps": ["x"]}', r"line 1: hyps\[0\] of 'a'"),
         ('{"id": "a", "hyps": [{"words": 1}]}', r"line 1: hyps\[0\] of 'a' is not a hyp"),
         ('{"id": "a", "hyps": [{"words": "x", "lm": "1"}]}', r"lm of hyps\[0\] of 'a'"),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dlm.asr.speech.wer import (
     WordErrors,
@@ -130,7 +129,8 @@ def test_what_has_no_interval_is_refused() -> None:
 FORMS = {
     "table": "file\tspeaker\ttext\naudio/a.flac\t1\tOne two.\naudio/b.flac\t2\tThree\n",
     "tabs": "x/a.flac\tone two\ny/b.flac\tthree\n",
-    "json": '{"file": "a.wav", "text": "one"}\n{"file": "a.wav", "text": "two"}\n'
+    "json": '{"file": "a.wav", "text": "won", "partial": true}\n{"file": "a.wav", "text": "one"}\n'
+    '{"file": "a.wav", "text": "two"}\n'
     '{"file": "b.wav", "text": "three"}\n',
     "rescored .jsonl": '{"id": "a.wav", "hyps": [{"words": "one", "acoustic": -1.5, "lm": -2.0}]}\n'
     '{"id": "a.wav:20.00", "hyps": [{"words": "two", "acoustic": 0.0, "lm": -2.0}]}\n'

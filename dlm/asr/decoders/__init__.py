@@ -1,1 +1,1 @@
-"""Language models for decoders of others, and a beam search over letters."""
+"""Language models for other projects' decoders, and a beam search over letters."""

@@ -1,20 +1,23 @@
 """KenLM's Python API, implemented by dlm: `import dlm.asr.kenlm as kenlm`.
 
-Frameworks that write `import kenlm` themselves get it after `dlm.asr.kenlm.install()`, or if you
-start them with `python -m dlm.asr.kenlm script.py ...` (or `-m MODULE ...`, as with Python).
+Frameworks that themselves import kenlm (or pyctcdecode) get dlm's module after `install()`, or if
+you start them with `python -m dlm.asr.kenlm script.py ...` (or `-m MODULE ...`, as with Python).
 """
 
 from __future__ import annotations
 
 import sys
 import types
+from importlib import import_module
 
-from dlm.asr.kenlm.model import ArpaComplaint as ARPALoadComplain
-from dlm.asr.kenlm.model import KenlmConfig as Config
-from dlm.asr.kenlm.model import KenlmLanguageModel as LanguageModel
-from dlm.asr.kenlm.model import KenlmLoadMethod as LoadMethod
-from dlm.asr.kenlm.model import KenlmModel as Model
-from dlm.asr.kenlm.model import WordScore as FullScoreReturn
+from dlm.asr.kenlm.model import (
+    ArpaComplaint as ARPALoadComplain,
+    KenlmConfig as Config,
+    KenlmLanguageModel as LanguageModel,
+    KenlmLoadMethod as LoadMethod,
+    KenlmModel as Model,
+    WordScore as FullScoreReturn,
+)
 from dlm.asr.kenlm.opened import NextStates
 from dlm.asr.kenlm.state import KenlmState as State
 
@@ -31,14 +34,26 @@ __all__ = [
 ]
 
 
-def install() -> types.ModuleType:
-    """Makes `import kenlm` return this module from now on; ImportError if kenlm is already
-    imported."""
-    here = sys.modules[__name__]
-    found = sys.modules.setdefault("kenlm", here)
-    if found is not here:
-        raise ImportError(
-            "the package kenlm is already imported, and its importers will keep using it; call "
-            "dlm.asr.kenlm.install() first, or start with `python -m dlm.asr.kenlm script.py`"
-        )
-    return here
+# The modules that other packages import, and those that they get instead.
+_MODULES = {
+    "kenlm": "dlm.asr.kenlm",
+    "pyctcdecode": "dlm.asr.ctc",
+    "pyctcdecode.alphabet": "dlm.asr.decoders.labels",
+    "pyctcdecode.constants": "dlm.asr.decoders.beams",
+}
+
+
+def install(*packages: str) -> types.ModuleType:
+    """From now on, `import kenlm` gives this module, and `import pyctcdecode` gives `dlm.asr.ctc`;
+    with `packages`, only those are replaced. ImportError if one is already imported."""
+    for name, ours in _MODULES.items():
+        package = name.partition(".")[0]
+        if package in (packages or _MODULES):
+            module = import_module(ours)
+            if sys.modules.setdefault(name, module) is not module:
+                raise ImportError(
+                    f"the package {package} is already imported, and its importers will keep using "
+                    "it; call dlm.asr.kenlm.install() first, or start with `python -m "
+                    "dlm.asr.kenlm script.py`"
+                )
+    return sys.modules[__name__]

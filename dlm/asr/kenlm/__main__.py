@@ -1,4 +1,4 @@
-"""`python -m dlm.asr.kenlm script.py ...`: runs a program whose `import kenlm` is dlm's module."""
+"""`python -m dlm.asr.kenlm script.py ...`: runs a program with dlm as its kenlm and pyctcdecode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dlm.asr.kenlm import install
 
-USAGE = "usage: python -m dlm.asr.kenlm (script.py | -m MODULE) [arguments of it ...]\n"
+USAGE = "usage: python -m dlm.asr.kenlm (script.py | -m MODULE) [ARGUMENT ...]\n"
 
 
 def main() -> None:

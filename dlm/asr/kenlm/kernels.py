@@ -1,5 +1,5 @@
-"""One word after one state, in one call that takes only numbers. Tables are behind addresses, since
-taking an array costs as much as a step. The GIL is held, so threads need no lock."""
+"""One word after one state, in one call that takes only numbers. Tables are passed as addresses,
+since passing an array costs as much as a step. The GIL is held, so threads need no lock."""
 
 # mypy: disable-error-code="assignment,misc"
 from __future__ import annotations
@@ -17,17 +17,14 @@ from dlm.asr.kenlm.row_kernels import (
     weight_from,
     word_at,
 )
-from dlm.index.packed.kernels import find_key
-from dlm.index.search.step_kernels import alone, ask_alone, list_after, low_of, open_list
+from dlm.index.search.step_kernels import alone, find_pair, list_after, low_of
 from dlm.jit import inlined, kernel
-from dlm.kenlm.kernels import IS_TRIE
-from dlm.kenlm.kernels import ORDER as FILE_ORDER
-from dlm.kenlm.score_kernels import BLOCK as FILE_BLOCK
+from dlm.kenlm.kernels import IS_TRIE, ORDER as FILE_ORDER
 from dlm.kenlm.score_kernels import (
+    BLOCK,
     COLUMNS,
     FOUND,
     PROB,
-    STATE,
     cell,
     charged,
     get,
@@ -42,15 +39,12 @@ from dlm.ngram.memory_kernels import (
     load64,
     load_float32,
     mask_of,
-    mirrored,
     of,
-    prefetch,
     store32,
     store64,
-    two_fields,
 )
 
-# Places in a table, an array of int64; the first two are those of an unpacked model's table, too.
+# Places in a table, an array of int64; the first two also exist in an unpacked model's table.
 (
     ASKED,
     HITS,
@@ -71,10 +65,10 @@ from dlm.ngram.memory_kernels import (
 
 WAYS = 4  # steps of a line: two numbers each, 64 bytes in all
 LINE_BYTES = 16 * WAYS
-# A step's answer: the row of the next state, and above it the length of the n-gram. It is passed on
-# as the state: `row_in` takes the row of it.
+# A step's answer: the row of the next state and, above it, the length of the n-gram. It is passed
+# on as the state: `row_in` extracts the row.
 ROW_BITS = 27
-# In place of an answer.
+# Values instead of an answer.
 NEEDS_SHARD, FULL = -1, -2
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
@@ -112,7 +106,7 @@ def put_step(line, key, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def recall(table, line, key):  # type: ignore[no-untyped-def]
-    """The value of a step in its line of the cache, counted as asked; or -1."""
+    """The value of a step in its cache line, or -1; counts the query."""
     for way in range(WAYS):
         here = line + np.int64(way) * _16
         if load64(here) == key:
@@ -124,8 +118,8 @@ def recall(table, line, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_row(table):  # type: ignore[no-untyped-def]
-    """The number of the row written after the last one, or of its equal, and whether it is new;
-    FULL without room. Trusts that one row past the capacity has space."""
+    """The number of the row written after the last one, or of an equal row, and whether it is new;
+    FULL if there is no room. Trusts that one row past the capacity has space."""
     rows, stride, count = of(table, ROWS), of(table, STRIDE), of(table, COUNT)
     row = rows + count * stride
     length = load32(row)
@@ -191,16 +185,8 @@ def put_state(table, words):  # type: ignore[no-untyped-def]
     return row
 
 
-@kernel("int64, int64, int64", nogil=False)
-def step(table, state, word):  # type: ignore[no-untyped-def]
-    """Scores a word after a state.
-
-    Args        table  its address;  state  a row in use, or the answer of the step that led to it
-                word  an id below the vocabulary's size
-    Returns     (log10 P, answer): the row of the next state, and from bit ROW_BITS on KenLM's
-                ngram_length; or NEEDS_SHARD, where a tree elsewhere has the answer, or FULL
-    Guarantees  equals ngram.backoff.score bit for bit
-    """
+@inlined
+def take_step(table, state, word):  # type: ignore[no-untyped-def]
     state = row_in(state)
     key = (state << _32 | word) + _1
     line = line_of(table, key)
@@ -223,24 +209,54 @@ def step(table, state, word):  # type: ignore[no-untyped-def]
     return np.float64(log10_prob), after
 
 
-@kernel("int64, int64, int64, float64, int64, int64, bool", nogil=False)
-def enter_step(table, state, word, log10_prob, found, reach, keep):  # type: ignore[no-untyped-def]
-    """Enters what a shard answered; returns as `step` does.
+@kernel("int64, int64, int64", nogil=False)
+def step(table, state, word):  # type: ignore[no-untyped-def]
+    """Scores a word after a state.
+
+    Args        table  its address;  state  a row in use, or the answer of the step that led to it
+                word  an id below the vocabulary's size
+    Returns     (log10 P, answer): the row of the next state, and from bit ROW_BITS on KenLM's
+                ngram_length; or NEEDS_SHARD, where a tree elsewhere has the answer, or FULL
+    Guarantees  equals ngram.backoff.score bit for bit
+    """
+    return take_step(table, state, word)
+
+
+@kernel("int64, int64[:], int64[:], out float64[:], out int64[:]", nogil=False)
+def step_all(table, states, words, log10_prob, answers):  # type: ignore[no-untyped-def]
+    """Like `step`, for several words, each after its own state."""
+    for i in range(len(states)):
+        log10_prob[i], answers[i] = take_step(table, states[i], words[i])
+
+
+@kernel(
+    "int64, int64, uint32[:], float32[:], uint8[:], uint8[:], bool, bool, out int64[:]",
+    nogil=False,
+)
+def enter_steps(  # type: ignore[no-untyped-def]
+    table, state, words, log10_prob, found, reach, keep, follow, answers
+):
+    """Enters a shard's answers to words after one state, or each after the previous word.
 
     Args  found  KenLM's ngram_length;  reach  how many words of (state, word) are the next state
-          keep   whether to cache the answer
+          keep   whether to cache the answers;  follow  whether each word is after the one before
+          answers  filled, as of `step`; after FULL there is nothing else
     """
-    state = row_in(state)
-    after = next_row(table, state, word, reach)
-    if after < 0:
-        return 0.0, after
-    after |= found << np.int64(ROW_BITS)
-    if keep:
-        key = (state << _32 | word) + _1
-        bits = bits_of_float32(np.float32(log10_prob)) & _LOW_32
-        put_step(line_of(table, key), key, after << _32 | bits)
-    add_one(table, ASKED)
-    return log10_prob, after
+    for i in range(len(words)):
+        state, word = row_in(state), np.int64(words[i])
+        after = next_row(table, state, word, np.int64(reach[i]))
+        if after < 0:
+            answers[i:] = after
+            return
+        after |= np.int64(found[i]) << np.int64(ROW_BITS)
+        if keep:
+            key = (state << _32 | word) + _1
+            bits = bits_of_float32(log10_prob[i]) & _LOW_32
+            put_step(line_of(table, key), key, after << _32 | bits)
+        add_one(table, ASKED)
+        answers[i] = after
+        if follow:
+            state = after
 
 
 @kernel("int64, uint32[:]", nogil=False)
@@ -251,88 +267,47 @@ def enter_state(table, words):  # type: ignore[no-untyped-def]
     return enter_row(table)
 
 
-BLOCK = 64  # words whose places are asked for before the first is looked at
-
-
-@kernel("int64, int64[:], uint32[:, :], out float32[:, :], out uint8[:, :]")
-def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untyped-def]
+@kernel("int64, int64[:], uint32[:, :], out float32[:, :]")
+def score_rows(table, rows, words, log10_prob):  # type: ignore[no-untyped-def]
     """Scores words after states of a table that has the whole model.
 
     Shapes      rows (K,) int64;  words (1, W) for all states, or (K, W), uint32
                 log10_prob (K, W) float32  filled
-                reach (K, W) uint8  filled: how many words of (state, word) are the next state
     Guarantees  equals ngram.backoff.score bit for bit
     Trusts      rows in use, ids below the vocabulary's size
     """
-    view = of(table, VIEW)
-    low = low_of(view)
-    width = words.shape[1]
-    alone_prob = np.empty(width, np.float32)
-    alone_reach = np.empty(width, np.uint8)
-    tree = of(table, TREE)
-    keys = np.empty(BLOCK, np.int64)
-    lows = np.empty(BLOCK, np.int64)
-    sizes = np.empty(BLOCK, np.int64)
-    bits = np.empty(BLOCK, np.int64)
+    low, tree = low_of(of(table, VIEW)), of(table, TREE)
+    single = np.empty(words.shape[1], np.float32)
     for k in range(len(rows)):
         here = words[k if len(words) > 1 else 0]
         if k == 0 or len(words) > 1:
-            for i in range(width):
-                ask_alone(low, np.int64(here[i]))
-            for i in range(width):
-                prob, reaches = alone(low, np.int64(here[i]))
-                alone_prob[i] = prob
-                alone_reach[i] = np.uint8(reaches)
+            for i in range(len(here)):
+                single[i], _ = alone(low, np.int64(here[i]))
         row = of(table, ROWS) + rows[k] * of(table, STRIDE)
         contexts = row + of(table, CONTEXTS)
         length = load32(row)
         weight = weight_from(contexts, length, 1)
-        size, bit, bits_of_key = _0, _0, _1
+        size, bit, width = _0, _0, _1
         if length:
-            _, size, bit, bits_of_key = list_after(low, word_at(row, _0))
-        if size == 0:
-            for i in range(width):
-                log10_prob[k, i] = np.float32(weight + alone_prob[i])
-                reach[k, i] = alone_reach[i]
-            continue
-        step, first, rest = open_list(bit, size, bits_of_key)
-        for begin in range(0, width, BLOCK):
-            asked = min(width - begin, BLOCK)
-            for i in range(asked):
-                keys[i] = mirrored(np.int64(here[begin + i]), bits_of_key)
-                prefetch((bit + (keys[i] >> rest) * step) >> _3)
-            for i in range(asked):
-                before, until = _0, size
-                if step:
-                    before, until = two_fields(bit + (keys[i] >> rest) * step, step)
-                if np.int64(here[begin + i]) >> bits_of_key:  # above all words of the list
-                    until = before
-                lows[i] = before
-                sizes[i] = until - before
-                bits[i] = first + before * (rest + low.pair_bits)
-                prefetch(bits[i] >> _3)
-            for i in range(asked):
-                column = begin + i
-                place = find_key(bits[i], rest, _0, sizes[i], keys[i] & mask_of(rest))
-                if place < 0:
-                    log10_prob[k, column] = np.float32(weight + alone_prob[column])
-                    reach[k, column] = alone_reach[column]
-                    continue
-                value_at = bits[i] + sizes[i] * rest + place * low.pair_bits
-                _, matched, longest, best = search_longer(
-                    low, tree, contexts, length, np.int64(here[column]), lows[i] + place, value_at
+            _, size, bit, width = list_after(low, word_at(row, _0))
+        for i in range(len(here)):
+            word, best = np.int64(here[i]), single[i]
+            log10_prob[k, i] = np.float32(weight + best)
+            place, value_at = find_pair(low, size, bit, width, word) if size else (-_1, _0)
+            if place >= 0:
+                _, matched, _, longer = search_longer(
+                    low, tree, contexts, length, word, place, value_at
                 )
-                if matched == 1:
-                    best = alone_prob[column]
-                log10_prob[k, column] = np.float32(weight_from(contexts, length, matched) + best)
-                reach[k, column] = np.uint8(longest)
+                if matched > 1:
+                    best = longer
+                log10_prob[k, i] = np.float32(weight_from(contexts, length, matched) + best)
 
 
 # ------------------------------------------------------------------------------- in a KenLM file
 # The contexts of a row are the weights of the state's last word, its last two, ..., float32: what
 # KenLM keeps in a state.
 
-# Of CPython: what a built-in function makes numbers of its arguments with, and its result.
+# Functions of CPython with which a built-in function converts its arguments and its result.
 _number_of = types.ExternalFunction("PyLong_AsLongLong", types.int64(types.int64))
 _number = types.ExternalFunction("PyLong_FromLongLong", types.int64(types.int64))
 _float = types.ExternalFunction("PyFloat_FromDouble", types.int64(types.float64))
@@ -348,16 +323,13 @@ def pair(log10_prob, answer):  # type: ignore[no-untyped-def]
     return made
 
 
-@kernel("int64, int64, int64", nogil=False)
-def step_in_file(_, arguments, count):  # type: ignore[no-untyped-def]
-    """As `step`, with KenLM's bits and its three arguments in an array. For `jit.builtin`."""
-    table, state = _number_of(load64(arguments)), row_in(_number_of(load64(arguments + _8)))
-    word = _number_of(load64(arguments + _16))
+@inlined
+def take_step_in_file(table, state, word):  # type: ignore[no-untyped-def]
     key = (state << _32 | word) + _1
     line = line_of(table, key)
     value = recall(table, line, key)
     if value >= 0:
-        return pair(as_float32(value), value >> _32)
+        return as_float32(value), value >> _32
     view, contexts = of(table, VIEW), of(table, CONTEXTS)
     row = of(table, ROWS) + state * of(table, STRIDE)
     new = of(table, ROWS) + of(table, COUNT) * of(table, STRIDE)
@@ -368,11 +340,26 @@ def step_in_file(_, arguments, count):  # type: ignore[no-untyped-def]
     put_next(table, state, word, reach)
     after, _ = find_row(table)
     if after < 0:
-        return pair(np.float32(0), after)
+        return np.float32(0), after
     after |= found << np.int64(ROW_BITS)
     put_step(line, key, after << _32 | bits_of_float32(log10_prob))
     add_one(table, ASKED)
-    return pair(log10_prob, after)
+    return log10_prob, after
+
+
+@kernel("int64, int64, int64", nogil=False)
+def step_in_file(_, arguments, count):  # type: ignore[no-untyped-def]
+    """Like `step`, with KenLM's bits and the three arguments in an array. For `jit.builtin`."""
+    table, state = _number_of(load64(arguments)), row_in(_number_of(load64(arguments + _8)))
+    log10_prob, answer = take_step_in_file(table, state, _number_of(load64(arguments + _16)))
+    return pair(log10_prob, answer)
+
+
+@kernel("int64, int64[:], int64[:], out float64[:], out int64[:]", nogil=False)
+def step_all_in_file(table, states, words, log10_prob, answers):  # type: ignore[no-untyped-def]
+    for i in range(len(states)):
+        prob, answers[i] = take_step_in_file(table, row_in(states[i]), words[i])
+        log10_prob[i] = np.float64(prob)
 
 
 @kernel("int64, uint32[:]", nogil=False)
@@ -385,21 +372,18 @@ def enter_state_of_file(table, words):  # type: ignore[no-untyped-def]
     return count
 
 
-@kernel("int64, int64[:], uint32[:, :], out float32[:, :], out uint8[:, :]")
-def score_rows_in_file(table, rows, words, log10_prob, reach):  # type: ignore[no-untyped-def]
-    view = of(table, VIEW)
-    room = np.empty(COLUMNS * FILE_BLOCK, np.int64)
-    block, width = np.int64(room.ctypes.data), words.shape[1]
+@kernel("int64, int64[:], uint32[:, :], out float32[:, :]")
+def score_rows_in_file(table, rows, words, log10_prob):  # type: ignore[no-untyped-def]
+    view, room = of(table, VIEW), np.empty(COLUMNS * BLOCK, np.int64)
+    block, width = np.int64(room.ctypes.data), np.int64(words.shape[1])
     for k in range(len(rows)):
-        here = np.int64(words.ctypes.data) + np.int64(k * width * 4 if len(words) > 1 else 0)
+        here = np.int64(words.ctypes.data) + np.int64(k if len(words) > 1 else 0) * width * _4
         row = of(table, ROWS) + rows[k] * of(table, STRIDE)
         length, weights = load32(row), row + of(table, CONTEXTS)
-        for first in range(0, width, FILE_BLOCK):
-            count = min(np.int64(width - first), np.int64(FILE_BLOCK))
-            at = here + np.int64(first) * _4
-            rest = np.int64(width - first) - count
+        for first in range(_0, width, np.int64(BLOCK)):
+            count = min(width - first, np.int64(BLOCK))
+            at, rest = here + first * _4, width - first - count
             score_block(view, of(view, IS_TRIE), at, count, rest, row + _HEAD, _4, length, block)
             for i in range(count):
                 prob, found = load_float32(cell(block, PROB, i)), get(block, FOUND, i)
                 log10_prob[k, first + i] = charged(prob, found, length, weights)
-                reach[k, first + i] = np.uint8(get(block, STATE, i))

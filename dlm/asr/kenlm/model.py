@@ -22,9 +22,9 @@ __all__ = ["KenlmLanguageModel", "KenlmModel"]
 
 
 class KenlmLoadMethod:
-    """How a model is loaded into memory: LAZY and POPULATE_OR_LAZY map its files, which processes
-    then share, as KenLM's own files always are; the others unpack it into the process's own memory
-    if enough is free, which is faster. Models on servers are not loaded."""
+    """How a model is loaded. LAZY and POPULATE_OR_LAZY map its files, so that processes share them;
+    KenLM's own files are always mapped. The others unpack it into the process's own memory if
+    enough is free, which is faster. Models on servers are not loaded."""
 
     LAZY = 0
     POPULATE_OR_LAZY = 1
@@ -48,7 +48,7 @@ class KenlmConfig:
     arpa_complain  accepted for compatibility; has no effect
     show_progress  whether opening a model reports sharding and compilation to standard error
     vocab          path of a list of the words, one per line, of a KenLM file that stores none
-                   (`build_binary -v`); only `Model.vocab` and what lists words need it
+                   (`build_binary -v`); only `Model.vocab`, and methods that list words, need it
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class KenlmConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordScore:
-    """KenLM's `FullScoreReturn`, read-only: `ngram_length` of the longest n-gram found, as KenLM
-    counts it, and `oov` if the vocabulary lacks the word."""
+    """KenLM's `FullScoreReturn`, read-only. `ngram_length` is that of the longest n-gram found, as
+    KenLM counts it; `oov` says whether the vocabulary lacks the word."""
 
     log_prob: float
     ngram_length: int
@@ -141,7 +141,7 @@ class KenlmModel:
         return type(self), (self.path, self._config)
 
     def __contains__(self, word: str | bytes) -> bool:
-        """Whether the vocabulary has a word, not counting the unknown word. Asks no server."""
+        """Whether the vocabulary has a word, not counting the unknown word. Queries no server."""
         return self._opened.table.id_of(_str_of(word)) != UNK_ID
 
     # -- sentences ----------------------------------------------------------------------------
@@ -167,19 +167,18 @@ class KenlmModel:
         return self._opened.full_scores(_bytes_of(sentence), bool(bos), bool(eos))
 
     def score_many(
-        self, sentences_: Sequence[str | bytes], bos: bool = True, eos: bool = True
+        self, sentences: Sequence[str | bytes], bos: bool = True, eos: bool = True
     ) -> NDArray[np.float64]:
         """`score` of each sentence, (sentences,) float64, in few calls or messages."""
-        if isinstance(sentences_, (str, bytes)):
-            raise TypeError("score_many got one string; expected a sequence: pass [sentence]")
-        texts = [_bytes_of(sentence) for sentence in sentences_]
-        return self._opened.score_many(texts, bool(bos), bool(eos))
+        if isinstance(sentences, (str, bytes)):
+            raise TypeError("score_many got one string; expected sentences: pass [sentence]")
+        return self._opened.score_many([*map(_bytes_of, sentences)], bool(bos), bool(eos))
 
     # -- states -------------------------------------------------------------------------------
 
     def BeginSentenceWrite(self, state: KenlmState) -> None:
         table = self._opened.current()
-        self._write(state, table, table.begin)
+        self._write(state, table, table.start())
 
     def NullContextWrite(self, state: KenlmState) -> None:
         self._write(state, self._opened.current(), NULL)
@@ -205,7 +204,7 @@ class KenlmModel:
             table.id_of(word)
             return self.BaseScore(in_state, word, out_state)
         except AttributeError:
-            if isinstance(in_state, KenlmState) and not hasattr(in_state, "_table"):  # a new one
+            if isinstance(in_state, KenlmState) and not hasattr(in_state, "_table"):  # a new state
                 empty = KenlmState()
                 self.NullContextWrite(empty)
                 return self.BaseScore(empty, word, out_state)
@@ -234,7 +233,7 @@ class KenlmModel:
     ) -> tuple[NDArray[np.float32], NextStates]:
         """Extends each of K states by W words: the same for all states, or K rows of them.
 
-        Returns (K, W) float32 log10 P, and the states after: `after[k, w]`
+        Returns (K, W) float32 log10 P, and the next states: `after[k, w]`
         Raises  QueryError, ModelMismatch
         """
         return self._opened.score_batch(states, words)
@@ -245,8 +244,8 @@ class KenlmModel:
         return self._opened.distribution(state)
 
     def top_k(self, state: KenlmState, k: int) -> list[tuple[str, float]]:
-        """The `k` likeliest next words and their log10 P, best first; equals in vocabulary order.
-        Includes </s> and <unk>, but not <s>."""
+        """The `k` most probable next words and their log10 P, best first; ties are in vocabulary
+        order. Includes </s> and <unk>, but not <s>."""
         if k < 0:
             raise ValueError(f"k is {k}; expected 0 or more")
         found = self.next_distribution(state)

@@ -1,5 +1,4 @@
-"""What `Model`s of the same name share in a process: a client, and the table in use, with which
-sentences are scored, and many states and words at once."""
+"""The client and the current table that all `Model`s of the same name in a process share."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 
 from dlm.asr.kenlm.state import KenlmState, PickledStates, not_a_state
 from dlm.asr.kenlm.table import (
-    NEEDS_SHARD,
     NULL,
     ROW_MASK,
     ModelCounts,
@@ -27,10 +25,9 @@ from dlm.asr.kenlm.table import (
     TextScorer,
     UnpackedTable,
     fits,
-    unpack,
 )
 from dlm.asr.open import SCHEME, open_model
-from dlm.client import ClientConfig, States
+from dlm.client import ClientConfig
 from dlm.client.states import FULL_MODEL
 from dlm.errors import DlmError, ModelMismatch, QueryError
 from dlm.index.search.local import LocalModel
@@ -42,8 +39,8 @@ from dlm.progress import Tell, compiling_notice
 from dlm.units import counted
 from dlm.wire.secret import signature
 
-TOLD_NGRAMS = 10_000_000  # more take seconds to unpack, which is announced
-LOOK_S = 1.0  # between checks of which model new sentences use
+TOLD_NGRAMS = 10_000_000  # a larger model takes seconds to unpack, which is announced
+LOOK_S = 1.0  # seconds between checks of which model new sentences use
 # Word separators, as in `bytes.split`; elsewhere in dlm the last two are characters of words.
 _SPACES = bytes.maketrans(b"\n\v\f", b"   ")
 AT_ONCE = 512  # sentences per call to servers
@@ -90,7 +87,7 @@ class OpenedModel:
         config = replace(ClientConfig(), bigram_fallback=True) if config is None else config
         self.client = open_model(named, config=config, tell=tell, vocab=vocab)
         self.counts = ModelCounts()
-        self._mark = object()  # of its tables, which do not keep it alive
+        self._mark = object()  # owner of the tables, which would keep `self` alive
         utterance = self.client.utterance()
         local = utterance.local_model
         self._is_fixed = local is not None and utterance.model_info.kind == FULL_MODEL
@@ -100,11 +97,10 @@ class OpenedModel:
             ngrams = sum(local.manifest.counts)
             if ngrams > TOLD_NGRAMS:
                 tell(f"unpacking {counted(ngrams, 'n-gram')} into memory")
-            unpacked = unpack(local)
-            self.table = UnpackedTable(utterance, self.counts, self._mark, unpacked)
+            self.table = UnpackedTable(utterance, self.counts, self._mark, local)
         else:
             self.table = StepTable(utterance, self.counts, self._mark)
-        # Scores sentences of a whole model that stays, for which a table is not needed.
+        # Scores sentences without a table if the whole model is in this process and stays.
         self.direct: TextScorer | None = None
         if self._is_fixed and self.table.local is not None:
             self.direct = self.table.scorer
@@ -126,8 +122,8 @@ class OpenedModel:
             self.table = StepTable(utterance, self.counts, self._mark)
 
     def resolve(self, state: KenlmState) -> tuple[ModelTable, int]:
-        """The table and row in which a state continues. Raises TypeError if it is not a state of
-        dlm, and ModelMismatch if it is of another model or shard set."""
+        """The table and row in which a state continues. Raises TypeError if it is not one of dlm's
+        states, and ModelMismatch if it belongs to another model or shard set."""
         if not isinstance(state, KenlmState):
             raise not_a_state(state)
         other, row = state._place()
@@ -145,15 +141,15 @@ class OpenedModel:
         )
 
     def entered(self, table: ModelTable, words: tuple[int, ...]) -> tuple[ModelTable, int]:
-        """The row of a state with these ids, most recent first, and its table: new if full."""
+        """The row of a state with these ids, most recent first, and its table (new if full)."""
         row = table.row_of(words)
         if row < 0:
             table = self.renew(table)
             row = table.row_of(words)
         return table, row
 
-    def renew(self, table: ModelTable) -> ModelTable:
-        assert isinstance(table, StepTable)  # others are never full
+    def renew(self, table: ModelTable) -> StepTable:
+        assert isinstance(table, StepTable)  # other tables are never full
         fresh = table.renewed()
         if table is self.table:
             self.table = fresh
@@ -162,20 +158,16 @@ class OpenedModel:
     def ask(self, table: ModelTable, row: int, word: int) -> tuple[ModelTable, float, int]:
         row &= ROW_MASK
         while True:
-            log10_prob, answer = table.step(table.address, row, word)
-            if answer == NEEDS_SHARD and isinstance(table, StepTable):
-                log10_prob, answer = table.ask(row, word)
+            log10_prob, answer = table.score(row, word)
             if answer >= 0:
                 return table, log10_prob, answer
             table, row = self.entered(self.renew(table), table.words(row))
 
-    def count_asked(self, source: NDArray[np.uint8] | None, queries: int = 0) -> None:
-        """Counts queries not answered by the table; `source` None: the full model answered all."""
-        asked = queries if source is None else source.size
-        self.counts.queries += asked
-        self.counts.cache_misses += asked
-        if source is not None:
-            self.counts.bigram_fallback += int((source == BIGRAM_FALLBACK).sum())
+    def count_asked(self, source: NDArray[np.uint8]) -> None:
+        """Counts queries that the table did not answer."""
+        self.counts.queries += source.size
+        self.counts.cache_misses += source.size
+        self.counts.bigram_fallback += int((source == BIGRAM_FALLBACK).sum())
 
     def stats(self) -> dict[str, int]:
         self.table.count()
@@ -204,7 +196,7 @@ class OpenedModel:
             log10_probs, lengths = self._served(table, ids, bos)
             yield from zip(log10_probs, lengths, unknown, strict=True)
             return
-        row = table.begin if bos else NULL
+        row = table.start(bos)
         for word, is_unknown in zip(ids, unknown, strict=True):
             log10_prob, answer = table.step(table.address, row, word)
             if answer < 0:
@@ -215,12 +207,12 @@ class OpenedModel:
     def _served(
         self, table: ModelTable, ids: list[int], bos: bool
     ) -> tuple[list[float], list[int]]:
-        """log10 P and KenLM's ngram_length of each word. The table answers the first ones; from the
-        first that it lacks, one call requests all."""
+        """log10 P and KenLM's ngram_length of each word. The table answers the first ones; one call
+        requests all words from the first that it lacks."""
         assert isinstance(table, StepTable)
         log10_probs: list[float] = []
         lengths: list[int] = []
-        row = table.begin if bos else NULL
+        row = table.start(bos)
         for word in ids:
             log10_prob, answer = table.step(table.address, row, word)
             if answer < 0:
@@ -263,14 +255,12 @@ class OpenedModel:
         table, row = self.resolve(state)
         ids = np.arange(table.utterance.vocabulary_size, dtype=np.uint32)
         rows = np.array([row], np.int64)
-        if not isinstance(table, StepTable) or table.is_whole:
-            self.counts.queries += len(ids)
-            scores, _ = table.score_rows(rows, ids[None])
-        else:
-            blocks = table.utterance.context_blocks(table.states(rows))
-            scores = blocks.distribution()
-            self.count_asked(np.repeat(blocks.source, len(ids)))
-        return scores.reshape(-1)
+        if table.is_whole:
+            return table.score_rows(rows, ids[None]).reshape(-1)
+        assert isinstance(table, StepTable)
+        blocks = table.utterance.context_blocks(table.states(rows))
+        self.count_asked(np.repeat(blocks.source, len(ids)))
+        return blocks.distribution().reshape(-1)
 
     def score_batch(
         self, states: Sequence[KenlmState], words: Any
@@ -284,22 +274,25 @@ class OpenedModel:
         if len(words) > 0 and not isinstance(words[0], str):
             if len(words) != len(states) or len({len(row) for row in words}) > 1:
                 raise QueryError(
-                    f"{len(words)} rows of words for {len(states)} states; expected one row per "
-                    "state, all of the same length"
+                    f"{len(words)} rows of words were given for {len(states)} states; expected one "
+                    "row per state, all of the same length"
                 )
             ids = np.array([list(map(find, row)) for row in words], np.uint32)
         else:
             ids = np.fromiter(map(find, words), np.uint32, len(words))
-        if isinstance(table, StepTable) and not table.is_whole:
-            found = table.utterance.extend(table.states(rows), ids)
-            self.count_asked(found.source)
-            return found.log10_prob, NextStates(table, self, found.states)
-        ids = np.atleast_2d(ids)
-        log10_prob, after = table.score_rows(rows, ids)
-        self.counts.queries += log10_prob.size
-        if isinstance(table, StepTable):
-            return log10_prob, NextStates(table, self, Extended(table, rows, ids, after))
-        return log10_prob, NextStates(table, self, after)
+        if table.is_whole:
+            ids = np.atleast_2d(ids)
+            return table.score_rows(rows, ids), NextStates(
+                (len(rows), ids.shape[1]),
+                lambda k, w: self.ask(table, int(rows[k]), int(ids[k % len(ids), w]))[::2],
+            )
+        assert isinstance(table, StepTable)
+        found = table.utterance.extend(table.states(rows), ids)
+        self.count_asked(found.source)
+        return found.log10_prob, NextStates(
+            found.log10_prob.shape,
+            lambda k, w: self.entered(table, found.states[k, w]._words[::-1]),
+        )
 
     def _rows_of(self, states: Sequence[KenlmState]) -> tuple[ModelTable, NDArray[np.int64]]:
         while True:
@@ -325,7 +318,7 @@ class OpenedModel:
 def _ids(table: ModelTable, text: bytes, eos: bool) -> list[int]:
     known, find = table.ids, table.id_of
     words = [word.decode("utf-8", "surrogateescape") for word in text.split()]
-    # Read once: another thread may clear it.
+    # `known` is read once per word: another thread may clear it.
     ids = [find(word) if (known_id := known.get(word)) is None else known_id for word in words]
     return [*ids, table.vocabulary.end_id] if eos else ids
 
@@ -334,54 +327,18 @@ def _asked(table: ModelTable, ids: list[int], bos: bool, known: int) -> Answers:
     begin = [table.vocabulary.begin_id] * bos
     whole, width = begin + ids, max(table.order - 1, 0)
     ends = range(len(begin) + known, len(whole))
-    contexts = [whole[max(end - width, 0) : end] for end in ends]
-    return table.utterance.score(contexts, ids[known:])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Extended:
-    """Next states that are not created yet.
-
-    Shapes  rows (K,) int64;  words (1, W) or (K, W) uint32
-            reach (K, W) uint8  how many words of (state, word) the next state keeps
-    """
-
-    table: StepTable
-    rows: NDArray[np.int64]
-    words: NDArray[np.uint32]
-    reach: NDArray[np.uint8]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.reach.shape
-
-    def words_of(self, k: int, w: int) -> tuple[int, ...]:
-        length = int(self.reach[k, w])
-        word = int(self.words[k if len(self.words) > 1 else 0, w])
-        return (word, *self.table.words(int(self.rows[k])))[:length]
+    return table.utterance.score([whole[max(end - width, 0) : end] for end in ends], ids[known:])
 
 
 class NextStates:
     """The states after K states and W words; `after[k, w]` is one, created on access."""
 
     def __init__(
-        self,
-        table: ModelTable,
-        model: OpenedModel,
-        states: States | Extended | NDArray[np.uint32],
+        self, shape: tuple[int, ...], find: Callable[[int, int], tuple[ModelTable, int]]
     ) -> None:
-        self._table, self._model, self._states = table, model, states
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._states.shape
+        self.shape, self._find = shape, find
 
     def __getitem__(self, at: tuple[int, int]) -> KenlmState:
-        k, w = at
-        states, made = self._states, KenlmState()
-        if isinstance(states, np.ndarray):
-            made._table, made._answer = self._table, int(states[k, w])
-            return made
-        words = states.words_of(k, w) if isinstance(states, Extended) else states[k, w]._words[::-1]
-        made._table, made._answer = self._model.entered(self._table, words)
+        made = KenlmState()
+        made._table, made._answer = self._find(*at)
         return made

@@ -1,7 +1,7 @@
-"""A state with what its words lead to, and the search of a word after it.
+"""A state together with the lists that its words lead to, and the search of a word after it.
 
-A row holds the words that still matter and, for each of their lengths, the back-off weight of that
-context and the list of the words that follow it: a context is walked once per state.
+A row holds the words that still matter and, for each context length, the back-off weight and the
+list of the words that follow: so a context is walked once per state.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -55,8 +55,8 @@ from dlm.ngram.memory_kernels import (
 )
 
 # A row: the number of its words, whether something is stored under the last two, and the words,
-# newest first; uint32. Then of the context of each length the address of its list in bits, int64;
-# how many words the list has, uint32; and its weight, float32.
+# newest first; uint32. Then, for the context of each length, the address of its list in bits,
+# int64; the number of words in the list, uint32; and its weight, float32.
 HEAD_BYTES, CONTEXT_BYTES = 8, 16
 
 _0, _1, _2, _3, _4 = np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int64(4)
@@ -128,7 +128,7 @@ def walk(view, tree, order, row, contexts):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_ahead(view, row, contexts, word):  # type: ignore[no-untyped-def]
-    """Prefetches what a search and the walk after it will read, where that is known already."""
+    """Prefetches what a search and the following walk will read, where it is already known."""
     low = low_of(view)
     ask_alone(low, word)
     ask_entry(low, word)

@@ -31,7 +31,7 @@ from dlm.ngram.kernels import bytes_at, find_word, hash_word, note_word
     WORD_BEGIN,
     WORD_BYTES,
     DELIMITERS,
-    SCRATCH,  # address of room for the words of a sentence and what is said of them
+    SCRATCH,  # address of a buffer for the words of a sentence and their results
     PLACES,
 ) = range(16)
 

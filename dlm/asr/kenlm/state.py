@@ -30,7 +30,7 @@ class KenlmState:
 
     __slots__ = ("_answer", "_table")
 
-    # Not set in a new state: without an __init__, making one takes half the time.
+    # Not set in a new state: without an __init__, creating a state takes half the time.
     _table: ModelTable | PickledStates
     _answer: int  # the row; above it, the length of the n-gram that led to it
 
@@ -98,7 +98,7 @@ def not_a_state(*given: object) -> TypeError:
         if not isinstance(one, KenlmState):
             found = f"{type(one).__module__}.{type(one).__qualname__}"
             return TypeError(
-                f"a state is a {found}; expected a dlm.asr.kenlm.State, since states of the "
-                "package kenlm cannot be read"
+                f"found a {found} as a state; expected a dlm.asr.kenlm.State (dlm cannot read "
+                "states of the package kenlm)"
             )
-    return TypeError("found other arguments; expected two states and a word")
+    return TypeError("wrong arguments; expected a state, a word and a state, in this order")

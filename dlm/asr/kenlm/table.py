@@ -4,14 +4,13 @@ occurred, or in a model that is unpacked into memory."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.asr.decoders.contexts import BLOCK_WORDS, MAX_WORDS
 from dlm.asr.kenlm import kernels, sentence_kernels, unpacked_kernels
 from dlm.asr.kenlm.row_kernels import CONTEXT_BYTES, HEAD_BYTES
 from dlm.client import ContextBlocks, ModelInfo, States, Utterance
@@ -31,15 +30,18 @@ from dlm.resources import available_bytes
 STATES = 1 << 18
 STEPS = 1 << 18
 NEEDS_SHARD = kernels.NEEDS_SHARD
-UNKNOWN_WORDS = 1 << 16  # most unknown words to remember
+UNKNOWN_WORDS = 1 << 16  # maximum number of unknown words to remember
+MAX_WORDS = 1 << 22  # words in all kept blocks: about 60 MB
+BLOCK_WORDS = 64  # an empty block takes as much memory as this many words
 NULL = 0  # the row of the empty context
 ROW_MASK = (1 << kernels.ROW_BITS) - 1
-# Of unpacking.
-PEAK_BYTES = 100  # per n-gram, while it is unpacked; 77 of a 5-gram
+Stored: TypeAlias = tuple[ContextBlocks, int]  # what is stored after a state: a place in blocks
+# Unpacking.
+PEAK_BYTES = 100  # per n-gram, while a model is unpacked; a 5-gram takes 77
 SHARE = 4  # at most 1 / SHARE of the available memory is used
-LOAD = 0.7  # of the hash table
+LOAD = 0.7  # load factor of the hash table
 
-_DELIMITERS = splits_at(WHITE_SPACE)  # as in `bytes.split`
+_DELIMITERS = splits_at(WHITE_SPACE)  # the separators of `bytes.split`
 _PADDING = b"\n" + PADDING
 # Where the bytes of a bytes object begin; CPython puts a zero byte after them.
 IN_BYTES = bytes.__basicsize__ - 1
@@ -57,7 +59,7 @@ class ModelCounts:
 
 class TextScorer:
     """Looks up words, and scores sentences if the whole model is in this process, in one compiled
-    call each. The kernels read `numbers`, of which the first is how many words were scored."""
+    call each. The kernels read `numbers`; the first one counts the words scored."""
 
     def __init__(self, numbers: NDArray[np.int64], score: Any, find: Any, *kept: object) -> None:
         self.numbers, self._address, self._kept = numbers, numbers.ctypes.data, kept
@@ -66,47 +68,68 @@ class TextScorer:
 
     @classmethod
     def of_file(cls, file: KenlmFile) -> TextScorer:
-        """Of a KenLM file: sums are in float32, as KenLM's."""
+        """A scorer for a KenLM file: sums are in float32, like KenLM's."""
         scratch = np.zeros(file_kernels.SCRATCH_BYTES // 8 + 1, np.int64)
-        numbers = np.zeros(file_kernels.PLACES, np.int64)
-        numbers[file_kernels.VIEW] = file.view.ctypes.data
-        numbers[file_kernels.SPLITS] = _DELIMITERS.ctypes.data
-        numbers[file_kernels.SCRATCH] = scratch.ctypes.data
+        numbers = _numbers(
+            file_kernels.PLACES,
+            {
+                file_kernels.VIEW: file.view,
+                file_kernels.SPLITS: _DELIMITERS,
+                file_kernels.SCRATCH: scratch,
+            },
+        )
         return cls(numbers, file_kernels.score_sentence, file_kernels.find_id, file, scratch)
 
     @classmethod
     def of_words(cls, utterance: Utterance, unpacked: int | None = None) -> TextScorer:
-        """Of a shard set, or of the unpacked model whose table has this address; sums are in
-        float64."""
+        """A scorer for a shard set, or for the unpacked model whose table has this address; sums
+        are in float64."""
         at, vocabulary = sentence_kernels, utterance.vocabulary
         table = WordTable.from_vocabulary(vocabulary)
         scratch = np.zeros(at.SCRATCH_BYTES, np.uint8)
-        numbers = np.zeros(at.PLACES, np.int64)
-        numbers[at.TABLE] = unpacked or 0
-        local = utterance.local_model
+        local, given = utterance.local_model, dict[int, Any]()
         if isinstance(local, LocalModel):
-            numbers[at.LOW] = local.low.view.ctypes.data
-            numbers[at.TREES], numbers[at.SHARDS] = local.trees.ctypes.data, len(local.trees)
-            numbers[at.SHARD_OF_SLOT] = local.slots.ctypes.data
-        numbers[at.ORDER] = utterance.order
-        numbers[at.BEGIN_ID], numbers[at.END_ID] = vocabulary.begin_id, vocabulary.end_id
-        numbers[at.SLOTS] = table.slots.ctypes.data
-        numbers[at.SLOT_MASK] = len(table.slots) - 2
-        numbers[at.WORD_BEGIN] = table.word_begin.ctypes.data
-        numbers[at.WORD_BYTES] = table.word_bytes.ctypes.data
-        numbers[at.DELIMITERS] = _DELIMITERS.ctypes.data
-        numbers[at.SCRATCH] = scratch.ctypes.data
+            given = {
+                at.LOW: local.low.view,
+                at.TREES: local.trees,
+                at.SHARDS: len(local.trees),
+                at.SHARD_OF_SLOT: local.slots,
+            }
+        numbers = _numbers(
+            at.PLACES,
+            {
+                **given,
+                at.TABLE: unpacked or 0,
+                at.ORDER: utterance.order,
+                at.BEGIN_ID: vocabulary.begin_id,
+                at.END_ID: vocabulary.end_id,
+                at.SLOTS: table.slots,
+                at.SLOT_MASK: len(table.slots) - 2,
+                at.WORD_BEGIN: table.word_begin,
+                at.WORD_BYTES: table.word_bytes,
+                at.DELIMITERS: _DELIMITERS,
+                at.SCRATCH: scratch,
+            },
+        )
         score = at.score_sentence if unpacked is None else unpacked_kernels.score_sentence
         return cls(numbers, score, at.find_id, table, local, scratch)
 
     def id_of(self, word: bytes) -> int:
-        padded = word + _PADDING  # this name keeps it in place
+        padded = word + _PADDING  # the variable keeps the bytes alive during the call
         return self._find(self._address, id(padded) + IN_BYTES, len(word))
 
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
         """The sum of the scores of a sentence of at most TEXT_BYTES."""
-        padded = text + _PADDING  # this name keeps it in place
+        padded = text + _PADDING  # the variable keeps the bytes alive during the call
         return self._score(self._address, id(padded) + IN_BYTES, len(text), bos, eos)
+
+
+def _numbers(places: int, given: dict[int, Any]) -> NDArray[np.int64]:
+    """Numbers for kernels, by place; an array is replaced by its address."""
+    found = np.zeros(places, np.int64)
+    for place, value in given.items():
+        found[place] = value.ctypes.data if isinstance(value, np.ndarray) else value
+    return found
 
 
 def _taken(numbers: NDArray[np.int64], place: int) -> int:
@@ -116,21 +139,19 @@ def _taken(numbers: NDArray[np.int64], place: int) -> int:
 
 
 class ModelTable(ABC):
-    """States of the model that an utterance is pinned to, as row numbers: one row per state.
-    Threads can share a table, since its kernels hold the GIL.
+    """States of the model that an utterance is pinned to, as row numbers: one row per state. All
+    decoder adapters use it: `start` and `score`, as flashlight calls its models (also for the
+    sentence end), or `score_all`. Threads can share a table: its kernels hold the GIL.
 
-    Args        owner   of this table: states of its other tables can continue here
+    Args        owner   owner of this table: states of its other tables can continue here
                 scorer  looks up words, and scores text if the whole model is in this process
     Attributes  local   the model, if it is in this process
                 numbers  the table for the kernels, by its address
-                is_whole  the whole model is in this process: no step is NEEDS_SHARD
-                next_type  of `score_rows`: uint32, the row of the next state; or uint8, how many
-                        words of (state, word) it keeps
+                is_whole  whether the whole model is in this process, so no step is NEEDS_SHARD
                 begin   row of the state at the beginning of a sentence
     """
 
     is_whole: bool
-    next_type: type[np.unsignedinteger[Any]]
     step: Callable[[int, int, int], tuple[float, int]]
     _score_rows: Callable[..., None]
     begin: int
@@ -153,6 +174,14 @@ class ModelTable(ABC):
         self.scorer = scorer
         self.ids: dict[str, int] = {}  # exactly a dict, which Python reads faster
 
+    def start(self, bos: bool = True) -> int:
+        """The state at the beginning of a sentence, or the empty context."""
+        return self.begin if bos else NULL
+
+    def score(self, row: int, word: int) -> tuple[float, int]:
+        """log10 P of a word after a state, and the state after it; see `kernels.step`."""
+        return self.step(self.address, row, word)
+
     def id_of(self, word: str) -> int:
         """The id of a word, looked up once; cleared after too many unknown words."""
         found = self.ids.get(word)
@@ -172,29 +201,26 @@ class ModelTable(ABC):
     def row_of(self, words: Sequence[int]) -> int:
         """The row of the state with these ids, most recent first; -1 if there is no room."""
 
-    def score_rows(
-        self, rows: NDArray[np.int64], words: NDArray[np.uint32]
-    ) -> tuple[NDArray[np.float32], NDArray[Any]]:
-        """With a whole model, for (K,) rows and (1, W) or (K, W) words: log10 P (K, W), and the
-        next state: see `next_type`."""
-        shape = len(rows), words.shape[1]
-        found, after = np.empty(shape, np.float32), np.empty(shape, self.next_type)
-        self._score_rows(self.address, rows, words, found, after)
-        return found, after
+    def score_rows(self, rows: NDArray[np.int64], words: NDArray[np.uint32]) -> NDArray[np.float32]:
+        """log10 P (K, W) of a whole model, for (K,) rows and (1, W) or (K, W) words."""
+        found = np.empty((len(rows), words.shape[1]), np.float32)
+        self._score_rows(self.address, rows, words, found)
+        self._counts.queries += found.size
+        return found
 
-    def count(self) -> None:
+    def count(self) -> ModelCounts:
+        """The counts, including those that the kernels made since."""
         asked = _taken(self.numbers, kernels.ASKED)
         asked += _taken(self.scorer.numbers, sentence_kernels.ASKED)
         self._counts.queries += asked
         self._counts.cached += _taken(self.numbers, kernels.HITS)
         self._counts.local_fallback += asked * (self.model_info.kind == LOCAL_MODEL)
+        return self._counts
 
 
 class StepTable(ModelTable):
-    """A table of the states that occurred, and of the most recent steps, for a mapped single-shard
-    model, a KenLM file, or a model on servers; `ask` requests what it lacks."""
-
-    next_type = np.uint8
+    """A table of the states that occurred and of the most recent steps, for a mapped single-shard
+    model, a KenLM file, or a model on servers."""
 
     def __init__(
         self,
@@ -204,6 +230,7 @@ class StepTable(ModelTable):
         *,
         states: int = STATES,
         scorer: TextScorer | None = None,
+        max_words: int = MAX_WORDS,
     ) -> None:
         local = utterance.local_model
         self.is_whole = isinstance(local, KenlmFile) or (
@@ -216,6 +243,7 @@ class StepTable(ModelTable):
             self.step = builtin(kernels.step_in_file)
             self._enter_state = kernels.enter_state_of_file
             self._score_rows = kernels.score_rows_in_file.compile()
+            self._step_all = kernels.step_all_in_file
         else:
             self.view = utterance.low_orders.low.view
             if local is not None and self.is_whole:
@@ -225,11 +253,10 @@ class StepTable(ModelTable):
             self.step = kernels.step.compile()
             self._enter_state = kernels.enter_state
             self._score_rows = kernels.score_rows.compile()
-            self._enter_step = kernels.enter_step.compile()
-        numbers = np.zeros(kernels.PLACES, np.int64)
-        super().__init__(utterance, counts, owner, numbers, scorer)
-        self._states = states
-        width = max(self.order, 1)
+            self._step_all = kernels.step_all
+            self._enter_steps = kernels.enter_steps.compile()
+        self.room, self._max_words = states, max_words
+        width = max(utterance.order, 1)
         self._width = HEAD_BYTES // 4 + width - 1
         contexts = -(-(HEAD_BYTES + 4 * (width - 1)) // 8) * 8
         stride = contexts + CONTEXT_BYTES * (width - 1)
@@ -239,19 +266,25 @@ class StepTable(ModelTable):
         lines = STEPS // kernels.WAYS
         cache = np.zeros(lines * kernels.LINE_BYTES // 8 + 8, np.int64)
         self._cache = cache[-cache.ctypes.data % 64 // 8 :]
-        numbers[kernels.VIEW] = self.view.ctypes.data
-        numbers[kernels.TREE] = tree
-        numbers[kernels.ORDER] = self.order
-        numbers[kernels.ROWS] = self._rows.ctypes.data
-        numbers[kernels.STRIDE] = stride
-        numbers[kernels.CONTEXTS] = contexts
-        numbers[kernels.CAPACITY] = states
-        numbers[kernels.SLOTS] = self._slots.ctypes.data
-        numbers[kernels.SLOT_MASK] = slots - 1
-        numbers[kernels.CACHE] = self._cache.ctypes.data
-        numbers[kernels.LINE_MASK] = lines - 1
-        self._blocks: dict[int, ContextBlocks] = {}
-        self._held = 0  # words of these
+        numbers = _numbers(
+            kernels.PLACES,
+            {
+                kernels.VIEW: self.view,
+                kernels.TREE: tree,
+                kernels.ORDER: utterance.order,
+                kernels.ROWS: self._rows,
+                kernels.STRIDE: stride,
+                kernels.CONTEXTS: contexts,
+                kernels.CAPACITY: states,
+                kernels.SLOTS: self._slots,
+                kernels.SLOT_MASK: slots - 1,
+                kernels.CACHE: self._cache,
+                kernels.LINE_MASK: lines - 1,
+            },
+        )
+        super().__init__(utterance, counts, owner, numbers, scorer)
+        self._blocks: dict[int, Stored] = {}  # by row: blocks, and the place in them
+        self._held = 0  # number of words in these blocks
         self.row_of(())
         self.begin = self.row_of((utterance.vocabulary.begin_id,) if self.order > 1 else ())
 
@@ -264,7 +297,7 @@ class StepTable(ModelTable):
         found = self._rows[rows, : self._width]
         lengths, words = found[:, 0], found[:, 2:]
         used = np.arange(words.shape[1])[None, :] < lengths[:, None]
-        # Most recent last, and at the right.
+        # In `States`, the most recent word is last, and rows are aligned at the right.
         return States(
             self.model_info,
             np.ascontiguousarray(np.where(used, words, 0).astype(np.uint32)[:, ::-1][:, :width]),
@@ -274,24 +307,43 @@ class StepTable(ModelTable):
     def row_of(self, words: Sequence[int]) -> int:
         return int(self._enter_state(self.address, np.array(words, np.uint32)))
 
-    def renewed(self) -> StepTable:
-        self.count()
+    def renewed(self, states: int | None = None) -> StepTable:
+        """An empty table, with room for this number of states."""
         return StepTable(
-            self.utterance, self._counts, self.owner, states=self._states, scorer=self.scorer
-        )
+            self.utterance, self.count(), self.owner, states=states or self.room,
+            scorer=self.scorer, max_words=self._max_words,
+        )  # fmt: skip
 
-    def _blocks_of(self, row: int) -> ContextBlocks:
-        """Everything stored after a state, since decoders ask for many words after it."""
-        found = self._blocks.get(row)
-        if found is None:
-            found = self.utterance.context_blocks(self.states(np.array([row])))
-            self._counts.contexts_fetched += 1
-            if found.source[0] != BIGRAM_FALLBACK:  # bigram-fallback answers are never remembered
-                self._held += BLOCK_WORDS + int(found.sizes[0])
-                if self._held > MAX_WORDS:
-                    self._blocks = {}
-                    self._held = BLOCK_WORDS + int(found.sizes[0])
-                self._blocks[row] = found
+    def grown(self) -> StepTable:
+        """A table with the same rows, and room for twice as many."""
+        found = self.renewed(2 * self.room)
+        for row in range(len(self)):
+            found.row_of(self.words(row))
+        found._blocks, found._held = self._blocks, self._held
+        return found
+
+    def __len__(self) -> int:
+        return int(self.numbers[kernels.COUNT])
+
+    def lacks(self, row: int) -> bool:
+        """Whether steps after a state need what is stored after it and has not been fetched."""
+        return bool(self._rows[row, 1]) and row not in self._blocks
+
+    def blocks_of(self, rows: Collection[int]) -> dict[int, Stored]:
+        """Everything stored after different states, in at most one message per shard."""
+        found = {row: self._blocks[row] for row in rows if row in self._blocks}
+        lacked = [row for row in rows if row not in found]
+        if lacked:
+            blocks = self.utterance.context_blocks(self.states(np.array(lacked)))
+            self._counts.contexts_fetched += len(lacked)
+            sizes, kept = blocks.sizes.tolist(), blocks.source != BIGRAM_FALLBACK
+            for place, row in enumerate(lacked):
+                found[row] = blocks, place
+                if kept[place]:  # bigram-fallback answers are never remembered
+                    self._held += BLOCK_WORDS + sizes[place]
+                    if self._held > self._max_words:
+                        self._blocks, self._held = {}, BLOCK_WORDS + sizes[place]
+                    self._blocks[row] = found[row]
         return found
 
     def remember(self, row: int, words: Sequence[int], answers: Answers) -> bool:
@@ -307,59 +359,55 @@ class StepTable(ModelTable):
         if self.utterance.model_info != self.model_info:
             return True
         kept = int(degraded.argmax()) if degraded.any() else count
-        rows = zip(
-            words[:kept],
-            answers.log10_prob.tolist(),
-            answers.ngram_length.tolist(),
-            answers.state_length.tolist(),
-            strict=False,
-        )
-        for word, log10_prob, length, reach in rows:
-            _, answer = self._enter_step(self.address, row, word, log10_prob, length, reach, True)
-            if answer < 0:
-                return False
-            self._counts.queries -= 1  # the table counts it too
-            row = answer
-        return True
+        after = self._enter(row, np.array(words[:kept], np.uint32), answers, True, True)
+        self._counts.queries -= int((after >= 0).sum())  # the table counts them too
+        return bool((after >= 0).all())
 
-    def ask(self, row: int, word: int) -> tuple[float, int]:
-        """Like `kernels.step`, from the servers that have what the low orders lack."""
-        blocks = self._blocks_of(row)
-        answers = blocks.answers(0, np.array([word], np.uint32))
-        is_fallback = bool(blocks.source[0] == BIGRAM_FALLBACK)
-        self._counts.cache_misses += 1
-        self._counts.bigram_fallback += is_fallback
-        log10_prob, answer = self._enter_step(
-            self.address,
-            row,
-            word,
-            float(answers.log10_prob[0]),
-            int(answers.ngram_length[0]),
-            int(answers.state_length[0]),
-            not is_fallback,
-        )
-        return log10_prob, answer
+    def _enter(
+        self, row: int, words: NDArray[np.uint32], answers: Answers, keep: bool, follow: bool
+    ) -> NDArray[np.int64]:
+        after = np.empty(len(words), np.int64)
+        self._enter_steps(
+            self.address, row, words, answers.log10_prob, answers.ngram_length,
+            answers.state_length, keep, follow, after,
+        )  # fmt: skip
+        return after
+
+    def _found(
+        self, row: int, words: NDArray[np.uint32], blocks: ContextBlocks, place: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        answers = blocks.answers(place, words)
+        is_fallback = bool(blocks.source[place] == BIGRAM_FALLBACK)
+        self._counts.cache_misses += len(words)
+        self._counts.bigram_fallback += is_fallback * len(words)
+        return answers.log10_prob, self._enter(row, words, answers, not is_fallback, False)
+
+    def score(
+        self, row: int, word: int, fetch: Callable[[int], Stored] | None = None
+    ) -> tuple[float, int]:
+        """Like `ModelTable.score`, if necessary by the servers or from fetched blocks."""
+        log10_prob, after = self.step(self.address, row, word)
+        if after == NEEDS_SHARD:
+            found = self.blocks_of([row])[row] if fetch is None else fetch(row)
+            log10_probs, rows = self._found(row, np.array([word], np.uint32), *found)
+            return float(log10_probs[0]), int(rows[0])
+        return log10_prob, after
+
+    def score_all(
+        self, rows: NDArray[np.int64], words: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+        """log10 P of N words, each after its own state, and the rows after them; None if the table
+        is full. At most one message per shard."""
+        log10_prob, after = np.empty(len(rows)), np.empty(len(rows), np.int64)
+        self._step_all(self.address, rows, words, log10_prob, after)
+        lacked = np.flatnonzero(after == NEEDS_SHARD)
+        for row, found in self.blocks_of(np.unique(rows[lacked]).tolist()).items():
+            at = lacked[rows[lacked] == row]
+            log10_prob[at], after[at] = self._found(row, words[at].astype(np.uint32), *found)
+        return None if (after < 0).any() else (log10_prob, after & ROW_MASK)
 
 
 # --------------------------------------------------------------------------------- unpacked
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UnpackedModel:
-    """A model in the form of `unpacked_kernels`. Contexts are numbered from 1; 0 is the empty one,
-    and `prefix` and `word` split a context into the number of its other words and its last word."""
-
-    numbers: NDArray[np.int64]
-    entries: NDArray[np.int64]
-    contexts: NDArray[np.uint32]
-    words: NDArray[np.uint32]
-    prefix: NDArray[np.uint32]
-    word: NDArray[np.uint32]
-
-    @property
-    def nbytes(self) -> int:
-        kept = (self.entries, self.contexts, self.words, self.prefix, self.word)
-        return sum(array.nbytes for array in kept)
 
 
 def fits(model: LocalModel) -> bool:
@@ -367,8 +415,10 @@ def fits(model: LocalModel) -> bool:
     return ngrams < ROW_MASK and ngrams * PEAK_BYTES * SHARE <= available_bytes()
 
 
-def unpack(model: LocalModel) -> UnpackedModel:
-    """Unpacks every n-gram of a model; ShardFormatError if its files do not match each other."""
+def unpack(model: LocalModel) -> tuple[NDArray[Any], ...]:
+    """Every n-gram of a model in the form of `unpacked_kernels`: `numbers`; for each context from 1
+    on, the context of all but its last word, and this word; and the arrays to which `numbers`
+    refer, `words` first. ShardFormatError if the model's files do not match each other."""
     found = decode_tables(model)
     tables = found.model.tables
     first = np.cumsum([1, *(len(table) for table in tables)]).tolist()
@@ -382,10 +432,15 @@ def unpack(model: LocalModel) -> UnpackedModel:
     entries = np.zeros(2 * size + 8, np.int64)
     entries = entries[-entries.ctypes.data % 64 // 8 :]
     contexts, words = np.zeros(2 * count, np.uint32), np.zeros(2 * vocabulary, np.uint32)
-    numbers = np.zeros(unpacked_kernels.PLACES, np.int64)
-    numbers[unpacked_kernels.ENTRIES], numbers[unpacked_kernels.SIZE] = entries.ctypes.data, size
-    numbers[unpacked_kernels.CONTEXTS] = contexts.ctypes.data
-    numbers[unpacked_kernels.WORDS] = words.ctypes.data
+    numbers = _numbers(
+        unpacked_kernels.PLACES,
+        {
+            unpacked_kernels.ENTRIES: entries,
+            unpacked_kernels.SIZE: size,
+            unpacked_kernels.CONTEXTS: contexts,
+            unpacked_kernels.WORDS: words,
+        },
+    )
     suffix, after = np.zeros(rows, np.uint32), np.zeros(rows, np.uint32)
     prefix, word = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
     for order, table in enumerate(tables, 1):
@@ -404,31 +459,30 @@ def unpack(model: LocalModel) -> UnpackedModel:
     unpacked_kernels.finish(numbers.ctypes.data, log10_prob, blank, after, order_of)
     words[0::2] = tables[0].log10_prob.view(np.uint32)
     words[1::2] = after[1 : vocabulary + 1]
-    return UnpackedModel(numbers, entries, contexts, words, prefix, word)
+    return numbers, prefix, word, words, entries, contexts
 
 
 class UnpackedTable(ModelTable):
     """States of an unpacked model are numbers of its n-grams, so no queries are cached."""
 
     is_whole = True
-    next_type = np.uint32
 
     def __init__(
-        self, utterance: Utterance, counts: ModelCounts, owner: object, model: UnpackedModel
+        self, utterance: Utterance, counts: ModelCounts, owner: object, model: LocalModel
     ) -> None:
-        numbers = model.numbers
+        numbers, self._prefix, self._word, words, *self._kept = unpack(model)
         scorer = TextScorer.of_words(utterance, numbers.ctypes.data)
         super().__init__(utterance, counts, owner, numbers, scorer)
-        self._model = model
         self.step = unpacked_kernels.step.compile()
         self._score_rows = unpacked_kernels.score_rows.compile()
-        self.begin = int(model.words[2 * utterance.vocabulary.begin_id + 1])
+        self._kept.append(words)
+        self.begin = int(words[2 * utterance.vocabulary.begin_id + 1])
 
     def words(self, row: int) -> tuple[int, ...]:
         found = []
         while row:
-            found.append(int(self._model.word[row]))
-            row = int(self._model.prefix[row])
+            found.append(int(self._word[row]))
+            row = int(self._prefix[row])
         return tuple(found)
 
     def row_of(self, words: Sequence[int]) -> int:

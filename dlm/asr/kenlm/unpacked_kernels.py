@@ -2,8 +2,8 @@
 
 The contexts that matter (those that n-grams extend, or that have a back-off weight) are numbered
 from 1; 0 is the empty one. The table maps (context, word) to the n-gram's probability and the
-context after it. Where there is no entry, the next shorter context is tried and the back-off weight
-is added.
+context after it. Without an entry, the next shorter context is tried, and the back-off weight is
+added.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.asr.kenlm.kernels import ASKED, HITS, ROW_BITS, add_one, row_in
-from dlm.asr.kenlm.sentence_kernels import ASKED as TEXT_ASKED
 from dlm.asr.kenlm.sentence_kernels import (
+    ASKED as TEXT_ASKED,
     BEGIN_ID,
     END_ID,
     SCRATCH,
@@ -37,7 +37,7 @@ from dlm.ngram.memory_kernels import (
 
 # Places in a table, an array of int64.
 (
-    ENTRIES,  # address of the hash table: (context, word), then what stands there; 16 bytes
+    ENTRIES,  # address of the hash table: (context, word), then the value; 16 bytes
     SIZE,  # entries it has room for
     CONTEXTS,  # address by number: the weight, float32, and the context to fall back on, uint32
     WORDS,  # address by word: log10 P, float32, and what matters after it alone, uint32
@@ -49,7 +49,7 @@ _0, _1, _3, _4, _8 = np.int64(0), np.int64(1), np.int64(3), np.int64(4), np.int6
 _32 = np.int64(32)
 _LOW_32 = np.int64((1 << 32) - 1)
 _MIX = np.int64(-7046029254386353131)  # 2**64 over the golden ratio
-# In the place of a probability: what was put in only to close the model under suffixes.
+# Instead of a probability: an entry that only closes the model under suffixes.
 BLANK_BITS = np.int64(0x7FC00000)
 
 
@@ -62,8 +62,8 @@ def slot_of(table, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def find(table, key):  # type: ignore[no-untyped-def]
-    """What stands at a key, -1 where it is not there: the bits of a probability, and above bit 32
-    an answer as `kernels.step` gives it."""
+    """The value of a key, or -1 if it is missing: the bits of a probability and, above bit 32, an
+    answer as `kernels.step` gives it."""
     return find_from(table, slot_of(table, key), key)
 
 
@@ -100,7 +100,7 @@ def put(table, key, value):  # type: ignore[no-untyped-def]
 def enter_order(  # type: ignore[no-untyped-def]
     table, order, first, prefix, word, log10_backoff, extended, context_of, suffix, after
 ):
-    """Enters the n-grams of one order; orders come from 1 up.
+    """Enters the n-grams of one order; call it in ascending order, from order 1.
 
     Args    first  row of the first of them; rows count the n-grams of all orders from 1
     Shapes
@@ -207,18 +207,16 @@ BLOCK = 32  # words whose entries are prefetched before the first is read
 LONGEST = 256  # words of a context, at most: an order is a uint8
 
 
-@kernel("int64, int64[:], uint32[:, :], out float32[:, :], out uint32[:, :]")
-def score_rows(table, contexts, words, log10_prob, after):  # type: ignore[no-untyped-def]
+@kernel("int64, int64[:], uint32[:, :], out float32[:, :]")
+def score_rows(table, contexts, words, log10_prob):  # type: ignore[no-untyped-def]
     """Scores words after contexts, the shortest part of each first: a word that does not follow it
     follows no longer one, since the model is closed under suffixes (blanks included).
 
     Shapes      contexts (K,) int64;  words (1, W) for all contexts, or (K, W), uint32
                 log10_prob (K, W) float32  filled
-                after (K, W) uint32  filled: the context after each word
     Guarantees  bit for bit as `step`: weights are added from the longest context down
     Trusts      numbers of contexts, ids below the vocabulary's size
     """
-    mask = np.int64((1 << ROW_BITS) - 1)
     width = words.shape[1]
     parts = np.empty(LONGEST, np.int64)
     above = np.empty(LONGEST, np.float32)  # the weights of the contexts longer than each part
@@ -247,11 +245,9 @@ def score_rows(table, contexts, words, log10_prob, after):  # type: ignore[no-un
                 word = np.int64(row[begin + i])
                 there = of(table, WORDS) + (word << _3)
                 total = np.float32(weight + load_float32(there))
-                reached = load32(there + _4)
                 part = depth - 1
                 value = find_from(table, slots[i], shortest | word) if depth else np.int64(-1)
                 while value != -1:
-                    reached = (value >> _32) & mask
                     if value & _LOW_32 != BLANK_BITS:
                         total = np.float32(above[part] + as_float32(value))
                     part -= 1
@@ -259,4 +255,3 @@ def score_rows(table, contexts, words, log10_prob, after):  # type: ignore[no-un
                         break
                     value = find(table, parts[part] << _32 | word)
                 log10_prob[k, begin + i] = total
-                after[k, begin + i] = reached

@@ -1,1 +1,1 @@
-"""Lattices and n-best lists: read, rescored, written."""
+"""Reads, rescores and writes lattices and n-best lists."""

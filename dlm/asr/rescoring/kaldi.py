@@ -29,7 +29,7 @@ _NOT_FINAL = "infinity,infinity"
 
 @dataclass(frozen=True, slots=True)
 class SymbolTable:
-    words: Mapping[str, str]  # by number, as a string
+    words: Mapping[str, str]  # words by their number, as a string
     numbers: Mapping[str, str]
 
     @classmethod
@@ -70,8 +70,7 @@ def read_kaldi(
     Raises  OSError, LatticeError;  ConfigError  labels are numbers, but there is no table
     """
     for block in _blocks(read_lines(path)):
-        reader = partial(_read_block, str(path), block, table, non_words)
-        yield from recovered(reader, skip)
+        yield from recovered(partial(_read_block, str(path), block, table, non_words), skip)
 
 
 def _blocks(lines: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
@@ -100,7 +99,8 @@ class _Reader:
         line, text = head
         if len(split_text(text)) != 1:
             raise LatticeError(
-                f"found {described(text)}; expected only the id of an utterance, before its arcs",
+                f"found {described(text)}; expected a line with only the id of an utterance, "
+                "before its arcs",
                 path=path,
                 line=line,
             )
@@ -132,7 +132,7 @@ class _Reader:
             )
         if not finals:
             raise self._draft.error(
-                "no state is final; expected a line with a state and its weight"
+                "no state is final; expected a line with only a state and its weight"
             )
         for line, state, (lm, acoustic, detail) in finals:
             self._draft.arc(state, last + 1, "", acoustic, lm, detail=detail, line=line)
@@ -144,15 +144,13 @@ class _Reader:
     def _state(self, text: str) -> int:
         number = whole(text)
         if number is None:
-            raise self._error(f"a state is {described(text)}; expected a number from 0")
+            raise self._error(f"a state is {described(text)}; expected 0, 1, 2, ...")
         return number
 
     def _arc(self, source: int, target: int, fields: list[str]) -> None:
         label, rest = fields[2], fields[3:]
         transition = ""
-        if len(rest) == 2 or (
-            rest and "," not in rest[0]
-        ):  # transition-ids are in their own column
+        if len(rest) == 2 or (rest and "," not in rest[0]):  # transition-ids have a separate column
             transition, label = ("" if label == "0" else label), rest[0]
             rest = rest[1:]
         if len(rest) > 1:
@@ -179,7 +177,7 @@ class _Reader:
         if costs[0] is None or costs[1] is None:
             raise self._error(
                 f"the costs of a weight are {described(graph)} and {described(acoustic)}; expected "
-                "two finite numbers: GRAPH,ACOUSTIC,TRANSITION_IDS"
+                "finite numbers as the first two of GRAPH,ACOUSTIC,TRANSITION_IDS"
             )
         return 0.0 - costs[0], 0.0 - costs[1], detail
 
@@ -188,23 +186,23 @@ class _Reader:
             word = self._table.words.get(label)
             if word is None:
                 raise self._error(
-                    "the label of an arc is not in the symbol table; give the words.txt that the "
-                    "lattice was made with"
+                    f"the arc's label {described(label)} is not in the symbol table; give the "
+                    "words.txt that the lattice was made with"
                 )
             return word
         if whole(label) is not None:
             if label == "0":
                 return ""
             raise ConfigError(
-                f"{self._draft.path}, line {self._line}: labels are numbers, not words; give the "
-                "words.txt for them"
+                f"{self._draft.path}, line {self._line}: the labels of arcs are numbers, not "
+                "words; give the words.txt that the lattice was made with"
             )
         return label
 
 
 def kaldi_text(lattice: Lattice, table: SymbolTable | None = None) -> str:
-    """The lattice as a CompactLattice in text, which is read back bit for bit; ConfigError if the
-    symbol table lacks a word of it."""
+    """The lattice as the text of a CompactLattice, which is read back bit for bit; ConfigError if
+    the symbol table lacks one of its words."""
     lines = [lattice.id]
     into_end = Counter(lattice.sources[lattice.targets == lattice.end].tolist())
     has_end = False
@@ -235,6 +233,7 @@ def _label(label: str, table: SymbolTable | None, name: str) -> str:
     number = table.numbers.get(label) if label else "0"
     if number is None:
         raise ConfigError(
-            f"words.txt lacks a word of utterance {name!r}; give the file it was made with"
+            f"words.txt lacks a word of utterance {name!r}; give the words.txt that the lattice "
+            "was made with"
         )
     return number

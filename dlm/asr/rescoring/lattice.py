@@ -1,8 +1,5 @@
 """A word lattice: a graph whose paths are the sentences that a decoder found likely.
 
-    lattice = read_slf("a.slf")
-    lattice.oracle(["the", "man"]).errors      # word errors of the path nearest to a reference
-
 Readers build lattices with `LatticeDraft`, which checks and normalises them.
 """
 
@@ -10,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
@@ -20,7 +17,7 @@ from numpy.typing import NDArray
 
 from dlm.errors import ConfigError, LatticeError
 
-MAX_SCORE = 1e30  # of an arc, so that sums stay finite
+MAX_SCORE = 1e30  # limit of an arc's score, so that sums stay finite
 # Labels that are not words: epsilons, sentence marks and silences.
 NON_WORDS = frozenset(
     {"", "<eps>", "<s>", "</s>", "<sil>", "!NULL", "!SENT_START", "!SENT_END", "!SIL"}
@@ -45,17 +42,8 @@ class Scales:
             value = getattr(self, name)
             if not isinstance(value, Real) or not math.isfinite(value):
                 raise ConfigError(
-                    f"{name} of the scales is {value!r}; expected a finite number, by which scores "
-                    "are multiplied"
+                    f"{name} is {value!r}; expected a finite number, as all members of Scales are"
                 )
-
-
-@dataclass(frozen=True, slots=True)
-class OraclePath:
-    """The path of a lattice that is nearest to a reference: no path has fewer `errors`."""
-
-    errors: int
-    words: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +52,13 @@ class Lattice:
 
     Shapes
         sources   (A,)  int32    node that an arc leaves; ascending
-        targets   (A,)  int32    node that it reaches; above its source
+        targets   (A,)  int32    node that the arc reaches; above its source
         labels    A     str      label of the arc; "" for none
         is_word   (A,)  bool     whether the label is a word, not a mark or silence
         acoustic  (A,)  float64  acoustic log-likelihood, natural logarithm, not scaled
         lm        (A,)  float64  language-model log-probability; all zero if not known
         times     (N,)  float64  seconds from the start of the utterance; nan if not known
-        details   A     str      other fields of the arc in the file, kept for writing; mostly ""
+        details   A     str      other fields of the arc in the file, kept for writing; usually ""
     Guarantees
         nodes are in topological order; node 0 begins every path, the last one ends it, and every
         node is on a path. No arc into the last node has a word: these arcs are the ends of
@@ -113,13 +101,8 @@ class Lattice:
         """Shape (N + 1,): the arcs out of node n are `out_begin[n]` to `out_begin[n + 1]`."""
         return np.searchsorted(self.sources, np.arange(self.nodes + 1))
 
-    @cached_property
-    def _into(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        order = np.argsort(self.targets, kind="stable")
-        return order, np.searchsorted(self.targets[order], np.arange(self.nodes + 1))
-
     def totals(self, scales: Scales | None = None) -> NDArray[np.float64]:
-        """What each arc adds to the score of a path, (A,); by default with the lattice's scales."""
+        """What each arc adds to a path's score, (A,); by default with the lattice's scales."""
         by = self.scales if scales is None else scales
         return by.acoustic * self.acoustic + by.lm * self.lm + by.word_penalty * self.is_word
 
@@ -132,59 +115,6 @@ class Lattice:
             part = slice(begin[node], begin[node + 1])
             best[node] = (arc_scores[part] + best[targets[part]]).max()
         return best
-
-    def oracle(self, reference: Sequence[str]) -> OraclePath:
-        """The path with the fewest word errors against `reference`, and their number.
-
-        Cost  O(arcs * words of the reference) time, O(nodes * words of the reference) memory
-        """
-        if isinstance(reference, (str, bytes)):
-            raise TypeError("the reference is a string; expected a sequence of words, so split it")
-        count = len(reference)
-        place = np.arange(count + 1, dtype=np.int32)
-        distance = np.zeros((self.nodes, count + 1), np.int32)
-        distance[0] = place  # the whole reference so far is deleted
-        order, begin = self._into
-        wrong = self._wrong(reference)
-        for node in range(1, self.nodes):
-            arcs = order[begin[node] : begin[node + 1]]
-            before = distance[self.sources[arcs]]
-            words = self.is_word[arcs]
-            # An arc without a word changes nothing; a word is an insertion, match or substitution
-            reached = before + words[:, None]
-            instead = before[words, :-1] + wrong[arcs[words]]
-            reached[words, 1:] = np.minimum(reached[words, 1:], instead)
-            row = reached.min(axis=0)
-            distance[node] = np.minimum.accumulate(row - place) + place  # deletions
-        return OraclePath(int(distance[-1, -1]), self._nearest(distance, wrong))
-
-    def _wrong(self, reference: Sequence[str]) -> NDArray[np.int32]:
-        """(A, words of the reference): 0 if the label is that word, else 1."""
-        number = {word: i for i, word in enumerate(dict.fromkeys(reference))}
-        labels = np.array([number.get(label, -1) for label in self.labels], np.int64)
-        wanted = np.array([number[word] for word in reference], np.int64)
-        wrong: NDArray[np.int32] = (labels[:, None] != wanted[None, :]).astype(np.int32)
-        return wrong
-
-    def _nearest(self, distance: NDArray[np.int32], wrong: NDArray[np.int32]) -> tuple[str, ...]:
-        order, begin = self._into
-        node, at = self.end, distance.shape[1] - 1
-        words: list[str] = []
-        while node:
-            here = distance[node, at]
-            for arc in order[begin[node] : begin[node + 1]].tolist():
-                source, is_word = int(self.sources[arc]), bool(self.is_word[arc])
-                if is_word and at and distance[source, at - 1] + wrong[arc, at - 1] == here:
-                    at -= 1
-                elif distance[source, at] + is_word != here:
-                    continue
-                if is_word:
-                    words.append(self.labels[arc])
-                node = source
-                break
-            else:
-                at -= 1  # a deleted word of the reference
-        return tuple(reversed(words))
 
 
 @dataclass
@@ -248,8 +178,8 @@ class LatticeDraft:
         kept = [node for node in order if node in onward and node in back]
         if not kept:
             raise self.error(
-                f"no path leads from node {start}, the start, to node {end}, the end; expected "
-                "one or more. Make the lattice again"
+                f"no path leads from the start node {start} to the end node {end}; expected at "
+                "least one. Make the lattice again"
             )
         arcs = [arc for arc in self._arcs if arc[0] in onward and arc[1] in back]
         times = [self._times.get(node, math.nan) for node in kept]
@@ -290,8 +220,8 @@ class LatticeDraft:
             (node,) = ends
             if node not in some:
                 raise self.error(
-                    f"node {node} is the {name}, but no arc {_JOINS[name]} it; add one, or name "
-                    "another node"
+                    f"node {node} is the {name}, but no arc {_JOINS[name]} it; add an arc, or "
+                    "name another node"
                 )
             found.append(node)
         return found[0], found[1]
@@ -304,9 +234,9 @@ class LatticeDraft:
             out.setdefault(target, [])
             waiting[target] += 1
         if all(source < target for source, target, *_ in self._arcs):
-            return sorted(out)  # as the file numbers them
+            return sorted(out)  # in the file's numbering
         order = [node for node in sorted(out) if not waiting[node]]
-        for node in order:  # which grows
+        for node in order:  # the loop appends to it
             for target in out[node]:
                 waiting[target] -= 1
                 if not waiting[target]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from dlm.asr.lines import finite, read_lines, recovered, whole
 from dlm.asr.rescoring.kaldi import SymbolTable, kaldi_text, read_kaldi
@@ -17,7 +16,7 @@ from dlm.asr.rescoring.nbest import Hypotheses, NbestList, nbest_json, nbest_tex
 from dlm.asr.rescoring.slf import read_slf, slf_text
 from dlm.client.phrases import SPACES, split_text
 from dlm.errors import ConfigError, LatticeError
-from dlm.files import Replacement, naming, write_whole
+from dlm.files import replacing, write_whole
 from dlm.ngram.vocab import as_bytes
 
 SLF, KALDI, NBEST = "slf", "kaldi", "nbest"
@@ -44,29 +43,29 @@ class LatticeFiles:
     ) -> LatticeFiles:
         """The file at `path`, or all files of a folder, sorted by name; the format is detected.
 
-        Raises  ConfigError  no file, or an unknown format;  LatticeError  the first file has none
+        Raises  ConfigError  no file, or an unknown format;  LatticeError  no format fits the first
         """
         if format_ not in (None, *FORMATS):
             raise ConfigError(f"unknown format {format_!r}; expected one of {', '.join(FORMATS)}")
         if path.is_dir():
             paths = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
             if not paths:
-                raise ConfigError(f"{path} is a folder without files; expected lattices")
+                raise ConfigError(f"{path} has no files; expected files of lattices")
         else:
             paths = [path]
             if str(path) != "-" and not path.exists():
-                raise ConfigError(f"no such file or folder: {path}; expected lattices")
+                raise ConfigError(f"no such file or folder: {path}; check the path")
         if format_ is None:
             if str(path) == "-":
-                raise ConfigError("standard input can only be read once; give --format")
+                raise ConfigError("give --format; dlm cannot detect it for standard input")
             format_ = _format_of(paths[0])
         return cls(paths, format_, table, non_words)
 
     def read(self, skip: Callable[[LatticeError], None] | None = None) -> Iterator[Hypotheses]:
-        """Every utterance, in the order of the files; without malformed ones if `skip` takes their
-        errors.
+        """Every utterance, in the order of the files; malformed files are left out if `skip`
+        accepts their errors.
 
-        Raises  LatticeError, OSError, ConfigError, see the readers
+        Raises  LatticeError, OSError, ConfigError: see the readers
         """
         non_words = {*NON_WORDS, *self.non_words}
         for path in self.paths:
@@ -102,29 +101,15 @@ def _format_of(path: Path) -> str:
     )
 
 
-class FileWriter:
-    """Writes all results to one file, which appears when it is complete, or not at all: n-best
-    lists as JSON lines if it ends in .jsonl or .json."""
+class FileWriter(ExitStack):
+    """Writes all results to one file, which appears when it is complete, or not at all. N-best
+    lists are JSON lines if its name ends in .jsonl or .json."""
 
     def __init__(self, path: Path, format_: str, table: SymbolTable | None = None) -> None:
+        super().__init__()
         self._format, self._table = format_, table
         self._json = path.suffix in (".jsonl", ".json")
-        self._replacement = Replacement(path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
-                self._replacement.commit()
-        finally:
-            self._replacement.discard()
+        self._file = self.enter_context(replacing(path))
 
     def write(self, found: Hypotheses, remark: str = "") -> None:
         if isinstance(found, NbestList):
@@ -133,11 +118,10 @@ class FileWriter:
             text = kaldi_text(found, self._table)
         else:
             text = slf_text(found, remark)
-        with naming(self._replacement.path):
-            self._replacement.file.write(as_bytes(text))
+        self._file.write(as_bytes(text))
 
 
-class FolderWriter:
+class FolderWriter(ExitStack):
     """Writes one SLF file per lattice, which appears when it is complete. `resume` skips utterances
     that have a file; without it, ConfigError if the folder has any."""
 
@@ -146,32 +130,24 @@ class FolderWriter:
             raise ConfigError(f"{folder} is a file; expected a folder for one file per lattice")
         if not resume and folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(
-                f"{folder} already has files; give another folder, or --resume to skip what is done"
+                f"{folder} already has files; give another folder, or pass --resume to skip the "
+                "lattices that are done"
             )
+        super().__init__()
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._written: set[str] = set()
-
-    def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
 
     def has(self, name: str) -> bool:
         return name not in self._written and self._path(name).exists()
 
     def write(self, found: Hypotheses, remark: str = "") -> None:
-        """Writes an utterance's file, with `remark` as a comment; ConfigError if there is one."""
+        """Writes an utterance's file, with `remark` as a comment; ConfigError if it exists."""
         assert isinstance(found, Lattice)
         if found.id in self._written:
             raise ConfigError(
-                f"utterance {found.id!r} appears twice, but each needs its own file; rename one"
+                f"two utterances have the id {found.id!r}, but each gets a file of that name; "
+                "rename one of the utterances"
             )
         self._written.add(found.id)
         write_whole(self._path(found.id), as_bytes(slf_text(found, remark)))

@@ -1,5 +1,5 @@
-"""N-best lists: the likeliest sentences of an utterance, with scores, from a lattice or from files
-of JSON lines or text.
+"""N-best lists: the most probable sentences of an utterance, with scores, from a lattice or from
+files of JSON lines or text.
 
 JSON has one utterance per line; a missing score is 0:
 
@@ -9,15 +9,15 @@ Text has one hypothesis per line, with those of an utterance together:
 
     a1 -12.5 -7.25 the man
 
-Scores are natural logarithms, not scaled; higher is better. Words are split as those of the model
-are: at spaces, tabs and line ends, not at other spaces of Unicode.
+Scores are natural logarithms, not scaled; higher is better. Words are split like the model's: at
+spaces, tabs and line ends, not at other Unicode spaces.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count, groupby
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dlm.asr.lines import finite, read_lines, recovered
-from dlm.asr.rescoring.lattice import Lattice, LatticeDraft, OraclePath, Scales
+from dlm.asr.rescoring.lattice import Lattice, Scales
 from dlm.client.phrases import SPACES, split_text
 from dlm.errors import ConfigError, LatticeError
 
@@ -34,7 +34,7 @@ from dlm.errors import ConfigError, LatticeError
 class Hypothesis:
     """A hypothesis for an utterance; `acoustic` and `lm` are natural logarithms, not scaled."""
 
-    words: tuple[str, ...] = field(repr=False)  # what was said is not for logs
+    words: tuple[str, ...] = field(repr=False)  # speech must not appear in logs
     acoustic: float = 0.0
     lm: float = 0.0
 
@@ -56,22 +56,8 @@ class NbestList:
     local_fallback: int = 0
     scales: Scales = field(default_factory=Scales)
 
-    def lattice(self) -> Lattice:
-        draft, node = LatticeDraft(self.id, non_words=("",)), 1
-        for one in self.hypotheses:
-            at = 0
-            for word in one.words:
-                node += 1
-                draft.arc(at, node, word)
-                at = node
-            draft.arc(at, 1, "", one.acoustic, one.lm)
-        return draft.finish(0, 1)
 
-    def oracle(self, reference: Sequence[str]) -> OraclePath:
-        return self.lattice().oracle(reference)
-
-
-# The hypotheses for an utterance, in either form.
+# The hypotheses for an utterance, as a lattice or a list.
 Hypotheses: TypeAlias = Lattice | NbestList
 
 
@@ -110,7 +96,7 @@ def _list_of(found: Any) -> NbestList:
         raise LatticeError('found no id; expected an object {"id": "...", "hyps": [...]}')
     name, hyps = found["id"], found.get("hyps")
     if not isinstance(hyps, list) or not hyps:
-        raise LatticeError(f"utterance {name!r} has no list of hypotheses; expected hyps: [...]")
+        raise LatticeError(f'utterance {name!r} has no hypotheses; expected "hyps": [...]')
     return NbestList(
         name, tuple(_hypothesis(one, f"hyps[{at}] of {name!r}") for at, one in enumerate(hyps))
     )
@@ -178,7 +164,10 @@ def nbest_json(found: NbestList) -> str:
 def nbest_text(found: NbestList) -> str:
     """The list as lines of text; ConfigError if the id has a space."""
     if split_text(found.id) != [found.id]:
-        raise ConfigError(f"the id {found.id!r} has a space; write JSON lines, to a .jsonl file")
+        raise ConfigError(
+            f"the id {found.id!r} contains white space, which ends an id in this format; write to "
+            "a .jsonl file (JSON lines)"
+        )
     return "".join(
         " ".join([found.id, repr(one.acoustic), repr(one.lm), *one.words]) + "\n"
         for one in found.hypotheses
@@ -187,17 +176,17 @@ def nbest_text(found: NbestList) -> str:
 
 # ------------------------------------------------------------------- the best paths of a lattice
 
-# The best way to a node: its score, and its summed acoustic and language-model scores.
+# The best path to a node: its score, and the sums of its acoustic and language-model scores.
 _Way = tuple[float, float, float]
 
 
 def best_paths(lattice: Lattice, limit: int = 1, scales: Scales | None = None) -> NbestList:
-    """The `limit` likeliest sentences, best first; fewer if the lattice has fewer.
+    """The `limit` most probable sentences, best first; fewer if the lattice has fewer.
 
     Paths that differ only in times or silences count as one sentence: the best of them.
 
     Args   scales  the lattice's own by default
-    Cost   time and memory grow with the words of the sentences found times the paths between them
+    Cost   time and memory grow with the words of the found sentences times the paths between them
     Paper  A* over prefixes of sentences, with the exact best completion (`Lattice.best_to_end`).
            The nodes that a prefix leads to are searched together, as in Mohri and Riley, An
            Efficient Algorithm for the n-Best-Strings Problem, 2002.
@@ -222,7 +211,7 @@ class _Search:
         self._labels, self._is_word = lattice.labels, lattice.is_word.tolist()
         self._acoustic, self._lm = lattice.acoustic.tolist(), lattice.lm.tolist()
         self._end = lattice.end
-        self._number = count()  # the first among equals
+        self._number = count()  # breaks ties: the first is best
         self._heap: list[tuple[float, int, tuple[str, ...], dict[int, _Way]]] = []
         self._push((), {0: (0.0, 0.0, 0.0)})
 

@@ -1,4 +1,4 @@
-"""On-the-fly rescoring of a lattice or an n-best list by a model of any size.
+"""On-the-fly rescoring of a lattice or an n-best list with a model of any size.
 
     found = rescore(read_slf("a.slf"), client.utterance(), Search(Scales(lm=12.0)))
     best_paths(found.lattice).hypotheses[0]
@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ from dlm.units import LN_10
 
 
 class StateTable:
-    """The states of one model that occurred, each once, numbered from those of `first`, 1-D."""
+    """The distinct states of one model that occurred; those of `first` (1-D) are numbered first."""
 
     def __init__(self, first: States) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -61,13 +61,12 @@ class StateTable:
         return found
 
     def take(self, numbers: Sequence[int] | NDArray[np.integer[Any]]) -> States:
-        taken: States = self._states[np.asarray(numbers, np.int64)]
-        return taken
+        return cast(States, self._states[np.asarray(numbers, np.int64)])
 
 
 @dataclass(frozen=True)
 class Search(SearchSettings):
-    """How a lattice is searched, and how its scores are combined; by default its own scales."""
+    """How a lattice is searched, and its scores combined: by default, with its own scales."""
 
     scales: Scales | None = None
 
@@ -93,10 +92,10 @@ class Rescored:
 
     lattice    one node per pair of node and state that was reached; `lm` has the new scores, with
                those of </s> on the arcs into the end
-    bonus      (A,) natural logarithms, what phrases add to each arc; None without. So that other
-               programs find the same best path, `lm` has it too, divided by the scale of `lm`
+    bonus      (A,) natural logarithms, what phrases add to each arc; None without phrases. So that
+               other programs find the same best path, `lm` has it too, divided by the scale of `lm`
     positions  number of calls
-    queries    scores requested, and how many of them came from each fallback
+    queries    scores requested, and the number that came from each fallback
     """
 
     lattice: Lattice
@@ -126,15 +125,14 @@ def rescore(
                 watch(batch)
             batch = steps.send(utterance.extend(batch.states, batch.words))
     except StopIteration as end:
-        found: Rescored = end.value
-        return found
+        return cast(Rescored, end.value)
 
 
 def positions(
     lattice: Lattice, utterance: Utterance | AsyncUtterance, search: Search | None = None
 ) -> Positions:
-    """Yields the queries at each position, takes the answers, and returns the lattice. For callers
-    that ask in another way, or record: `utterance` only gives ids and states."""
+    """Yields the queries at each position, takes the answers, and returns the lattice. It is for
+    callers that send or record the queries themselves: `utterance` only gives ids and states."""
     search = search or Search()
     return (yield from _Expansion(lattice, utterance, search).run())
 
@@ -143,7 +141,7 @@ def rescore_nbest(
     found: NbestList, utterance: Utterance, search: Search | None = None
 ) -> tuple[NbestList, int]:
     """The list with the scores of the utterance's model, best first, and the number of queries. All
-    hypotheses go out in one call, as `Utterance.score_sentences`, which raises."""
+    hypotheses go out in one call. Raises what `Utterance.score_sentences` raises."""
     search = search or Search()
     scales = search.scales_of(found)
     per_bonus = _lm_per_bonus(utterance, scales)
@@ -167,14 +165,13 @@ def rescore_nbest(
 
 
 def _lm_per_bonus(utterance: Utterance | AsyncUtterance, scales: Scales) -> float:
-    """What an lm score changes by for a bonus of 1, log10, which is added outside of its scale."""
+    """What a log10 bonus of 1 adds to an lm score, so that the scale of lm does not multiply it."""
     if utterance.phrases is None:
         return 0.0
     if not abs(scales.lm) >= MIN_WEIGHT:
         raise QueryError(
-            f"the scale of LM scores is {scales.lm:g}, and the utterance has phrases, whose "
-            "bonuses are written into these scores, divided by it; expected at least "
-            f"{MIN_WEIGHT:g}, of either sign"
+            f"the scale of LM scores is {scales.lm:g}, but phrase bonuses are divided by it before "
+            f"they are added to these scores; expected an absolute value of at least {MIN_WEIGHT:g}"
         )
     return LN_10 / scales.lm
 
@@ -241,7 +238,7 @@ class _Expansion:
             yield from self._ask(left)
             for number in left:
                 self._go_on(number, arrivals)
-        # After </s> states no longer matter: all hypotheses at the end are merged.
+        # After </s>, states no longer matter: all hypotheses at the end are merged.
         self._merge(lattice.end, [(0, *one[1:]) for one in arrivals[lattice.end]])
         return Rescored(
             *self._expanded(), self._positions, self._queries, self._partial, self._small
@@ -264,8 +261,8 @@ class _Expansion:
         return out
 
     def _by_position(self) -> list[list[int]]:
-        """Nodes except the end, by the most words before them. A position is reached only from
-        earlier positions or, without a word, from earlier nodes of its own."""
+        """Nodes except the end, by the largest number of words before them. A position is reached
+        only from earlier positions or, without a word, from earlier nodes of the same position."""
         depth = [0] * self._lattice.nodes
         for node, arcs in enumerate(self._out):
             for _, target, word, *_ in arcs:
@@ -277,10 +274,10 @@ class _Expansion:
 
     def _best_to_end(self) -> Generator[PositionBatch, Extension, tuple[list[float], list[float]]]:
         """Estimates the best completion of a path before it is scored: from the lattice's own
-        scores, or from the model's unigrams if it has none. Returns that from each node, and the
-        best that begins with a word.
+        scores, or from the model's unigrams if it has none. Returns the estimate from each node,
+        and the best one that begins with a word.
 
-        Scores of arcs without a word are no estimates, so the best hypothesis at a position stays
+        Scores of arcs without a word are not estimated, so the best hypothesis at a position stays
         the best along such arcs, and one always reaches the end.
         """
         lattice, search = self._lattice, self._search
@@ -295,7 +292,7 @@ class _Expansion:
             lm = np.zeros(lattice.arcs)
             lm[asked] = search.new_weight * LN_10 * found.log10_prob[0].astype(np.float64)[places]
         guessed = replace(lattice, lm=lm).totals(self._scales)
-        if self._phrases is not None:  # else a new word is dropped before its bonus comes
+        if self._phrases is not None:  # else new words are dropped before their bonus counts
             guessed[asked] += LN_10 * self._phrases.lookahead(self._word_ids[asked])
         best = lattice.best_to_end(guessed)
         by_word = np.full(lattice.nodes, -math.inf)
@@ -368,13 +365,14 @@ class _Expansion:
     def _bonuses(
         self, before: NDArray[np.int64], after: NDArray[np.int64], arcs: NDArray[np.int64]
     ) -> NDArray[np.float64] | None:
-        """What phrases add to each link, natural logarithms; before and after: hypotheses."""
+        """What phrases add to each link, natural logarithms; `before` and `after` are
+        hypotheses."""
         if self._phrases is None:
             return None
         nodes = self._states.take(self._state)._nodes
         assert nodes is not None
-        bonus = self._phrases.bonus(nodes[before], nodes[after])
-        return np.where(self._word_ids[arcs] == _SILENT, 0.0, LN_10 * bonus)
+        bonus = LN_10 * self._phrases.bonus(nodes[before], nodes[after])
+        return np.where(self._word_ids[arcs] == _SILENT, 0.0, bonus)
 
     def _expanded(self) -> tuple[Lattice, NDArray[np.float64] | None]:
         old, end = self._lattice, len(self._node) - 1
@@ -407,7 +405,7 @@ class _Expansion:
 
 @dataclass(frozen=True, slots=True)
 class RescoredUtterance:
-    """An utterance with a model's scores; counts as of `Rescored`. Seconds of audio are 0 if
+    """An utterance with a model's scores; counts as in `Rescored`; seconds of audio, 0 if
     unknown."""
 
     found: Hypotheses
@@ -425,7 +423,7 @@ def rescore_one(
     nbest: int | None = None,
     phrases: Phrases | None = None,
 ) -> RescoredUtterance:
-    """Rescores one utterance on its own; with `nbest`, a lattice becomes a list of so many."""
+    """Rescores one utterance on its own; with `nbest`, a lattice becomes a list of this length."""
     utterance = client.utterance(phrases=phrases)
     if not isinstance(given, Lattice):
         listed, queries = rescore_nbest(given, utterance, search)
@@ -455,9 +453,9 @@ def rescore_many(
     jobs: int = 8,
     phrases: Phrases | Weights | None = None,
 ) -> Iterator[RescoredUtterance]:
-    """Rescores all utterances, in order, `jobs` at once, each read when needed; those before an
-    error are still returned. Raises what reading `given` raises; UnavailableError, ProtocolError,
-    QueryError.
+    """Rescores all utterances, in order, `jobs` at a time, and reads each when needed; those before
+    an error are still returned. Raises what reading `given` raises; UnavailableError,
+    ProtocolError, QueryError.
     """
     listed = prepared(phrases)
     waiting: deque[Future[RescoredUtterance]] = deque()

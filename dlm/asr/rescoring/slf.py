@@ -3,7 +3,7 @@
 Words are on links or on nodes; pocketsphinx, HTK, SRILM and Kaldi's converters write such files.
 Files written here have words on links, natural logarithms, and all digits of the scores.
 
-Paper  The HTK Book 3.4, chapter 20 (HTK Standard Lattice Format). Where we differ: sub-lattices and
+Paper  The HTK Book 3.4, chapter 20 (HTK Standard Lattice Format). Differences: sub-lattices and
        likelihoods that are not logarithms (base=0) are rejected; `r` (pronunciations) and `n`
        (n-grams) are added to `a` and `l`, by `prscale` and `ngscale`; `p` (posteriors) is dropped.
 """
@@ -52,7 +52,7 @@ class _Reader:
     def __init__(self, path: str, non_words: Collection[str]) -> None:
         self._draft = LatticeDraft(utterance_id(path), path, non_words)
         self._header: dict[str, str] = {}
-        self._nodes: dict[int, str] = {}  # their words
+        self._nodes: dict[int, str] = {}  # words of the nodes
         self._links: list[tuple[int, dict[str, str]]] = []
         self._line: int | None = None
 
@@ -75,8 +75,8 @@ class _Reader:
         base = self._header_number("base", math.e)
         if base <= 0.0 or base == 1.0:
             raise self._error(
-                f"base is {base:g}; expected a base of logarithms above 1 (plain probabilities are "
-                "not supported)"
+                f"base is {base:g}; expected a logarithm base above 1 (plain probabilities are not "
+                "supported)"
             )
         factor = math.log(base)
         start, end = (self._header_node(name) for name in ("start", "end"))
@@ -123,7 +123,7 @@ class _Reader:
             raise self._error(f"field {name} is missing; expected {name}=NUMBER")
         number = whole(text)
         if number is None:
-            raise self._error(f"field {name} is {described(text)}; expected a number from 0")
+            raise self._error(f"field {name} is {described(text)}; expected 0, 1, 2, ...")
         return number
 
     def _header_number(self, name: str, default: float) -> float:
@@ -144,7 +144,7 @@ class _Reader:
             if wanted != len(found) and (found or what == "links"):  # lines of nodes are optional
                 raise self._error(
                     f"the header says {wanted} {what}, but the file has {len(found)}; "
-                    "it was cut off, or changed by hand. Copy it again"
+                    "the file was cut off, or changed by hand. Copy it again"
                 )
 
     def _check_node(self, node: int, name: str) -> None:
@@ -191,7 +191,7 @@ class _Reader:
         )
 
     def _word_of_start(self, start: int | None) -> int | None:
-        """The start; an extra node before it if the start node itself has a word."""
+        """The start node; if it has a word itself, an extra node before it."""
         if any("W" in fields for _, fields in self._links):
             return start
         if start is None:
@@ -214,7 +214,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def slf_text(lattice: Lattice, remark: str = "") -> str:
-    """The lattice as an SLF file, topped by `remark`; scores are read back bit for bit."""
+    """The lattice as an SLF file that begins with `remark`; scores are read back bit for bit."""
     scales = lattice.scales
     lines = [
         *([f"# {remark}"] if remark else []),

@@ -1,1 +1,1 @@
-"""From audio to words, and how many of them are right."""
+"""Turns audio into words, and measures how many of them are right."""

@@ -6,8 +6,9 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,19 @@ from numpy.typing import NDArray
 from dlm.errors import AudioError
 
 SAMPLE_RATE = 16_000
-# Shorter than any word; the acoustic model makes frames even of one sample.
+# Shorter than any word; the acoustic model makes frames even from one sample.
 SHORTEST_S = 0.1
 # Below this rate, consonants are lost. Telephones have 8,000.
 LOWEST_RATE = 4_000
 # The acoustic model was trained on utterances, so longer audio is cut at pauses into segments of at
 # most this length. Each is decoded separately, and its words are shown before the next one starts.
 SEGMENT_S = 20.0
-_PAUSE_S = 0.2  # a cut is the middle of the quietest stretch of this length
+_PAUSE_S = 0.2  # audio is cut in the middle of the quietest stretch of this length
 _BLOCK = 1 << 16  # samples read at a time
-# What libsndfile logs if a file is shorter than its header promises: with numbers of a WAV, AU,
-# AIFF or SVX file, or one of 64 bits (W64, RF64); without numbers of a VOC or MAT4 file, or of an
-# Ogg file without its last page. Of NIST files (SPHERE), whose header is text, it logs nothing.
+STREAM_S = 0.1  # seconds of streamed audio read at a time
+# What libsndfile logs if a file is shorter than its header promises: with numbers for a WAV, AU,
+# AIFF, SVX or 64-bit file (W64, RF64); without numbers for a VOC or MAT4 file, or for an Ogg file
+# without its last page. For NIST files (SPHERE), whose header is text, it logs nothing.
 _SHORTER = re.compile(
     r"^\s*(?:data|SSND|BODY|Data Size|(riff|Riff size))\s*: (\d+) \(should be (\d+)\)",
     re.MULTILINE,
@@ -40,8 +42,8 @@ _NO_END = re.compile(
 )
 _NIST_FRAMES = re.compile(rb"^sample_count -i (\d+)$", re.MULTILINE)
 _NIST_HEADER_BYTES = 1024
-_UNKNOWN_BYTES = 0x7FFF0000  # headers of streams promise at least this in their 32 bits
-_UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's, for FLAC from a stream
+_UNKNOWN_BYTES = 0x7FFF0000  # streams' headers have a 32-bit size of this or more
+_UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's number for FLAC from a stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,33 +61,17 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
     Raises  OSError;  AudioError  empty, too short, cut off, damaged, not a regular file, a rate
             below `LOWEST_RATE`, or a format that libsndfile does not read
     """
-    import soundfile
-
     if not stat.S_ISREG(Path(path).stat().st_mode):
         raise AudioError(f"{path} is a folder, a pipe or a device; expected an audio file")
     with Path(path).open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise AudioError(f"{path} is empty; expected audio, such as WAV or FLAC")
-        try:
-            # By descriptor: calls back to a Python file would print their own errors.
-            with soundfile.SoundFile(file.fileno(), closefd=False) as audio:
-                rate = audio.samplerate
-                if rate < LOWEST_RATE:
-                    raise AudioError(
-                        f"{path} has {rate:,} samples per second; speech needs at least "
-                        f"{LOWEST_RATE:,}, and 16,000 is best"
-                    )
-                # soundfile seeks to where it is after each read, which fails in FLAC from a stream.
-                audio.seekable = lambda: False
-                promised = _promised(audio, file.fileno())
-                samples, read = _mono_16k(audio)
-                has_end = not _NO_END.search(audio.extra_info)
-        except (soundfile.LibsndfileError, soundfile.SoundFileRuntimeError) as exc:
-            reason = getattr(exc, "error_string", str(exc)).strip().rstrip(".")
-            raise AudioError(
-                f"{path} could not be read as audio ({reason}); expected a file that libsndfile "
-                "reads, such as WAV, FLAC, OGG or MP3"
-            ) from exc
+        with _opened(path, file.fileno()) as audio:
+            rate = audio.samplerate
+            promised = _promised(audio, file.fileno())
+            parts, counts = zip(*_mono_16k(audio, _BLOCK), strict=True)
+            has_end = not _NO_END.search(audio.extra_info)
+    samples, read = np.concatenate(parts), sum(counts)
     if read < promised:
         raise AudioError(
             f"{path} ends after {read / rate:.2f} s of the {promised / rate:.2f} s that its header "
@@ -109,8 +95,49 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
     return samples
 
 
+def stream_audio(path: str | os.PathLike[str]) -> Iterator[NDArray[np.float32]]:
+    """The samples of a file or a pipe (`-` is standard input) as they arrive: like `read_audio`,
+    but neither scaled nor checked at the end. Raises AudioError, OSError, now or later."""
+    blocks = _blocks(path)
+    return chain([next(blocks)], blocks)
+
+
+def _blocks(path: str | os.PathLike[str]) -> Iterator[NDArray[np.float32]]:
+    with (
+        open(0 if path == Path("-") else path, "rb", closefd=path != Path("-")) as file,
+        _opened(path, file.fileno()) as audio,
+    ):
+        for block, _ in _mono_16k(audio, int(STREAM_S * audio.samplerate)):
+            yield block
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str], file: int) -> Iterator[Any]:
+    import soundfile
+
+    try:
+        # Opened by descriptor: callbacks to a Python file would print their own errors.
+        with soundfile.SoundFile(file, closefd=False) as audio:
+            rate = audio.samplerate
+            if rate < LOWEST_RATE:
+                raise AudioError(
+                    f"{path} has {rate:,} samples per second; speech needs at least "
+                    f"{LOWEST_RATE:,}, and 16,000 is best"
+                )
+            # soundfile seeks to its current position after each read, which fails for FLAC from a
+            # stream.
+            audio.seekable = lambda: False
+            yield audio
+    except (soundfile.LibsndfileError, soundfile.SoundFileRuntimeError) as exc:
+        reason = getattr(exc, "error_string", str(exc)).strip().rstrip(".")
+        raise AudioError(
+            f"{path} could not be read as audio ({reason}); expected a file that libsndfile "
+            "reads, such as WAV, FLAC, OGG or MP3"
+        ) from exc
+
+
 def promised_s(path: str | os.PathLike[str]) -> float:
-    """How many seconds of audio a file's header promises, for progress; 0 if it does not say."""
+    """The seconds of audio that a file's header promises, for progress; 0 if unknown."""
     import soundfile
 
     with contextlib.suppress(OSError, soundfile.SoundFileError):
@@ -120,14 +147,13 @@ def promised_s(path: str | os.PathLike[str]) -> float:
             Path(path).open("rb") as file,
             soundfile.SoundFile(file.fileno(), closefd=False) as audio,
         ):
-            known = audio.frames < _UNKNOWN_BYTES
-            return float(audio.frames / audio.samplerate) if known else 0.0
+            return float(audio.frames / audio.samplerate * (audio.frames < _UNKNOWN_BYTES))
     return 0.0
 
 
 def _promised(audio: Any, file: int) -> int:
-    """Samples that the header of an open `soundfile.SoundFile` promises; 0 if it does not say, or
-    if the difference is shorter than a word. libsndfile reports a difference only in its log."""
+    """Samples that the header of an open `soundfile.SoundFile` promises; 0 if it does not say. What
+    is missing stands only in libsndfile's log; if it is shorter than a word, it does not count."""
     frames: int = audio.frames if audio.frames != _UNKNOWN_FRAMES else 0
     if audio.format == "NIST":
         count = _NIST_FRAMES.search(os.pread(file, _NIST_HEADER_BYTES, 0))
@@ -142,36 +168,38 @@ def _promised(audio: Any, file: int) -> int:
     return longer if longer - frames > SHORTEST_S * audio.samplerate else frames
 
 
-def _mono_16k(audio: Any) -> tuple[NDArray[np.float32], int]:
-    """All of an open `soundfile.SoundFile`, and its number of samples, which some codecs such as
-    GSM 6.10 do not know in advance."""
+def _mono_16k(audio: Any, size: int) -> Iterator[tuple[NDArray[np.float32], int]]:
+    """The blocks of an open `soundfile.SoundFile`, each with its number of samples: some codecs,
+    such as GSM 6.10, do not know the number in advance."""
     import soxr
 
     rate: int = audio.samplerate
     resampler = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1)
-    parts: list[NDArray[np.float32]] = []
-    read = 0
-    while True:
-        block = audio.read(_BLOCK, dtype="float32", always_2d=True)
+    ended = False
+    while not ended:
+        block = audio.read(size, dtype="float32", always_2d=True)
         with np.errstate(over="ignore", invalid="ignore"):  # `read_audio` refuses the result
             mono = block.mean(axis=1, dtype=np.float32)
-        read += len(block)
-        ended = len(block) < _BLOCK
-        parts.append(mono if resampler is None else resampler.resample_chunk(mono, last=ended))
-        if ended:
-            return np.concatenate(parts), read
+        ended = len(block) < size
+        made = mono if resampler is None else resampler.resample_chunk(mono, last=ended)
+        yield made, len(block)
 
 
-def cut_at_pauses(samples: NDArray[np.float32], longest_s: float = SEGMENT_S) -> Iterator[Segment]:
-    """Audio, (N,) float32 at 16 kHz, cut where it is quietest into segments of at most `longest_s`
-    and, but for the last, at least half of that. Joined, the segments are the audio."""
-    longest = int(longest_s * SAMPLE_RATE)
-    begin = 0
-    while len(samples) - begin > longest:
-        end = begin + longest // 2 + _quietest(samples[begin + longest // 2 : begin + longest])
-        yield Segment(begin / SAMPLE_RATE, samples[begin:end])
-        begin = end
-    yield Segment(begin / SAMPLE_RATE, samples[begin:])
+def cut_at_pauses(
+    blocks: Iterable[NDArray[np.float32]], longest_s: float = SEGMENT_S
+) -> Iterator[tuple[Segment, bool]]:
+    """Cuts audio, blocks of (N,) float32 at 16 kHz, where it is quietest into segments of at most
+    `longest_s` and, except for the last, at least half of that. The joined segments are the audio.
+    Yields each segment and True and, after each block, the begun segment and False."""
+    longest, begin, held = int(longest_s * SAMPLE_RATE), 0, np.empty(0, np.float32)
+    for block in blocks:
+        held = np.concatenate([held, block]) if len(held) else block
+        while len(held) > longest:
+            end = longest // 2 + _quietest(held[longest // 2 : longest])
+            yield Segment(begin / SAMPLE_RATE, held[:end]), True
+            begin, held = begin + end, held[end:]
+        yield Segment(begin / SAMPLE_RATE, held), False
+    yield Segment(begin / SAMPLE_RATE, held), True
 
 
 def _quietest(samples: NDArray[np.float32]) -> int:

@@ -1,20 +1,20 @@
-"""Pronunciations of a model's words, in labels of the acoustic model.
+"""The spelling of a model's words in labels of the acoustic model: letters, pieces or phonemes.
 
-There are three sources, in this order; a word gets every pronunciation from the first two:
+Pronunciations have three sources, in this order; a word gets all of the first two:
 
 1. `pronunciations.tsv.zst` of dlm's data: 60,000 frequent words, as the letters-to-sounds network
-   of the package hama pronounces them. The acoustic model was trained with it, so this is what it
-   hears ("of" as "ɔf"): 5 points fewer word errors than with only 2.
-2. CMU's dictionary (134,000 words, in the package pocketsphinx), its ARPAbet in IPA.
-3. For words missing from both, that network itself. A word takes some 3 ms, so what it says is kept
-   in the cache folder, in a file that is replaced whole.
+   of the package hama pronounces them. The acoustic model was trained with it, so it hears these
+   sounds ("of" as "ɔf"): they give 5 points fewer word errors than source 2 alone.
+2. CMU's dictionary (134,000 words, in the package pocketsphinx), its ARPAbet converted to IPA.
+3. For words missing from both, that network itself. A word takes about 3 ms, so its answers are
+   kept in the cache folder, in a file that is replaced as a whole.
 """
 
 from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -27,23 +27,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import Utterance
-from dlm.client.config import default_cache_dir
 from dlm.errors import ConfigError
 from dlm.files import write_whole
 from dlm.logs import EventLog
 from dlm.ngram.vocab import UNK_ID
+from dlm.pieces import Pieces
 from dlm.progress import ProgressReporter, Tell
+from dlm.resources import cache_folder
 from dlm.units import counted
 
 log = EventLog(__name__)
 
-LONGEST = 32  # letters; the network makes 32 phonemes at most
+LONGEST = 32  # letters; the network makes at most 32 phonemes
 
 
 def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tuple[str, ...]]:
     """The sounds of each word, in lower case, without words longer than `LONGEST`. A cache folder
     that cannot be written only costs time."""
-    path = default_cache_dir() / f"pronunciations-{version('hama')}.tsv"
+    path = cache_folder() / f"pronunciations-{version('hama')}.tsv"
     known = _read(path)
     missing = [word for word in words if word not in known and len(word) <= LONGEST]
     if missing:
@@ -69,8 +70,8 @@ def letters_to_sounds(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ..
     vocabulary = SimpleNamespace(encoder_token_to_id=dict(model.vocab.encoder_token_to_id))
     for word in words:
         model.tokenizer = TextTokenizer(vocabulary, max_input_len=len(word))
-        sounds = (one.phoneme for one in model.predict(word).alignments)
-        yield word, tuple(sound for sound in sounds if sound.strip())
+        found = model.predict(word).alignments
+        yield word, tuple(one.phoneme for one in found if one.phoneme.strip())
 
 
 def _read(path: Path) -> dict[str, tuple[str, ...]]:
@@ -92,10 +93,11 @@ def _write(path: Path, known: dict[str, tuple[str, ...]]) -> None:
 
 WORDS = 60_000
 HOMOPHONES = 6  # flashlight's trie holds at most this many words at one place
-RIVAL_LOG10 = 1.0  # words of the same sound that are so much likelier are heard instead
+RIVAL_LOG10 = 1.0  # words with the same sound that are this much more probable are heard instead
 TABLE = "pronunciations.tsv.zst"
 _ALL_S = 120.0  # timeout for all unigrams of a model
-Sounds = tuple[str, ...]  # IPA phonemes of a word
+Sounds = tuple[str, ...]  # sounds of a word: IPA phonemes, or other labels
+Spell = Callable[[str], Sequence[Sounds]]
 
 # ARPAbet, used by CMU's dictionary, to labels of the acoustic model.
 _PAIRS = (
@@ -107,8 +109,8 @@ _IPA = dict(pair.split(":") for pair in _PAIRS.split())
 
 
 @dataclass(frozen=True, eq=False)
-class PhonemeLexicon:
-    """Words that can be recognised, likeliest first.
+class LabelLexicon:
+    """Words that can be recognised, most probable first.
 
     words          as the model spells them
     log10_unigram  (W,) their probability without context
@@ -131,13 +133,14 @@ def model_lexicon(
     limit: int = WORDS,
     tell: Tell | None = None,
     sounds: Mapping[str, Sequence[Sounds]] | None = None,
-) -> PhonemeLexicon:
-    """The likeliest words of a model that can be pronounced, and those of the utterance's phrases.
+    spell: Spell | None = None,
+) -> LabelLexicon:
+    """A model's most probable words that can be spelled, and those of the utterance's phrases.
 
     Args    utterance  only its unigrams are used, which need no server
             limit      most words, by unigram probability, besides those of phrases
             tell       gets a line if words must be pronounced first, and if words of phrases cannot
-            sounds     pronunciations of some words, used instead of those below, by case
+            sounds     pronunciations of some words, used instead of the three sources; case matters
     Raises  ConfigError  no word has a pronunciation; `limit` is below 1; or `sounds` has one that
                          is not made of `labels`
     """
@@ -148,14 +151,14 @@ def model_lexicon(
     for sound in (sound for ways in given.values() for way in ways for sound in way):
         if sound not in label_ids:
             raise ConfigError(
-                f"a pronunciation has the sound {sound!r}, which the acoustic model lacks; it has "
-                f"{', '.join(label for label in labels if not label.startswith('<'))}"
+                f"a pronunciation has the sound {sound!r}, which the acoustic model lacks; its "
+                f"sounds are {', '.join(label for label in labels if not label.startswith('<'))}"
             )
     unigrams = list(_unigrams(utterance))
     phrases = utterance.phrases
     wanted = 0 if phrases is None else len(phrases.phrases.words)
     rest = [word for _, word, _ in unigrams if word not in given]
-    pronunciations = _pronunciations(rest, limit + wanted, tell)
+    spell = spell or _pronunciations(rest, limit + wanted, tell)
     ids: list[int] = []
     words: list[str] = []
     log10_probs: list[float] = []
@@ -165,7 +168,7 @@ def model_lexicon(
     for word_id, word, log10_prob in unigrams:
         ways = [
             tuple(label_ids[sound] for sound in sounds)
-            for sounds in given.get(word, ()) or pronunciations.get(word.lower(), ())
+            for sounds in given.get(word, ()) or spell(word)
             if all(sound in label_ids for sound in sounds)
         ]
         if not ways:
@@ -183,8 +186,9 @@ def model_lexicon(
     if not words:
         shown = ", ".join(repr(word) for _, word, _ in unigrams[:3])
         raise ConfigError(
-            f"none of the model's {len(unigrams):,} words ({shown}, ...) has a pronunciation; "
-            "expected a model of English words, with one token per word"
+            f"none of the language model's {len(unigrams):,} words ({shown}, ...) can be spelled "
+            "with the acoustic model's labels; expected a model of words, in the acoustic model's "
+            "language"
         )
     numbers = np.array(ids, np.uint32)
     if phrases is not None and tell is not None:
@@ -197,7 +201,7 @@ def model_lexicon(
                 f"{10**RIVAL_LOG10:g} times as likely in the model, which are heard instead: spell "
                 "phrases as the model does (a model that writes mr hears mister as mr)"
             )
-    return PhonemeLexicon(
+    return LabelLexicon(
         tuple(words),
         numbers,
         np.array(log10_probs, np.float32),
@@ -211,7 +215,7 @@ def _rivals(
     log10_probs: Sequence[float],
     spellings: Sequence[tuple[int, tuple[int, ...]]],
 ) -> int:
-    """How many listed words sound like a much likelier one that is not listed."""
+    """The number of listed words that sound like a much more probable word that is not listed."""
     likeliest: dict[tuple[int, ...], float] = {}
     for place, way in spellings:
         if not listed[place]:
@@ -226,8 +230,8 @@ def _rivals(
 
 
 def _unigrams(utterance: Utterance) -> Iterator[tuple[int, str, float]]:
-    """Id, word and log10 P of UTF-8 words: those of phrases, then the model's, likeliest first. A
-    word that the model lacks has the P of its unknown word."""
+    """Id, word and log10 P of UTF-8 words: those of phrases, then the model's, most probable first.
+    A word that the model lacks has the P of its unknown word."""
     vocabulary, phrases = utterance.vocabulary, utterance.phrases
     every = utterance.next_words(utterance.null(), utterance.vocabulary_size, deadline_s=_ALL_S)
     first: set[int] = set()
@@ -240,15 +244,19 @@ def _unigrams(utterance: Utterance) -> Iterator[tuple[int, str, float]]:
             with suppress(UnicodeDecodeError):
                 yield word_id, spelled.decode(), float(log10_prob)
     for word_id, log10_prob in every:
-        if word_id in (UNK_ID, vocabulary.end_id) or word_id in first:
-            continue
-        try:
-            yield word_id, vocabulary.words[word_id].decode(), float(log10_prob)
-        except UnicodeDecodeError:
-            continue
+        if word_id not in (UNK_ID, vocabulary.end_id) and word_id not in first:
+            with suppress(UnicodeDecodeError):
+                yield word_id, vocabulary.words[word_id].decode(), float(log10_prob)
 
 
-def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> dict[str, list[Sounds]]:
+def speller(pieces: Path | None = None) -> Spell:
+    """A word's letters, or its pieces by the SentencePiece model in the file `pieces`: as written,
+    in upper case and in lower case. Raises the errors of `Pieces.read`."""
+    cut = tuple if pieces is None else Pieces.read(pieces).of_word
+    return lambda word: [tuple(cut(way)) for way in (word, word.upper(), word.lower())]
+
+
+def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> Spell:
     table, dictionary = read_table(), read_dictionary()
     found: dict[str, list[Sounds]] = {}
     missing = []
@@ -262,7 +270,7 @@ def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> dict
         if len(found) + len(missing) >= limit:
             break
     found |= {word: [sounds] for word, sounds in pronounced(missing, tell).items()}
-    return found
+    return lambda word: found.get(word.lower(), ())
 
 
 @cache
@@ -272,8 +280,7 @@ def read_table() -> Mapping[str, Sounds]:
     packed = files("dlm").joinpath("data", TABLE).read_bytes()
     with pa.input_stream(io.BytesIO(packed), compression="zstd") as stream:
         lines = stream.read().decode().splitlines()
-    rows = (line.split("\t") for line in lines)
-    return {word: tuple(sounds.split()) for word, sounds in rows}
+    return {word: tuple(sounds.split()) for word, sounds in (one.split("\t") for one in lines)}
 
 
 @cache

@@ -1,18 +1,20 @@
-"""Turns speech into words with audio, acoustic model, lexicon and language model.
+"""Turns speech into words with an acoustic model, a lexicon and a language model.
 
 with open_model("cluster.toml") as client:
     for segment in Transcriber(client).transcribe(read_audio("a.flac")):
         print(segment.text)
 
-The acoustic model is the phoneme CTC network in the package `hama`: a probability per 20 ms.
-flashlight-text's lexicon beam search turns these into words. It scores a hypothesis as
+The acoustic model is the phoneme CTC network in the package `hama`, or your own model.
+flashlight-text's lexicon beam search turns its output into words. It scores a hypothesis as
 ln P(audio | words) + lm_weight * log10 P(words) + word_score per word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,9 @@ from numpy.typing import NDArray
 
 from dlm.asr.decoders.flashlight import DlmLM
 from dlm.asr.settings import BeamSettings
+from dlm.asr.speech.acoustic import AcousticModel, PhonemeModel
 from dlm.asr.speech.audio import SAMPLE_RATE, Segment, cut_at_pauses
-from dlm.asr.speech.lexicon import WORDS, PhonemeLexicon, Sounds, model_lexicon
+from dlm.asr.speech.lexicon import WORDS, LabelLexicon, Sounds, model_lexicon, speller
 from dlm.client import Client, ModelInfo, Phrases, Utterance
 from dlm.client.phrases import BoundPhrases, Weights, prepared
 from dlm.client.states import FULL_MODEL, LOCAL_MODEL
@@ -30,65 +33,18 @@ from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
 from dlm.progress import Tell
 from dlm.units import LN_10
 
-FRAME_S = 0.02
-# What answered: the full model; its 2-grams, for some queries; the local fallback.
+# The modes: the full model; its 2-grams, for some queries; the local fallback.
 BIGRAM_FALLBACK_MODE = "bigram_fallback"
 _MODES = {FULL: FULL_MODEL, BIGRAM_FALLBACK: BIGRAM_FALLBACK_MODE, LOCAL_FALLBACK: LOCAL_MODEL}
-
-
-class AcousticModel:
-    """The packaged phoneme CTC model; thread-safe, on one core, releases the GIL.
-
-    labels    IPA phonemes, the word boundary and the blank, by id
-    boundary, blank  ids of the label that ends a word, and of CTC's blank
-
-    Raises  ConfigError  the package has no native library for this platform
-    """
-
-    def __init__(self) -> None:
-        from hama.asr import ASRModel
-
-        try:
-            self._model = ASRModel()
-        except RuntimeError as exc:
-            raise ConfigError(
-                f"the acoustic model in the package hama does not run here ({exc}); it has native "
-                "libraries only for Linux and macOS, x86-64 and arm64"
-            ) from exc
-        self.labels: tuple[str, ...] = tuple(self._model.decoder_tokens)
-        self.boundary = self.labels.index("<wb>")
-        self.blank = self.labels.index("<blank>")
-
-    def log_probs(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Natural log-probabilities of the labels, one row per frame of 20 ms.
-
-        Shapes  samples (N,) float32, 16 kHz, in -1..1; returns (N // 320 + 1, labels) float32
-        Raises  QueryError
-        Cost    0.09 CPU-seconds per second of audio
-        """
-        if samples.ndim != 1 or samples.dtype != np.float32 or not len(samples):
-            raise QueryError(
-                f"samples are {samples.dtype} of shape {samples.shape}; expected float32 of shape "
-                "(N,), N above 0, as from dlm.asr.speech.audio.read_audio"
-            )
-        model = self._model
-        names = [model._log_probs_output_name, model._out_lengths_output_name]
-        log_probs, lengths = model.session.run(
-            names,
-            {
-                model._waveform_input_name: samples[None],
-                model._waveform_lengths_input_name: np.array([len(samples)], np.int64),
-            },
-        )
-        return np.ascontiguousarray(log_probs[0, : int(lengths[0])], dtype=np.float32)
+PARTIAL_S = 1.0  # minimum new streamed audio before it is transcribed again
 
 
 @dataclass(frozen=True, slots=True)
 class HeardWord:
     """A word of a hypothesis: when its first phoneme begins and its last ends, in seconds from the
-    first frame, to some 40 ms; and ln P of its frames."""
+    first frame, accurate to about 40 ms; and ln P of its frames."""
 
-    word: str = field(repr=False)  # what was said is not for logs
+    word: str = field(repr=False)  # speech must not appear in logs
     start_s: float
     end_s: float
     acoustic_score: float
@@ -98,8 +54,8 @@ class HeardWord:
 class HeardSentence:
     """A sentence that may have been said.
 
-    score           acoustic_score + lm_weight * log10_prob + word_score * number of words, and the
-                    natural logarithm of the bonus
+    score           acoustic_score + lm_weight * log10_prob + word_score * number of words, plus the
+                    bonus as a natural logarithm
     acoustic_score  ln P of the best path through the frames
     log10_prob      of the words and the sentence end, by the language model
     bonus           of the utterance's phrases, log10
@@ -128,30 +84,36 @@ class HeardSentence:
 
 
 class CtcDecoder:
-    """A beam search over the words of a lexicon, see `lexicon.model_lexicon`."""
+    """A beam search over the words of a lexicon, see `lexicon.model_lexicon`.
+
+    Args  labels, boundary, blank  the number of labels, and the ids of these two; without a
+                                   boundary, words follow each other directly
+    """
 
     def __init__(
         self,
-        lexicon: PhonemeLexicon,
+        lexicon: LabelLexicon,
         *,
         labels: int,
-        boundary: int,
+        boundary: int | None,
         blank: int,
+        frame_s: float = PhonemeModel.frame_s,
         settings: BeamSettings | None = None,
     ) -> None:
         from flashlight.lib.text import decoder
 
         self.settings = settings or BeamSettings()
-        self._words = lexicon.words
-        self._labels, self._boundary, self._blank = labels, boundary, blank
-        trie = decoder.Trie(labels, boundary)
+        self._words, self._frame_s, self._ends = lexicon.words, frame_s, boundary is not None
+        self._labels, self._blank = labels, blank
+        self._boundary = labels if boundary is None else boundary
+        trie = decoder.Trie(labels + 1, self._boundary)
         ahead = lexicon.log10_unigram.astype(np.float64)
         if lexicon.log10_bonus is not None:
-            # In the look-ahead too, else a rare word is dropped before its last phoneme.
+            # The look-ahead has the bonus too; else a rare word is dropped before its last phoneme.
             ahead += lexicon.log10_bonus * LN_10 / self.settings.lm_weight
         unigrams = ahead.tolist()
         for place, spelling in lexicon.spellings:
-            trie.insert([*spelling, boundary], place, unigrams[place])
+            trie.insert([*spelling, *[self._boundary] * self._ends], place, unigrams[place])
         trie.smear(decoder.SmearingMode.MAX)
         self._trie = trie
         self._options = decoder.LexiconDecoderOptions(
@@ -167,7 +129,7 @@ class CtcDecoder:
         )
 
     def decode(self, log_probs: NDArray[np.float32], lm: Any) -> list[HeardSentence]:
-        """The likeliest sentences, best first; each once, at most `BeamSettings.nbest`, maybe none.
+        """The most probable distinct sentences, best first: `BeamSettings.nbest` or fewer.
 
         Args    log_probs  (T, labels) float32, natural logarithms;  lm  flashlight's `LM` over the
                            lexicon's words, such as `DlmLM`; one call at a time
@@ -180,59 +142,70 @@ class CtcDecoder:
                 f"log_probs are {log_probs.dtype} of shape {log_probs.shape}; expected float32 of "
                 f"shape (T, {self._labels})"
             )
-        # After the last frame the last word may end at no cost: its boundary is often not heard
-        # when the audio stops right after it.
-        closing = np.full((1, self._labels), log_probs.min(initial=-100.0), np.float32)
-        closing[0, [self._boundary, self._blank]] = 0.0
-        frames = np.concatenate([log_probs, closing])
+        frames = self._ended(log_probs) if self._ends else self._held(log_probs)
         searching = LexiconDecoder(
             self._options, self._trie, lm, self._boundary, self._blank, -1, [], False
         )
         found = searching.decode(frames.ctypes.data, *frames.shape)
-        different: dict[tuple[int, ...], HeardSentence] = {}
+        different: dict[tuple[int, ...], Any] = {}
         for result in found:
-            key = tuple(place for place in result.words if place >= 0)
-            if key not in different:
-                different[key] = self._sentence(result, frames)
-            if len(different) == self.settings.nbest:
-                break
-        return list(different.values())
+            different.setdefault(tuple(place for place in result.words if place >= 0), result)
+        return [self._sentence(one, frames) for one in [*different.values()][: self.settings.nbest]]
+
+    def _ended(self, log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Adds a frame in which the last word may end at no cost: its boundary is often not heard
+        if the audio stops right after it."""
+        closing = np.full((1, self._labels), log_probs.min(initial=-100.0), np.float32)
+        closing[0, [self._boundary, self._blank]] = 0.0
+        return np.concatenate([log_probs, closing])
+
+    def _held(self, log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Lets a word's last label continue after the frame that ended the word, which flashlight's
+        search does not allow: the label is the most probable one of the previous frame. A word of
+        one label that lasts three frames may be found twice if the language model prefers that."""
+        frames = np.arange(len(log_probs))
+        before = np.append(self._blank, log_probs[:-1].argmax(axis=1))[: len(frames)]
+        held = np.where(before == self._blank, -np.inf, log_probs[frames, before])
+        return np.column_stack([log_probs, held])
 
     def _sentence(self, result: Any, frames: NDArray[np.float32]) -> HeardSentence:
         """Converts flashlight's result, whose lists begin with the root and end with the finish."""
-        labels = np.array(result.tokens[1 : len(frames) + 1])
+        labels = np.array(result.tokens[1 : len(frames) + 1], np.int64)
         path = frames[np.arange(len(frames)), labels]
-        words = []
-        begin = 0
-        for frame, place in enumerate(result.words[1 : len(frames) + 1]):
-            if place < 0:
-                continue
-            first, last = self._sounding(labels, begin, frame)
-            words.append(
-                HeardWord(
-                    self._words[place],
-                    round(first * FRAME_S, 3),
-                    round((last + 1) * FRAME_S, 3),
-                    float(path[begin : frame + 1].sum()),
-                )
-            )
-            begin = frame + 1
+        places = np.array(result.words[1 : len(frames) + 1], np.int64)
+        ends = np.flatnonzero(places >= 0)
+        spans = np.split(np.arange(len(frames)), ends + 1)  # the last holds no word
+        words = (
+            self._word(places[end], labels, path, span)
+            for end, span in zip(ends, spans, strict=False)
+        )
         return HeardSentence(tuple(words), result.score, result.emittingModelScore, result.lmScore)
 
-    def _sounding(self, labels: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
-        sounding = np.flatnonzero(~np.isin(labels[begin:end], (self._boundary, self._blank)))
-        return begin + int(sounding[0]), begin + int(sounding[-1])
+    def _word(
+        self,
+        place: int,
+        labels: NDArray[np.int64],
+        path: NDArray[np.float32],
+        span: NDArray[np.int64],
+    ) -> HeardWord:
+        sounding = span[~np.isin(labels[span], (self._boundary, self._blank))]
+        return HeardWord(
+            self._words[place],
+            round(float(sounding[0]) * self._frame_s, 3),
+            round(float(sounding[-1] + 1) * self._frame_s, 3),
+            float(path[span].sum()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What was said in a segment of audio.
+    """The text of a segment of audio.
 
-    sentences       the likeliest ones, best first; empty if nothing fits
+    sentences       the most probable ones, best first; empty if nothing fits
     mode            "full"; "bigram_fallback" if servers failed and 2-grams answered some queries;
-                    "local_fallback" on the local fallback
-    log10_probs     of each word of the best sentence, after the words before it
-    sources         of each of these, with the values of `mode`
+                    "local_fallback" if the local fallback answered
+    log10_probs     log10 P of each word of the best sentence, given the words before it
+    sources         the source of each of these probabilities, with the values of `mode`
     """
 
     start_s: float
@@ -249,17 +222,21 @@ class Transcript:
 
 
 class Transcriber:
-    """A recogniser of English speech that uses a client's language model; not thread-safe.
+    """A recogniser of speech that uses a client's language model; not thread-safe.
 
     Args
         client  of servers or a shard set. Each segment is a separate utterance, so after servers
                 fail the next one uses the local fallback (`ClientConfig.local_fallback`)
-        words   most words of the model to recognise, by unigram probability
+        words   number of the model's most probable words to recognise
         tell    gets lines about steps that take long
-        phrases, sounds  may be said in every segment; see `model_lexicon`
+        phrases, sounds  for every segment; see `model_lexicon`
+        acoustic  by default the packaged model, which hears English
+        pieces  file of the SentencePiece model whose pieces are the labels of `acoustic`; by
+                default they are letters
     Raises
-        ConfigError  the model has no word that can be pronounced; or the acoustic model does not
-                     run on this platform; or phrases with an lm_weight of 0
+        ConfigError  the model has no word that can be spelled; or the packaged acoustic model
+                     does not run on this platform; or phrases with an lm_weight of 0; or pieces
+                     without an acoustic model of pieces, or the reverse
         QueryError   see `Phrases`
     """
 
@@ -272,23 +249,30 @@ class Transcriber:
         tell: Tell | None = None,
         phrases: Phrases | Weights | None = None,
         sounds: Mapping[str, Sequence[Sounds]] | None = None,
+        acoustic: AcousticModel | None = None,
+        pieces: Path | None = None,
     ) -> None:
         self.settings = settings or BeamSettings()
         self._phrases, self._sounds = prepared(phrases), sounds
         if self._phrases and not self.settings.lm_weight > 0:
             raise ConfigError(
-                "lm_weight is 0, and there are phrases, whose bonuses come with the language "
-                "model's scores; set it above 0"
+                "lm_weight is 0, but phrase bonuses are part of the language model's scores; set "
+                "lm_weight above 0"
             )
         self._client = client
         self._limit = words
         self._tell = tell
-        self._acoustic = AcousticModel()
-        self._known: dict[ModelInfo, tuple[PhonemeLexicon, CtcDecoder]] = {}
-        self._decoder_of(self._open())
-
-    def _open(self) -> Utterance:
-        return self._client.utterance(phrases=self._phrases)
+        self._acoustic = acoustic or AcousticModel()
+        # The labels of the user's own model spell words; those of the packaged model pronounce
+        # them.
+        self._spell = None if acoustic is None else speller(pieces)
+        if (pieces is None) != (acoustic is None or self._acoustic.boundary is not None):
+            raise ConfigError(
+                "give both --pieces (a SentencePiece model) and an --acoustic model whose labels "
+                "are its pieces, or neither; U+2581 begins a word there, and no label ends one"
+            )
+        self._known: dict[ModelInfo, tuple[LabelLexicon, CtcDecoder]] = {}
+        self._decoder_of(client.utterance(phrases=self._phrases))
 
     def transcribe(self, samples: NDArray[np.float32]) -> Iterator[Transcript]:
         """The segments of the audio in order, each as soon as it is done.
@@ -299,11 +283,24 @@ class Transcriber:
                     client has neither `bigram_fallback` nor `local_fallback`; earlier segments
                     stay valid
         """
-        for segment in cut_at_pauses(samples):
-            yield self._transcribe(segment)
+        return (found for found, _ in self.stream([samples], math.inf))
+
+    def stream(
+        self, blocks: Iterable[NDArray[np.float32]], every_s: float = PARTIAL_S
+    ) -> Iterator[tuple[Transcript, bool]]:
+        """Transcribes audio that arrives in blocks: yields each segment and True, like
+        `transcribe`; and, before that, the part so far and False, at most once per `every_s` of
+        audio. The part must grow by a quarter each time, so transcribing it anew takes at most five
+        times as long."""
+        heard_s = 0.0
+        for segment, is_whole in cut_at_pauses(blocks):
+            length_s = len(segment.samples) / SAMPLE_RATE
+            if length_s and (is_whole or length_s >= heard_s + max(every_s, heard_s / 4)):
+                heard_s = 0.0 if is_whole else length_s
+                yield self._transcribe(segment), is_whole
 
     def _transcribe(self, segment: Segment) -> Transcript:
-        utterance = self._open()
+        utterance = self._client.utterance(phrases=self._phrases)
         end_s = segment.start_s + len(segment.samples) / SAMPLE_RATE
         if segment.samples.min() == segment.samples.max():  # digital silence, perhaps hours of it
             return Transcript(segment.start_s, end_s, (), utterance.model_info.kind, 0, (), ())
@@ -334,7 +331,7 @@ class Transcriber:
         own = one.log10_prob - bonus * LN_10 / self.settings.lm_weight
         return replace(one, log10_prob=own, bonus=bonus)
 
-    def _decoder_of(self, utterance: Utterance) -> tuple[PhonemeLexicon, CtcDecoder]:
+    def _decoder_of(self, utterance: Utterance) -> tuple[LabelLexicon, CtcDecoder]:
         model_info = utterance.model_info
         if model_info not in self._known:
             acoustic = self._acoustic
@@ -344,6 +341,7 @@ class Transcriber:
                 limit=self._limit,
                 tell=self._tell,
                 sounds=self._sounds,
+                spell=self._spell,
             )
             self._known[model_info] = (
                 lexicon,
@@ -352,6 +350,7 @@ class Transcriber:
                     labels=len(acoustic.labels),
                     boundary=acoustic.boundary,
                     blank=acoustic.blank,
+                    frame_s=acoustic.frame_s,
                     settings=self.settings,
                 ),
             )

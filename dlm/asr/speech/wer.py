@@ -1,7 +1,6 @@
-"""Word error rates: alignments of hypotheses with references, and confidence intervals.
+"""Word error rates, from alignments of hypotheses with references, with confidence intervals.
 
 WER = (D + S + I) / N (DLM equation 15): the words deleted, substituted and inserted in the shortest
-edit from the reference to the hypothesis, per word of the reference.
 edit from the reference to the hypothesis, per word of the reference.
 """
 
@@ -39,7 +38,8 @@ __all__ = [
 
 TEXT_COLUMNS = ("text", "transcript", "sentence")
 NAME_COLUMNS = ("id", "file", "utterance", "path")
-# The end of an id of `dlm transcribe --json`: where in its file a later segment begins.
+# The end of an id from `dlm transcribe --json`: the time at which a later segment begins in its
+# file.
 _SEGMENT = re.compile(r":\d+\.\d\d$")
 DRAWS = 10_000
 _QUOTES = str.maketrans("’‘`´", "''''")
@@ -54,7 +54,7 @@ MATCH, SUBSTITUTION, DELETION, INSERTION = "=", "S", "D", "I"
 
 @dataclass(frozen=True, slots=True)
 class WordErrors:
-    """The error counts of an alignment, and the reference's words; they can be added."""
+    """The error counts of an alignment, and the number of reference words; they can be added."""
 
     words: int = 0
     substitutions: int = 0
@@ -95,13 +95,13 @@ def spoken_words(text: str) -> list[str]:
 
 
 def read_spellings(path: Path, split: Callable[[str], list[str]] = spoken_words) -> Spellings:
-    """The spellings of a file that count as another, one `SPELLING => OTHER` per line.
+    """Reads spellings that count as another spelling, one `SPELLING => OTHER` per line.
 
-    A spelling is one word or several; an OTHER of no words drops it. Empty lines, comments (`;;`)
-    and the heading of NIST's global mapping files (`* ...`) are skipped. Of these files, rules that
-    depend on their neighbours, or have alternatives, are refused.
+    A spelling is one word or several; an OTHER without words drops it. Empty lines, comments (`;;`)
+    and the heading of NIST's global mapping files (`* ...`) are skipped. Rules that depend on
+    neighbouring words or have alternatives are refused.
 
-    Raises  OSError;  TextError  not UTF-8, no rule, another form, two rules for one spelling
+    Raises  OSError;  TextError  not UTF-8, no rule, a wrong form, two rules for one spelling
     """
     found: dict[tuple[str, ...], list[str]] = {}
     for number, line in enumerate(read_utf8(path).splitlines(), 1):
@@ -113,16 +113,17 @@ def read_spellings(path: Path, split: Callable[[str], list[str]] = spoken_words)
         if match is None or not spelling or "=>" in match[2]:
             raise TextError(
                 f"{path}, line {number}: expected SPELLING => OTHER, such as `mr => mister`; "
-                "comments begin with ;;, and alternatives {a / b} or neighbours [x] __ [y] are "
+                "comments begin with ;;, and alternatives {a / b} or contexts [x] __ [y] are "
                 "not supported"
             )
         other = split(match[2])
         if found.setdefault(spelling, other) != other:
             raise TextError(
-                f"{path}, line {number}: another line has this spelling; remove one of the two"
+                f"{path}, line {number}: an earlier line replaces this spelling by other words; "
+                "remove one of the two lines"
             )
     if not found:
-        raise TextError(f"{path} has no spellings; expected SPELLING => OTHER in each line")
+        raise TextError(f"{path} has no spellings; expected SPELLING => OTHER on each line")
     return found
 
 
@@ -221,12 +222,13 @@ def rate_difference(
     seed: int = 1,
 ) -> Interval:
     """Word error rate of the second minus that of the first, by paired bootstrap over groups, which
-    are the same in the same order. Raises QueryError as `error_rate`, or if groups do not match."""
+    are the same in the same order. Raises what `error_rate` raises, and if groups do not match."""
     errors, words = _counts(first)
     others, same = _counts(second)
     if words.tolist() != same.tolist():
         raise QueryError(
-            "the two recognisers' groups have other numbers of words; expected the same references"
+            "the two recognisers' groups differ in their numbers of words; expected the same "
+            "references for both"
         )
     drawn = _draws(len(first), draws, seed)
     return _interval((others - errors).sum() / words.sum(), _rates(drawn, others - errors, words))
@@ -244,15 +246,13 @@ def _counts(groups: Sequence[WordErrors]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _draws(groups: int, draws: int, seed: int) -> NDArray[np.int64]:
-    rng = np.random.default_rng(seed)
-    return rng.multinomial(groups, np.full(groups, 1.0 / groups), size=draws)
+    return np.random.default_rng(seed).multinomial(groups, [1.0 / groups] * groups, size=draws)
 
 
 def _rates(
     drawn: NDArray[np.int64], errors: NDArray[np.int64], words: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    rates: NDArray[np.float64] = (drawn @ errors) / (drawn @ words)
-    return rates
+    return np.asarray((drawn @ errors) / (drawn @ words))
 
 
 def _interval(value: float, resampled: NDArray[np.float64]) -> Interval:
@@ -298,7 +298,7 @@ def read_transcripts(path: Path) -> TranscriptFile:
     """
     lines = read_utf8(path).splitlines()
     if not any(line.strip() for line in lines):
-        raise TextError(f"{path} has no utterances; expected one line for each")
+        raise TextError(f"{path} has no utterances; expected one per line")
     if _is_nbest(lines):
         rows = [
             (_SEGMENT.sub("", one.id), " ".join(one.hypotheses[0].words), "")
@@ -312,8 +312,7 @@ def read_transcripts(path: Path) -> TranscriptFile:
         return _named(path, list(_table_rows(path, lines, header)))
     if "\t" in lines[0]:
         return _named(path, list(_tab_rows(path, lines)))
-    texts = {str(number): line for number, line in enumerate(lines, 1)}
-    return TranscriptFile(texts, {}, numbered=True)
+    return TranscriptFile({str(n): line for n, line in enumerate(lines, 1)}, {}, numbered=True)
 
 
 _Row = tuple[str, str, str]  # name, text, speaker
@@ -341,7 +340,8 @@ def _json_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
                 f"line {number} of {path} is not an object with text and file; expected the output "
                 "of `dlm transcribe --json`"
             ) from exc
-        yield str(name), str(text), str(speaker)
+        if not found.get("partial"):  # partial results come from `dlm transcribe --stream`
+            yield str(name), str(text), str(speaker)
 
 
 def _is_nbest(lines: list[str]) -> bool:
@@ -398,11 +398,10 @@ def _column(header: list[str], names: tuple[str, ...]) -> int | None:
 def with_kaldi_names(
     reference: TranscriptFile, hypothesis: TranscriptFile
 ) -> tuple[TranscriptFile, TranscriptFile]:
-    """The two files with names, if their lines begin with a name without a tab, as in Kaldi's
-    `text`.
+    """The two files with names, if their lines begin with a name and no tab, as in Kaldi's `text`.
 
-    Otherwise unchanged. First words count as names if there are at least two lines, they are all
-    different, each has a digit, and all names of one file are in the other.
+    Other files stay unchanged. First words count as names if there are at least two lines, all
+    first words differ, each has a digit, and all names of one file are in the other.
     """
     one, other = (_first_words(file) if file.numbered else file for file in (reference, hypothesis))
     if one is None or other is None or not (reference.numbered or hypothesis.numbered):

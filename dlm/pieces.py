@@ -1,0 +1,45 @@
+"""Splits text and words into pieces with a SentencePiece model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dlm.errors import ConfigError, FormatError
+
+_LINES = 512  # lines split at once: as text, pieces take thirty times their memory
+_SPACES = bytes.maketrans(b"\t\r", b"  ")  # needed for a model that does not normalise
+
+
+class Pieces:
+    """A SentencePiece model, from the bytes of its file, in the package's own `processor`. Any
+    thread may use it. FormatError if the bytes are not such a model."""
+
+    def __init__(self, model: bytes) -> None:
+        import sentencepiece
+
+        self.model, self.processor = model, sentencepiece.SentencePieceProcessor()
+        try:
+            self.processor.LoadFromSerializedProto(model)
+        except RuntimeError as exc:
+            raise FormatError(f"not a SentencePiece model: {exc}") from exc
+
+    @classmethod
+    def read(cls, path: str | Path) -> Pieces:
+        """Reads a file; ConfigError if it cannot be read or is not a SentencePiece model."""
+        try:
+            return cls(Path(path).read_bytes())
+        except (OSError, FormatError) as exc:
+            raise ConfigError(f"the SentencePiece model {path} cannot be read: {exc}") from exc
+
+    def of_word(self, word: str) -> list[str]:
+        """The pieces of a word; the first begins with U+2581. Other characters stay as written."""
+        return list(self.processor.encode(word, out_type=str))
+
+    def cut(self, text: bytes) -> bytes:
+        """Lines of text with a space between all pieces. There are as many lines as before."""
+        lines = text.translate(_SPACES).decode("utf-8", "replace").split("\n")
+        parts = (
+            self.processor.encode(lines[at : at + _LINES], out_type=str, num_threads=1)
+            for at in range(0, len(lines), _LINES)
+        )
+        return b"\n".join(" ".join(line).encode() for part in parts for line in part)
