@@ -1,5 +1,5 @@
-"""Evaluates models on the same text: n-gram models, and the networks they came from (FNG 7). A word
-counts as known only if every model knows it, so that the figures are comparable."""
+"""Evaluates n-gram models, and the networks that they came from, on the same text (FNG 7). A word
+counts as known only if every model knows it, so that figures are comparable."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from dlm.federated.words import WordList
 from dlm.units import LN_10
 
 SENTENCES = 2048  # evaluated together
-_HISTORIES = 16  # per step: each takes a whole distribution
+_HISTORIES = 16  # histories per step: each takes a whole distribution
 
 Sentence = list[str]
 
 
 class Judge(Protocol):
     name: str
-    predicts_words: bool  # whether it can name the most likely next word
+    predicts_words: bool  # whether the model can name the most likely next word
 
     def knows(self, word: str) -> bool:
-        """Whether the word is in its vocabulary."""
+        """Whether the word is in the model's vocabulary."""
 
     def each(
         self, sentences: Sequence[Sentence], known: Sequence[NDArray[np.bool_]]
@@ -99,15 +99,15 @@ class NgramJudge:
 
 
 class NetworkJudge:
-    """The network of a run of `dlm federate`; raises as `training.trained.load_model`. With pieces,
-    the most likely next word is not computed, since that takes hundreds of steps (FNG 7.1)."""
+    """The network of a run of `dlm federate`; raises what `training.trained.load_model` does. With
+    pieces, the most likely next word is not computed: that takes hundreds of steps (FNG 7.1)."""
 
     def __init__(self, name: str, run: Path) -> None:
         self.name = name
         model = load_model(run)
         if model.vocabulary is None:
             raise ConfigError(
-                f"{run} has no vocabulary to turn its ids into words; train it with one"
+                f"{run} has no vocabulary to turn its ids into words; train it with a vocabulary"
             )
         self._network, self._params = model.network, model.params
         words = model.vocabulary.words
@@ -165,7 +165,7 @@ _FIELDS = [field.name for field in dataclasses.fields(Metrics)]
 
 @dataclass(frozen=True)
 class Figure:
-    """A model's figure, and its interval from resampled users; None without one."""
+    """A model's figure, and its interval from resampled users, if any."""
 
     value: float | None
     low: float | None = None
@@ -184,9 +184,9 @@ class Evaluation:
         return _metrics(self.sums[model].sum(axis=0))
 
     def figures(self, draws: int, seed: int = 0) -> list[dict[str, Figure]]:
-        """Each model's figures by name ("perplexity" and so on), and for all but the first the
-        difference from the first ("perplexity_difference"), with intervals from `draws` resamples
-        of all users, the same for all models.
+        """Each model's figures by name ("perplexity" and so on), and, for all but the first model,
+        the difference from the first ("perplexity_difference"), with intervals from `draws`
+        resamples of all users, the same for all models.
 
         Paper  Efron and Tibshirani 1993, section 13.3: percentiles, 95 %
         """
@@ -250,7 +250,7 @@ def evaluate(judges: Sequence[Judge], users: Iterable[Iterable[Sentence]]) -> Ev
             for user, found in zip(owners, judge.each(sentences, there), strict=True):
                 rows[user][place] += dataclasses.astuple(found)
     if not rows:
-        raise ConfigError("the text has no words to evaluate models on; give one with sentences")
+        raise ConfigError("the text has no words to evaluate models on; give text with sentences")
     return Evaluation(judges, np.stack(rows, axis=1))
 
 

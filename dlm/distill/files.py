@@ -23,8 +23,7 @@ from dlm.distill.sampled import (
 from dlm.distill.sources.backoff import distill_backoff
 from dlm.distill.sources.source import load_object
 from dlm.errors import ConfigError
-from dlm.estimate.columns import ModelColumns
-from dlm.estimate.columns import memory_bytes as model_bytes
+from dlm.estimate.columns import ModelColumns, memory_bytes as model_bytes
 from dlm.estimate.pipeline import resident_bytes
 from dlm.estimate.text import Reader
 from dlm.federated.account.records import merged_record
@@ -43,9 +42,9 @@ Tell = Callable[[str], None]
 def distill_files(
     request: DistillRequest, *, progress: Tell = lambda line: None
 ) -> DistilledModel | None:
-    """Writes the model on a topology that is nearest to a source, or only counts for it (then
-    None). The same inputs and options give the same bytes, replaced whole or not at all, with
-    composed records.
+    """Writes the model on a topology that is nearest to a source, or only counts for it and returns
+    None. The same inputs and options give the same bytes. The output is replaced whole or not at
+    all, and has a record composed from those of the inputs.
 
     Raises
         ConfigError   models too big for the memory; words that do not match; counts of other inputs
@@ -206,8 +205,8 @@ def _record(what: str, record: Provenance | None, public: str) -> Provenance:
 
 
 def _digest(request: DistillRequest) -> str | None:
-    """SHA-256 of a network's checkpoint and casing model; None for sources known by what they
-    say."""
+    """SHA-256 of a network's checkpoint and casing model; None for sources identified by their
+    answers."""
     path = Path(request.source)
     if request.kind != "network":
         return None
@@ -218,7 +217,7 @@ def _digest(request: DistillRequest) -> str | None:
 
 
 def _given(path: Path, public: str) -> GivenText:
-    """A text whose contexts are counted; PrivacyError if it is declared public, but is of users."""
+    """A text whose contexts are counted; PrivacyError if users' text is declared public."""
 
     def blocks() -> Iterator[bytes]:
         return (b.lines for b in Reader([str(path)], scored=True).read() if b.size)

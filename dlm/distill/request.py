@@ -23,16 +23,16 @@ class DistillRequest(DistillSettings):
         source        an ARPA file; the folder of a run of `dlm federate`; `module:factory`, a
                       Python object that implements `source.Source`
         topology      an ARPA file, whose values are ignored; `self` for n-grams that the source
-                      says; `self+FILE` for both
+                      produces; `self+FILE` for both
         output        ARPA file, compressed according to its suffix; None to only count into `work`
         samples       None for the exact counts of an ARPA file
         text          file whose contexts are counted instead of samples, one sentence per line
         work          folder for counts; the same request resumes from it
-        counts        the `work` folders of all parts: they are added up, nothing is counted
+        counts        the `work` folders of all parts, which are added up; then nothing is counted
         capitalize    ARPA file of cased text, for a network of words in lower case
         unigrams      counts of words that replace the model's unigrams or, with a weight below 1,
                       are mixed with them
-        public        who vouches that inputs without a privacy record contain no user's text
+        public        who attests that inputs without a privacy record contain no user's text
         memory_bytes  limit; None for the free memory
     """
 
@@ -77,12 +77,12 @@ class DistillRequest(DistillSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.threads < 1:
-            raise ConfigError(f"--threads {self.threads}; expected 1 or more")
+            raise ConfigError(f"--threads is {self.threads}; expected 1 or more")
         if self.capitalize is not None and self.kind != "network":
             what = "a Python object" if self.kind == "object" else "an ARPA file"
             raise ConfigError(
-                f"--capitalize needs a network; {self.source} is {what}, whose words have their "
-                "spellings"
+                f"--capitalize needs a network; {self.source} is {what}, whose words already have "
+                "their case"
             )
         if not self.source:
             raise ConfigError(
@@ -105,12 +105,12 @@ class DistillRequest(DistillSettings):
     def _check_topology(self) -> None:
         if not self.topology or self.topology == f"{SELF}+":
             raise ConfigError(
-                f"--topology {self.topology or 'is empty'}: it names no file; give an ARPA file, "
+                f"--topology {self.topology or 'is empty'}: no file is named; give an ARPA file, "
                 f"{SELF}, or {SELF}+FILE"
             )
         if self.infers and not 1 <= self.order <= MOST_ORDER:
             raise ConfigError(
-                f"--order {self.order} with --topology self; expected 1 to {MOST_ORDER}"
+                f"--order is {self.order} with --topology self; expected 1 to {MOST_ORDER}"
             )
         if not self.infers and (self.ngrams is not None or self.interpolated):
             raise ConfigError(
@@ -118,26 +118,27 @@ class DistillRequest(DistillSettings):
                 "smaller, use dlm prune"
             )
         if self.interpolated and self.external is None:
-            raise ConfigError("--interpolated needs two topologies: --topology self+FILE")
+            raise ConfigError("--interpolated needs two topologies; give --topology self+FILE")
         if self.infers and self.samples is None:
             raise ConfigError(
                 f"--topology {self.topology} is inferred from samples; give --samples, such as 1e5"
             )
         if self.infers and self.part != (1, 1):
             raise ConfigError(
-                "all parts need the same topology, but --topology self would infer one for each; "
-                "distill once with self, then give that model as the topology of the parts"
+                "all parts need the same topology, but --topology self would infer a different one "
+                "for each; distill once with self, then give that model as the topology of the "
+                "parts"
             )
 
     def _check_output(self) -> None:
         if self.is_exact and self.work is not None:
             raise ConfigError(
-                "--work stores counts of --samples or --text, and neither is given; leave it out"
+                "--work stores counts of --samples or --text; give one of them, or leave out --work"
             )
         if self.part != (1, 1) and (self.output is not None or self.is_exact or self.counts):
             raise ConfigError(
-                "--part makes counts, not a model: give --work without --output, then pass all "
-                "parts' folders to --counts"
+                "--part makes counts, not a model: give --work without --output, then pass the "
+                "folders of all parts to --counts"
             )
         if self.output is None and (self.work is None or self.counts or self.infers):
-            raise ConfigError("give --output; or, to only count, --work with --samples or --text")
+            raise ConfigError("give --output; to only count, give --work with --samples or --text")

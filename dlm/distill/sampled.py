@@ -36,15 +36,15 @@ from dlm.units import counted
 Tell = Callable[[str], None]
 
 U32 = np.uint32
-# How many sentences began, and words with `</s>` after each sentence.
+# The number of sentences begun, and words with `</s>` after each sentence.
 Said: TypeAlias = tuple[int, NDArray[np.uint32]]
 SentenceBlocks: TypeAlias = Callable[[Sampling], Iterator[Iterator[Said]]]
 WHOLE_PRIOR = 0.01  # visits, for sources with whole distributions
 
 
 class SampledSource:
-    """A protocol source or a backoff model, ready to be counted; raises as `source.SourceReader`.
-    Without the `sha256` of its file, it is identified by what it says."""
+    """A protocol source or a backoff model, ready to be counted; raises what `SourceReader` raises.
+    Without the `sha256` of its file, its answers identify it."""
 
     def __init__(
         self, source: Source | ModelColumns, name: str = "the source", sha256: str | None = None
@@ -56,7 +56,8 @@ class SampledSource:
         if isinstance(source, ModelColumns):
             if END_SENTENCE not in source.vocabulary.ids:
                 raise ConfigError(
-                    f"{name} has no </s>, so its sentences never end; estimate it again"
+                    f"{name} has no </s>, so its sentences never end; estimate the model again, "
+                    "from whole sentences"
                 )
             self.vocabulary: Vocabulary = source.vocabulary
             self.counting = partial(WalkCounting, source)
@@ -72,13 +73,13 @@ class SampledSource:
         self._sha256 = sha256
 
     def identity(self) -> dict[str, object]:
-        """What must be the same when a run resumes."""
+        """The facts that must be the same when a run resumes."""
         return self._identity() if self._sha256 is None else {"sha256": self._sha256}
 
     def prior(
         self, topology: ModelColumns, counts: NgramCounts, visits: float | None
     ) -> float | Prior:
-        """The prior for its counts: `visits`, or the default for the source."""
+        """The prior for the source's counts: `visits`, or the default for the source."""
         if self._base is not None:
             return as_backed_off(topology, counts, self._base, visits)
         return WHOLE_PRIOR if visits is None else visits
@@ -86,7 +87,7 @@ class SampledSource:
 
 @dataclass(frozen=True)
 class Inference:
-    """How to infer a topology: the `order` of its n-grams, 1 to 5, and how many, words included.
+    """How to infer a topology: its `order`, 1 to 5, and its number of `ngrams`, including words.
 
     `ngrams` None keeps all that were sampled. With an external topology, `interpolated` returns the
     interpolation (A_m) itself, not the model fitted again on its n-grams (A_r).
@@ -107,8 +108,8 @@ def count_source(
     progress: Tell | None = None,
 ) -> tuple[NgramCounts, float]:
     """Counts for a closed topology, and the source's entropy summed over all visits, in nats; saved
-    in `folder`, or `added` up from several workers without counting. Raises ConfigError,
-    FormatError as `work.count_all` and `work.add_parts`."""
+    in `folder`, or `added` up from several workers without counting. Raises ConfigError
+    and FormatError, see `work.count_all` and `work.add_parts`."""
     counting = source.counting(topology)
     common = {"source": source.identity(), "topology": work.ngrams_digest(topology)}
     if sampling is None:
@@ -161,7 +162,7 @@ def count_restricted(
     threads: int = 2,
     progress: Tell | None = None,
 ) -> tuple[Restriction, ModelColumns, NgramCounts, float]:
-    """Counts for a topology in the source's words, closed; as `count_source`."""
+    """Counts for a closed topology in the source's words; like `count_source`."""
     part = restricted(topology, source.vocabulary)
     target = closed(part.model, threads)
     counts, entropy = count_source(
@@ -186,12 +187,12 @@ def distill_samples(
     """The model on a topology's n-grams that is nearest to a source, by its samples.
 
     Args
-        sampling       instead of samples and a seed: a part of the samples, or a text
+        sampling       a part of the samples, or a text, instead of samples and a seed
         prior          visits to add to each visited context; None for 0.01, or, for a source that
                        spells its words, its number of distinct words (`prior.as_backed_off`)
-        folder, added  as for `count_source`
+        folder, added  see `count_source`
     Raises
-        ConfigError  the topology has no n-gram in the source's words; no samples
+        ConfigError  the topology has no n-gram in the source's words; there are no samples
         SourceError  the source does not return distributions
     Paper         Suresh et al. 2021, section 4; FNG section 4
     """
@@ -225,15 +226,15 @@ def distill_inferred(
     memory_bytes: int = 1 << 30,
     progress: Tell | None = None,
 ) -> DistilledModel:
-    """The nearest model to a source, on n-grams that the source itself says often.
+    """The nearest model to a source, on n-grams that the source itself produces often.
 
     The source is sampled twice, with the same seed: for its n-grams, then for their counts.
 
-    Args    external  a model whose n-grams supplement them. Both sets are counted at once and a
+    Args    external  a model with additional n-grams. Both sets are counted at once and a
                       model is fitted on each (A_e, A_i). They are interpolated with equal
                       weights and pruned to `inference.ngrams` (A_m), and the same counts give
                       the nearest model on the remaining n-grams (A_r)
-    Raises  ConfigError  a part of samples, or a text; and as `infer.infer_topology` and
+    Raises  ConfigError  `sampling` is a part or a text; or raised by `infer.infer_topology` or
                          `distill_samples`
     Paper   FNG section 7.2, Algorithm 1
     """
@@ -283,7 +284,7 @@ def distill_inferred(
 
 
 class SentenceCollection:
-    """`work.Summed` that keeps sentences: its single sum is all words said."""
+    """`work.Summed` that keeps sentences: its single sum is the array of all words."""
 
     def __init__(self, sentences: SentenceBlocks) -> None:
         self._sentences = sentences
@@ -306,11 +307,12 @@ class SentenceCollection:
 
 
 def sentences_of(reader: SourceReader) -> SentenceBlocks:
-    """Of a source of the protocol; ConfigError for visits, which do not show where sentences
-    end."""
+    """The sentences of a protocol source; ConfigError for visits, which do not show sentence
+    ends."""
     if reader.makes_visits:
         raise ConfigError(
-            f"{reader.name} makes visits, not sentences, so no topology can be inferred; give one"
+            f"{reader.name} makes visits, not sentences, so no topology can be inferred; give a "
+            "topology"
         )
     end = reader.vocabulary.end_id
 
@@ -355,7 +357,7 @@ class NgramCounting(work.Summed, Protocol):
     """Counting that ends in counts for a topology."""
 
     def blocks(self, sampling: Sampling) -> Iterator[Iterator[int]]:
-        """As `work.count_all` takes them."""
+        """The blocks for `work.count_all`."""
 
     def result(self) -> tuple[NgramCounts, float]:
         """Counts for the topology, and the source's entropy summed over all visits, in nats."""

@@ -1,6 +1,6 @@
-"""Sums of integers, in 64 bits: the order of users and the rounding of sums move nothing.
+"""Sums of 64-bit integers, which neither the order of users nor rounding can change.
 
-A sum of floats is rounded at every user, so that one user more can move all roundings after them
+A sum of floats is rounded at every user, so one more user can change all later roundings
 (Casacuberta et al. 2022). Here every number of an update is cut to whole steps, towards 0.
 """
 
@@ -15,31 +15,30 @@ import numpy as np
 
 from dlm.errors import PrivacyError
 
-BITS = 44  # of the clip norm in steps, so that one far too large loses nothing either
-GRID_BITS = 32  # of the clip norm in steps of the grid that discrete noise is on
+BITS = 44  # the clip norm is at most 2^BITS steps; a far too large one loses nothing
+GRID_BITS = 32  # the same on the grid of discrete noise
 MOST_UPDATES = 1 << (62 - BITS)
-_LOW_BITS = 30  # of a number of an update; the rest is an int32 of its own
-ARITHMETIC = f"integers, {BITS} bits"  # what a run is bound to
+_LOW_BITS = 30  # low bits of a number of an update; the rest is a separate int32
+ARITHMETIC = f"integers, {BITS} bits"  # recorded as part of a run's settings
 
 
 def steps_per_unit(bound: float, bits: int = BITS) -> float:
     """A power of two, so that scaling by it rounds nothing; `bound` is at most 2^bits steps.
-    PrivacyError unless it is finite and above 0."""
+    PrivacyError unless `bound` is finite and above 0."""
     if not 0 < bound < math.inf:
         raise PrivacyError(f"the clip norm of a round is {bound}; expected a finite number above 0")
     return 2.0 ** (bits - math.frexp(bound)[1])
 
 
 class FixedPoint(NamedTuple):
-    """A sum of steps in 64 bits, which JAX has not, in two halves of one shape; `high` has the
-    sign."""
+    """A sum of steps in 64 bits, which JAX lacks, as halves of one shape; `high` has the sign."""
 
     high: jax.Array
     low: jax.Array
 
 
 def zeros(template: Any) -> Any:
-    """The sum of nothing, a `FixedPoint` for each array of a tree."""
+    """An empty sum, with a `FixedPoint` for each array of a tree."""
     return jax.tree.map(
         lambda leaf: FixedPoint(
             jnp.zeros(jnp.shape(leaf), jnp.int32), jnp.zeros(jnp.shape(leaf), jnp.uint32)
@@ -49,11 +48,11 @@ def zeros(template: Any) -> Any:
 
 
 def plus(total: Any, update: Any, scale: jax.Array | float) -> Any:
-    """A sum with one update more, in steps of 1 / `scale` (`steps_per_unit` of the bound), exact
+    """The sum with one more update, in steps of 1 / `scale` (`steps_per_unit` of the bound), exact
     for up to `MOST_UPDATES` within the bound; it adds nothing longer than the update."""
 
     def add(leaf: jax.Array, held: FixedPoint) -> FixedPoint:
-        # Each operation is exact: by powers of two, and what is left of a number of 24 bits.
+        # Each operation is exact: scaling by powers of two, and the remainders of 24-bit numbers.
         scaled = leaf * (scale * 2.0**-_LOW_BITS)
         whole = jnp.trunc(scaled)
         coarse = whole.astype(jnp.int32)

@@ -1,5 +1,5 @@
-"""Where randomness comes from: a named key, never a global generator, and no name twice. A key is
-32 bytes. `fold` derives another by name with BLAKE2b; SHAKE-256 expands one."""
+"""The source of randomness: a named key, never a global generator, and no name is used twice. A key
+is 32 bytes. `fold` derives another by name with BLAKE2b; SHAKE-256 expands one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TWO_53 = float(1 << 53)
 
 
 class Key:
-    """A source of random numbers that is known by its name.
+    """A source of random numbers that is identified by its name.
 
-    The same key and name give the same numbers on every machine; different names give numbers that
-    cannot be told from independent ones without the key; `repr` is without the 32 bytes, and
+    The same key and name give the same numbers on every machine; without the key, numbers of
+    different names cannot be told from independent ones; `repr` leaves out the 32 bytes, and
     pickling is refused.
     """
 
@@ -27,19 +27,19 @@ class Key:
 
     def __init__(self, material: bytes, *, simulated: bool, path: tuple[str | int, ...] = ()):
         if len(material) != KEY_BYTES:
-            raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(material)}")
+            raise ValueError(f"the key has {len(material)} bytes; expected {KEY_BYTES}")
         self._material = material
         self.simulated = simulated
         self.path = path
 
     @classmethod
     def from_system(cls) -> Key:
-        """A key that the operating system draws; it lives in memory alone."""
+        """A key that the operating system draws; it exists only in memory."""
         return cls(os.urandom(KEY_BYTES), simulated=False)
 
     @classmethod
     def from_seed(cls, seed: int) -> Key:
-        """A key that whoever knows `seed` can make: for simulation, and reported as not private."""
+        """A key that anyone with `seed` can reproduce: for simulations; reported as not private."""
         if seed < 0:
             raise ValueError(f"the seed is {seed}; expected 0 or more")
         return cls(
@@ -55,16 +55,16 @@ class Key:
         return Key(material, simulated=self.simulated, path=(*self.path, *names))
 
     def material(self) -> bytes:
-        """The 32 bytes of another name, for a cipher: of no use for anything else of this key."""
+        """The 32 bytes of another name, for a cipher; they reveal nothing else about this key."""
         return self.fold("cipher")._material
 
     def shared(self) -> bytes:
-        """The 32 bytes, for whoever is to draw the same numbers: a round's devices."""
+        """The 32 bytes, for others who must draw the same numbers, such as a round's devices."""
         return self._material
 
     @classmethod
     def given(cls, material: bytes) -> Key:
-        """The key of somebody's `shared`."""
+        """The key from another one's `shared`."""
         return cls(material, simulated=False)
 
     def words(self, count: int) -> npt.NDArray[np.uint32]:
@@ -90,4 +90,4 @@ class Key:
         return f"Key({name}, {'simulated' if self.simulated else 'of the system'})"
 
     def __reduce__(self) -> str:
-        raise PrivacyError(f"{self!r} is not to be copied into a file: a new run draws a new key")
+        raise PrivacyError(f"{self!r} must not be copied into a file: a new run draws a new key")

@@ -1,7 +1,7 @@
 """Utterances as token ids, and one user's utterances as batches of equal shape.
 
-Ids are those of a wordpiece model's own defaults: 0 is what the vocabulary lacks, 1 begins an
-utterance, 2 ends it, words or pieces start at 3. -1 fills what is empty; it occurs in batches only.
+Ids follow a wordpiece model's defaults: 0 is an unknown word, 1 begins an utterance, 2 ends it, and
+words or pieces start at 3. -1 marks empty places, in batches only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Packing = Literal["utterances", "stream"]
 
 def check_ids(utterances: Sequence[Ids], vocab_size: int) -> None:
     """Raises ConfigError for ids that the model has no row for, or marks that packing adds: a wrong
-    vocabulary must not train in silence."""
+    vocabulary must not train silently."""
     for ids in utterances:
         if not len(ids):
             continue
@@ -38,8 +38,8 @@ def check_ids(utterances: Sequence[Ids], vocab_size: int) -> None:
             )
         if np.any((ids == BOS_ID) | (ids == EOS_ID)):
             raise ConfigError(
-                f"an utterance holds id {BOS_ID} or {EOS_ID}, the marks of its ends, which are "
-                "added when it is packed; encode without them"
+                f"an utterance holds id {BOS_ID} or {EOS_ID}, the marks of its start and end, "
+                "which packing adds; encode utterances without them"
             )
 
 
@@ -52,7 +52,7 @@ def sequence(ids: Ids) -> Ids:
 def windows(whole: Ids, unroll: int) -> Ids:
     """The sequence (n >= 2,) cut into rows of `unroll` inputs and their targets, each target once.
 
-    (w, unroll + 1) int32, filled up with -1; a row's first id is the last of the row before, so
+    (w, unroll + 1) int32, filled up with -1; a row's first id is the last of the previous row, so
     that no target is lost at a cut.
     """
     targets = len(whole) - 1
@@ -75,7 +75,7 @@ def pack(
 ) -> Ids:
     """One user's utterances as batches, (batches, batch_size, unroll + 1) int32.
 
-    `"utterances"` gives every utterance (or every `unroll` tokens of a long one) a row of its own,
+    `"utterances"` gives every utterance (or every `unroll` tokens of a long one) a separate row,
     which starts from a zero state. `"stream"` joins the utterances, lays them out in `batch_size`
     rows and cuts all rows at the same places, for a state that is carried from batch to batch.
 

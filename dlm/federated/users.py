@@ -3,7 +3,7 @@
 A file is sorted by user once into a *store*, an Arrow file with one row per user, and read from it
 through a memory map. Neither building nor reading keeps more than a bounded part of it in memory.
 
-Above 500 lines: what a row may hold, and what becomes of it in the store, are read together.
+The file has over 500 lines, since the rules for rows and their place in the store belong together.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 DEFAULT_MEMORY_BYTES = 256 << 20
-BATCH_BYTES = 32 << 20  # of text in one record batch of a store
+BATCH_BYTES = 32 << 20  # bytes of text in one record batch of a store
 STORE_VERSION = "2"
 Encode = Callable[[list[str]], npt.NDArray[np.int32]]
 Row = tuple[str, int, str]  # user id ("" where it is missing), 1-based line or row, text
@@ -54,7 +54,7 @@ class StoreFacts:
     utterances: int
     words: int  # split at white space, after the cap
     rows_without_user: int  # left out if `missing` is "count"
-    users_without_text: int  # likewise
+    users_without_text: int  # left out likewise
     words_over_cap: int  # left out by `cap_words`
 
 
@@ -90,9 +90,9 @@ def check_columns(path: Path, user_column: str, text_column: str) -> None:
 
 
 def count_users(path: Path, user_column: str, text_column: str) -> int:
-    """How many users of a file have text: the same as `UserDataset.open` finds, without sorting.
+    """The number of users with text in a file, like `UserDataset.open`, but without sorting.
 
-    Cost  one pass over the file; some 50 bytes per user
+    Cost  one pass over the file; about 50 bytes per user
     """
     rows = parquet_rows if ".parquet" in path.suffixes else tsv_rows
     found = {
@@ -116,12 +116,12 @@ _LETTERS = _Letters({ord("\u2019"): ord("'"), ord("\u2018"): ord("'")})
 
 
 def spoken_words(utterance: str) -> list[str]:
-    """The words of an utterance as ASR has them: lower case, letters, inner apostrophes."""
+    """The words of an utterance as in ASR: lower case, letters, inner apostrophes."""
     text = unicodedata.normalize("NFC", utterance).lower().translate(_LETTERS)
     return [word for part in text.split() if (word := part.strip("'"))]
 
 
-# What `--tokenizer` names.
+# The values of `--tokenizer`.
 TOKENIZERS: dict[str, Callable[[str], list[str]]] = {"words": spoken_words, "whitespace": words_of}
 
 
@@ -170,15 +170,15 @@ class UserDataset:
         One utterance per line, UTF-8, no quoting. Other columns are ignored.
 
         Args
-            store         folder to create and keep for the next time, readable only by its owner; a
-                          temporary one if None
+            store         folder to create and keep for later, readable only by its owner; None uses
+                          a temporary one
             missing       what to do with rows without a user id and users without any text:
                           "refuse" (default) or "count": leave out, and count in `facts`
-            cap_words     how many words of each user to keep, from the first; None keeps all
+            cap_words     number of words to keep per user, from the first; None keeps all
             memory_bytes  text in memory while sorting
         Raises
-            FormatError   a header without the columns, a line with another number of fields, text
-                          that is not UTF-8, or rows that `missing` refuses; names the line
+            FormatError   the header lacks the columns, a line has another number of fields, text is
+                          not UTF-8, or `missing` refuses a row; names the line
         """
         source = Path(path)
         return cls._built(
@@ -197,7 +197,7 @@ class UserDataset:
         text_column: str = "utterance",
         **settings: Any,
     ) -> UserDataset:
-        """The users of a Parquet file, as `from_tsv`; a null text is an empty one."""
+        """The users of a Parquet file, like `from_tsv`; a null text counts as an empty one."""
         source = Path(path)
         return cls._built(
             source,
@@ -227,7 +227,7 @@ class UserDataset:
         if source.is_dir():
             raise FormatError(f"{source} is a folder; expected a file of users' text")
         stat = source.stat()
-        # The source of the store: for another file or other settings it is made again.
+        # The source of the store: for another file or other settings, the store is made again.
         made_from = (
             f"{STORE_VERSION} {kind} {missing} {cap_words} {stat.st_size} {stat.st_mtime_ns}"
         )
@@ -258,7 +258,7 @@ class UserDataset:
         return [self.user_id(user) for user in range(len(self))]
 
     def utterances(self, user: int) -> list[str]:
-        """What a user wrote or said, in the order of the file."""
+        """A user's utterances, in the order of the file."""
         batch, row = self._place(user)
         return list(batch.column(1)[row].as_py())
 
@@ -285,11 +285,11 @@ class UserDataset:
         cap: int | None = None,
         split: Callable[[str], list[str]] = words_of,
     ) -> list[npt.NDArray[np.int32]]:
-        """As `tokens_of`, of a user's utterances."""
+        """`tokens_of` a user's utterances."""
         return tokens_of(self.utterances(user), encode, cap=cap, split=split)
 
     def word_counts(self) -> npt.NDArray[np.int64]:
-        """Words of each user, split at white space."""
+        """The number of words of each user, split at white space."""
         return np.array([len(self.words(user)) for user in range(len(self))], np.int64)
 
     def select(self, users: Sequence[int] | npt.NDArray[np.integer[Any]]) -> UserDataset:
@@ -297,17 +297,17 @@ class UserDataset:
         places = np.asarray(users, np.int64)
         if len(places) and not (places.min() >= 0 and places.max() < len(self)):
             raise ConfigError(
-                f"found users {places.min()} to {places.max()}; expected 0 to {len(self) - 1}"
+                f"users are {places.min()} to {places.max()}; expected 0 to {len(self) - 1}"
             )
         if len(np.unique(places)) != len(places):
-            raise ConfigError("a user was given twice; a view has each user only once")
+            raise ConfigError("a user was given twice; a view can contain each user only once")
         return UserDataset(self._reader, self.facts, self._digest, self._rows[places])
 
     def split(self, fraction: float, *, name: str = "split") -> tuple[UserDataset, UserDataset]:
         """(the rest, about `fraction` of the users), by a hash of name and user id.
 
-        A user's side depends only on `name` and their id, so it does not change when others come or
-        go; different names give independent splits.
+        A user's side depends only on `name` and their id, so it does not change when other users
+        come or go; different names give independent splits.
         """
         if not 0 <= fraction <= 1:
             raise ConfigError(f"the fraction is {fraction}; expected 0 to 1")
@@ -357,7 +357,7 @@ def _opened(file: Path, made_from: str) -> tuple[pa.RecordBatchFileReader, Store
         if facts.get("made_from") != made_from or side[0] != made_from:
             return None
         if file_digest(file) != side[3]:
-            return None  # damaged or changed since: an id could be another user
+            return None  # damaged or changed since: an id could be another user's
         return reader, StoreFacts(*(int(n) for n in side[1].split())), side[2]
     except (OSError, pa.ArrowInvalid, IndexError, ValueError, TypeError):
         return None
@@ -422,7 +422,7 @@ def _write_store(
         first_line, remaining = 0, cap_words
         texts: list[str] = []
         for user, line, text in rows:
-            if not user:  # sorted first; the reader has rejected them unless they are counted
+            if not user:  # such rows sort first; the reader refuses them unless they are counted
                 without_user += 1
                 continue
             if user != now:
@@ -459,8 +459,8 @@ def _raw(path: Path) -> Any:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Lines without their end; white space inside them, U+2028 and the like, stays."""
-    rest: list[bytes] = []  # of an incomplete line: joined once, however long it is
+    """Lines without their end; white space inside them, such as U+2028, stays."""
+    rest: list[bytes] = []  # parts of an incomplete line: joined once, however long it is
     with _raw(path) as stream:
         while block := stream.read(1 << 20):
             first, *more = block.split(b"\n")
@@ -490,12 +490,13 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
     names = header.decode("utf-8", "replace").split("\t")
     if header and len(names) == 1:
         raise FormatError(
-            f"{path} is not tab-separated: its first line has no tab. CSV and JSONL are not read; "
-            f"convert it to Parquet, or to TSV with the header {user_column}<TAB>{text_column}"
+            f"{path} is not tab-separated: its first line has no tab. CSV and JSONL are not "
+            "supported; convert the file to Parquet, or to TSV with the header "
+            f"{user_column}<TAB>{text_column}"
         )
     for column in (user_column, text_column):
         if names.count(column) != 1:
-            # Not shown: in a file without a header it is a user's.
+            # The first line is not shown: in a file without a header, it is a user's text.
             raise FormatError(
                 f"{path}: the first line has {len(names)} columns; expected a header with "
                 f"{column!r} exactly once (--user-column, --text-column)"
@@ -506,19 +507,19 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
             fields = raw.rstrip(b"\r").decode("utf-8").split("\t")
         except UnicodeDecodeError as exc:
             raise FormatError(
-                f"{path}, line {number}: not UTF-8 at byte {exc.start} of the line; "
+                f"{path}, line {number}: the line is not UTF-8 at byte {exc.start} of the line; "
                 "convert the file (iconv -t UTF-8)"
             ) from exc
         if len(fields) != len(names):
             raise FormatError(
-                f"{path}, line {number}: {len(fields)} fields, but the header has {len(names)}; "
-                "fix the line, or remove it"
+                f"{path}, line {number}: the line has {len(fields)} fields, but the header has "
+                f"{len(names)}; fix the line, or remove it"
             )
         yield fields[user_at].strip(), number, fields[text_at]
 
 
 def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
-    """Rows of a Parquet file, itself perhaps inside .zst, which is unpacked into memory."""
+    """The rows of a Parquet file, which may be inside .zst and is then unpacked into memory."""
     try:
         if path.suffix in COMPRESSIONS:
             with _raw(path) as stream:
@@ -540,8 +541,8 @@ def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row
                 number += 1
                 if text is not None and not isinstance(text, str):
                     raise FormatError(
-                        f"{path}, row {number}: the text is {type(text).__name__}; expected a "
-                        "column of strings (--text-column)"
+                        f"{path}, row {number}: the text has type {type(text).__name__}; expected "
+                        "a column of strings (--text-column)"
                     )
                 yield _user_id(user, path, number), number, text or ""
     except pa.ArrowException as exc:
@@ -565,8 +566,8 @@ def _user_id(value: Any, path: Path, row: int) -> str:
             ) from exc
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise FormatError(
-            f"{path}, row {row}: the user id {value!r} is {type(value).__name__}; expected text or "
-            "a whole number, since other types may not tell users apart"
+            f"{path}, row {row}: the user id {value!r} has type {type(value).__name__}; expected "
+            "text or a whole number, since other types may not tell users apart"
         )
     return str(value).strip()
 
@@ -575,7 +576,7 @@ def named(source: Path, rows: Iterable[Row], missing: str) -> Iterator[Row]:
     for row in rows:
         if not row[0] and missing == "refuse":
             raise FormatError(
-                f"{source}, line {row[1]}: no user id; fix the row, or pass --missing count (in "
-                'a configuration: missing = "count") to leave out and count such rows'
+                f"{source}, line {row[1]}: the row has no user id; fix the row, or pass --missing "
+                'count (in a configuration: missing = "count") to leave out and count such rows'
             )
         yield row

@@ -26,8 +26,8 @@ Encode: TypeAlias = Callable[[list[str]], Any]
 
 @dataclass(frozen=True)
 class WordList:
-    """Words by id: 0 to 2 are the marks, words follow in the order of the file. `provenance` is of
-    the counts they come from; None for a plain list, of which nothing is known."""
+    """Words by id: 0 to 2 are the marks, words follow in the order of the file. `provenance` is the
+    record of the counts behind them; None for a plain list, about which nothing is known."""
 
     words: tuple[str, ...]
     provenance: Provenance | None = None
@@ -35,7 +35,7 @@ class WordList:
     @classmethod
     def read(cls, path: Path, content: bytes | None = None) -> WordList:
         """A file, or its `content`, with one word per line, or counts of words with their record.
-        ConfigError, for counts FormatError, and PrivacyError if the record is of other counts."""
+        ConfigError, for counts FormatError, and PrivacyError if the record is for other counts."""
         try:
             content = path.read_bytes() if content is None else content
             lines = content.decode("utf-8-sig").splitlines()
@@ -50,9 +50,9 @@ class WordList:
             parts = line.split()
             if len(parts) != 1 or parts[0] in seen:
                 what = (
-                    "appears twice; remove one"
+                    "appears twice; remove one of the two lines"
                     if len(parts) == 1
-                    else "is not one word; write one per line"
+                    else "is not one word; write one word per line"
                 )
                 raise ConfigError(f"{path}, line {number}: {line!r} {what}")
             seen[parts[0]] = number
@@ -72,13 +72,13 @@ class WordList:
         """The first `size` words, or all if it is 0; ConfigError if there are fewer."""
         if size > len(self.words):
             raise ConfigError(
-                f"the vocabulary has {len(self.words)} words; expected {size} or more. Ask "
-                "for fewer, or for 0, which takes all"
+                f"the vocabulary has {len(self.words)} words; expected {size} or more. Request "
+                "fewer words, or 0 for all of them"
             )
         return dataclasses.replace(self, words=self.words[: size or None])
 
     def encoder(self) -> Encode:
-        """Words of an utterance -> ids; 0 for what the vocabulary lacks."""
+        """Words of an utterance -> ids; 0 for words that the vocabulary lacks."""
         ids = {word: place for place, word in enumerate(self.words, FIRST_WORD_ID)}
 
         def encode(words: list[str]) -> Ids:
@@ -89,8 +89,8 @@ class WordList:
 
 @dataclass(frozen=True)
 class RunVocabulary:
-    """What a run's `data.vocabulary` names: words, or an inventory of wordpieces. `record` protects
-    those whose text it comes from; None for a plain list of words, of which nothing is known."""
+    """The content of a run's `data.vocabulary`: words, or an inventory of wordpieces. `record`
+    states the guarantee of the people behind `words`; None for a plain list of words."""
 
     words: WordList | Inventory
     record: Provenance | None
@@ -100,7 +100,7 @@ class RunVocabulary:
         """Words, or wordpieces if the name ends in .model, with the record beside them.
 
         The key in the file `public_key`, if any, must have signed the bytes that are read. Raises
-        as `WordList.read`, `Inventory.load` and `require_signed`.
+        what `WordList.read`, `Inventory.load` and `require_signed` raise.
         """
         has_pieces = path.suffix == PIECES_SUFFIX
         try:

@@ -18,8 +18,8 @@ seconds per second of audio that the decoder was in the language model's `score`
 calls that may have waited for servers (measured in a round of its own: the clock is not free).
 
 Rows with phrases have so many of frequent words. Their bonus is 0 with flashlight, so it finds the
-same hypotheses and shows the cost alone; with pyctcdecode it is 1, beside KenLM's package with the
-same words as pyctcdecode's own `hotwords`.
+same hypotheses and shows the cost alone; in the beam search it is 1, beside the same words as
+hotwords, there and in pyctcdecode.
 
 What a Python language model costs flashlight by itself (its own KenLM is called in C++) is the row
 *blocks, all contexts there*: the same sentences again.
@@ -46,8 +46,9 @@ from flashlight.lib.text.decoder import LM, LMState
 
 from benchmarks.heard import LETTERS, Heard, drawn, recorded
 from cluster import Cluster, ModelFiles, ProcessServer
-from dlm.asr.decoders.contexts import Counts
+from dlm.asr.ctc import BeamSearchDecoderCTC, build_ctcdecoder
 from dlm.asr.decoders.flashlight import DlmLM
+from dlm.asr.kenlm.table import ModelCounts
 from dlm.client import Client, ClientConfig, Phrases, Utterance
 from dlm.client.cluster_file import Endpoint, FixedEndpoints, Metadata
 from dlm.client.core import Core
@@ -94,7 +95,7 @@ class AskingLM(LM):  # type: ignore[misc]
         self._ids = [*(utterance.vocabulary.id_of(w) for w in words), utterance.vocabulary.end_id]
         self._states: dict[LMState, Any] = {}
         self._known: dict[Any, tuple[float, Any]] | None = {} if cached else None
-        self.counts = Counts()
+        self.counts = ModelCounts()
 
     def start(self, start_with_nothing: bool) -> LMState:
         self._states.clear()
@@ -273,98 +274,39 @@ def phrases_of(words: Sequence[str], count: int) -> list[str]:
     return [" ".join(rng.choices(words, k=rng.randint(1, 3))) for _ in range(count)]
 
 
-def pyctcdecode_rows(
+def beam_search_rows(
     arpa: Path, words: Sequence[str], clients: list[Client], beam: int
 ) -> list[Row]:
-    """KenLM's Python package, and dlm three ways."""
-    from pyctcdecode import build_ctcdecoder
-    from pyctcdecode.alphabet import Alphabet
-    from pyctcdecode.decoder import BeamSearchDecoderCTC
-
-    from dlm.asr.decoders.pyctcdecode import DlmDecoder, DlmLanguageModel, DlmState
+    """pyctcdecode with KenLM's Python package, and dlm's search."""
+    from pyctcdecode import build_ctcdecoder as build_theirs
 
     labels = ["", " ", *LETTERS]
-    theirs = build_ctcdecoder(labels, str(arpa), words)
+    theirs = build_theirs(labels, str(arpa), words)
+    hot = phrases_of(words, PHRASES[0])
 
-    class Asking(DlmLanguageModel):  # type: ignore[misc]
-        """A message for each word."""
-
-        cached = False
-
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            self._seen: dict[Any, tuple[float, Any]] = {}
-
-        def _ask(self, state: Any, word: int) -> tuple[float, Any]:
-            found = self._seen.get((state, word)) if self.cached else None
-            if found is None:
-                extension = self._utterance.extend([state], [word])
-                found = float(extension.log10_prob[0, 0]), extension.states[0, 0]
-                self._seen[state, word] = found
-            return found
-
-        def score(self, prev_state: Any, word: str, is_last_word: bool = False) -> Any:
-            self.counts.queries += 1
-            log10_prob, after = self._ask(prev_state.state, self._known.id_of(word))
-            if word not in self._unigram_set or word not in self._known:
-                log10_prob += self.unk_score_offset
-            if is_last_word:
-                log10_prob += self._ask(after, self._end_id)[0]
-            return self.alpha * log10_prob * 2.302585092994046 + self.beta, DlmState(after)
-
-    class Cached(Asking):
-        """Each word of a context once."""
-
-        cached = True
-
-    hotwords = phrases_of(words, PHRASES[0])
-    phrases = Phrases(dict.fromkeys(hotwords, 1.0))
-
-    def row(
-        name: str,
-        kind: Any,
-        model: Any,
-        client: Client | None,
-        lasts: bool = False,
-        biased: bool = False,
-    ) -> Row:
-        made: dict[str, Any] = {}
+    def row(name: str, client: Client | None, lasts: bool = False, **options: Any) -> Row:
+        made: dict[str, Any] = {"decoder": theirs}
 
         def begin() -> None:
-            if client is not None and (not made or not lasts):
-                utterance = client.utterance(phrases=phrases if biased else None)
-                made["model"] = model(utterance, words)
-                made["decoder"] = kind(Alphabet.build_alphabet(labels), made["model"])
+            if client is not None and not (lasts and len(made) > 1):
+                made["utterance"] = client.utterance()
+                made["decoder"] = build_ctcdecoder(labels, made["utterance"], words)
 
         def decode(emissions: Any) -> Any:
-            decoder = theirs if client is None else made["decoder"]
-            own = hotwords if biased and client is None else None
-            found = decoder.decode_beams(emissions, beam_width=beam, hotwords=own)
-            return [(b[0], b[-1]) for b in found]
+            found = made["decoder"].decode_beams(emissions, beam_width=beam, **options)
+            return [(one[0], one[-1]) for one in found]
 
-        def queries() -> int:
-            return 0 if client is None else made["model"].counts.queries
+        return Row(name, decode, client, lambda: 0, begin, lasts)
 
-        return Row(name, decode, client, queries, begin, lasts)
-
-    asking = BeamSearchDecoderCTC
+    phrases = Phrases(dict.fromkeys(hot, 1.0))
     return [
-        row("KenLM, its Python package", None, None, None),
-        row("dlm, naive", asking, Asking, clients[0]),
-        row("dlm, cached", asking, Cached, clients[0]),
-        row("dlm, blocks", DlmDecoder, DlmLanguageModel, clients[0]),
-        row(
-            "dlm, blocks, all contexts there", DlmDecoder, DlmLanguageModel, clients[1], lasts=True
-        ),
-        row("dlm, blocks, local shards", DlmDecoder, DlmLanguageModel, clients[2]),
-        row("KenLM, its Python package, 100 hotwords", None, None, None, biased=True),
-        row(
-            "dlm, blocks, local shards, 100 phrases",
-            DlmDecoder,
-            DlmLanguageModel,
-            clients[2],
-            biased=True,
-        ),
+        row("pyctcdecode, KenLM", None),
+        row("dlm, servers", clients[0]),
+        row("dlm, servers, all contexts there", clients[1], lasts=True),
+        row("dlm, local shards", clients[2]),
+        row("pyctcdecode, KenLM, 100 hotwords", None, hotwords=hot),
+        row("dlm, local shards, 100 hotwords", clients[2], hotwords=hot),
+        row("dlm, local shards, 100 phrases", clients[2], phrases=phrases),
     ]
 
 
@@ -375,7 +317,9 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=8)
     parser.add_argument("--words", type=int, default=20_000, help="of the lexicon, at most")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--beam", type=int, default=500, help="flashlight's; pyctcdecode's is 100")
+    parser.add_argument(
+        "--beam", type=int, default=500, help="flashlight's; the CTC beam search's is 100"
+    )
     parser.add_argument("--flat", type=float, default=2.0)
     parser.add_argument("--speech", type=Path, help="folder of FLAC files, in place of sentences")
     parser.add_argument("--joined", action="store_true", help="all sentences in one utterance")
@@ -407,12 +351,10 @@ def main() -> None:
             print(f"### flashlight-text, {heard.name}\n")
             rows = flashlight_rows(arpa, heard, clients)
             measure(rows, heard, given, ((DlmLM, "score"), (Utterance, "context_blocks")))
-            if not given.speech:  # pyctcdecode has no lexicon: labels are letters of words
-                from dlm.asr.decoders.pyctcdecode import DlmLanguageModel
-
-                print("### pyctcdecode, beam 100\n")
-                rows = pyctcdecode_rows(arpa, heard.words, clients, 100)
-                where = (DlmLanguageModel, "score"), (Utterance, "context_blocks")
+            if not given.speech:  # the beam search has no lexicon: labels are letters of words
+                print("### CTC beam search, beam 100\n")
+                rows = beam_search_rows(arpa, heard.words, clients, 100)
+                where = (BeamSearchDecoderCTC, "decode_beams"), (Utterance, "context_blocks")
                 measure(rows, heard, given, where)
             for client in clients:
                 client.close()

@@ -1,13 +1,19 @@
-"""Users of one language, split; public text of the same language; the words of all models.
+"""Users of a data set, split; public text of the same language; the words of all models.
 
 Text is lower-cased and holds letters and apostrophes alone; a line is a sentence. A user has at
 most `CAP` words, of which devices and the centralised models see the same.
+
+- `mixed`: all English users, and books.
+- `en`: people who spoke before the Supreme Court, and Wikipedia.
+- `pt`: speeches of deputies in summaries, and hearings in the Senate.
+- `ru`: characters of plays; those of a third of the plays are the public text.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +23,18 @@ from benchmarks.workload import lines_of
 
 DATA = Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 # Words of a user: those with fewer are left out, the rest is cut. Portuguese users say less.
-LEAST = {"en": 200, "pt": 30}
+LEAST = {"mixed": 400, "en": 200, "pt": 30, "ru": 100}
 CAP = 400
 WORDS, PIECES = 2_000, 1_000
-HELD_OUT = 0.1
+HELD_OUT = {"mixed": 0.025, "en": 0.1, "pt": 0.1, "ru": 0.1}  # share of the users
 PUBLIC_WORDS = 3_000_000
+MIXED = "scotus_oyez ubuntu_irc swda earnings21 earnings22 shakespeare_characters"
 # Whose text, and the text of others whose n-grams are the external topology.
 SETS = {
-    "en": ("users/scotus_oyez.tsv.zst", "text/wikipedia_en.txt.zst"),
-    "pt": ("users/ptbr_camara_sumarios.tsv.zst", "users/ptbr_cpi_senado.tsv.zst"),
+    "mixed": (MIXED, "text/gutenberg"),
+    "en": ("scotus_oyez", "text/wikipedia_en"),
+    "pt": ("ptbr_camara_sumarios", "users/ptbr_cpi_senado"),
+    "ru": ("ru_drama_characters", "users/ru_drama_characters"),
 }
 # After a word of three letters or more: not after Mr. or Dr.
 SENTENCE_END = re.compile(r"(?<=[^\W\d_]{3}[.!?])\s+")
@@ -34,9 +43,14 @@ WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 
 @dataclass(frozen=True)
 class LanguageFiles:
-    """Where the files of a language are."""
+    """Where the files of a data set are: `folder` has its name."""
 
     folder: Path
+
+    @property
+    def users(self) -> Path:
+        """All users."""
+        return self.folder / "users.tsv"
 
     @property
     def train(self) -> Path:
@@ -59,6 +73,16 @@ class LanguageFiles:
         return self.folder / "public.txt"
 
     @property
+    def facts(self) -> Path:
+        """How much there is of all this, written last."""
+        return self.folder / "facts.json"
+
+    @property
+    def baseline(self) -> Path:
+        """What the model of the users' text was judged to be."""
+        return self.folder / "baseline.json"
+
+    @property
     def counts(self) -> Path:
         """How often users say each word of the public text: `dlm unigrams`."""
         return self.folder / "counts.tsv"
@@ -73,9 +97,9 @@ class LanguageFiles:
         """Wordpieces of the counts: `dlm pieces`."""
         return self.folder / "pieces.model"
 
-    def run(self, network: str) -> Path:
+    def run(self, network: str, seed: int) -> Path:
         """The run of a network."""
-        return self.folder / "runs" / network
+        return self.folder / "runs" / f"{re.sub('[^a-z0-9.]+', '-', network.lower())}-{seed}"
 
     def arpa(self, model: str) -> Path:
         """An n-gram model."""
@@ -90,22 +114,29 @@ def sentences(text: str) -> Iterator[list[str]]:
             yield words
 
 
-def _user_rows(path: Path) -> Iterator[tuple[str, str]]:
+def _is_public(user: str) -> bool:
+    """Whether a play, of whose characters some are users, is public text."""
+    return zlib.crc32(user.split("#")[0].encode()) % 3 == 0
+
+
+def _user_rows(name: str) -> Iterator[tuple[str, str]]:
     """(user, what they said)"""
-    rows = (line.rstrip("\n").split("\t") for line in lines_of(path))
+    rows = (line.rstrip("\n").split("\t") for line in lines_of(DATA / f"users/{name}.tsv.zst"))
     header = next(rows)
     user, text = header.index("user_id"), header.index("utterance")
     for row in rows:
         yield row[user], row[text]
 
 
-def _users(path: Path, least: int) -> Iterator[tuple[str, list[list[str]]]]:
-    """The first `CAP` words of each user who has so many, as sentences."""
+def _users(language: str) -> Iterator[tuple[str, list[list[str]]]]:
+    """The first `CAP` words of each user who has enough, as sentences."""
     said: dict[str, list[list[str]]] = {}
-    for user, text in _user_rows(path):
-        said.setdefault(user, []).extend(sentences(text))
+    for name in SETS[language][0].split():
+        for user, text in _user_rows(name):
+            if language != "ru" or not _is_public(user):
+                said.setdefault(f"{name}:{user}", []).extend(sentences(text))
     for user, all_of_them in said.items():
-        if sum(map(len, all_of_them)) < least:
+        if sum(map(len, all_of_them)) < LEAST[language]:
             continue
         left, kept = CAP, []
         for words in all_of_them:
@@ -116,9 +147,12 @@ def _users(path: Path, least: int) -> Iterator[tuple[str, list[list[str]]]]:
         yield user, kept
 
 
-def _public(path: Path) -> Iterator[list[str]]:
+def _public(language: str) -> Iterator[list[str]]:
+    kind, name = SETS[language][1].split("/")
     texts = (
-        (text for _, text in _user_rows(path)) if path.parent.name == "users" else lines_of(path)
+        (text for user, text in _user_rows(name) if language != "ru" or _is_public(user))
+        if kind == "users"
+        else lines_of(DATA / f"text/{name}.txt.zst")
     )
     left = PUBLIC_WORDS
     for text in texts:
@@ -130,18 +164,18 @@ def _public(path: Path) -> Iterator[list[str]]:
             return
 
 
-def write_texts(files: LanguageFiles, language: str) -> dict[str, Any]:
+def write_texts(files: LanguageFiles) -> dict[str, Any]:
     """Users' text, split by users, and public text; how much there is of each."""
     from dlm.federated.users import UserDataset
 
-    users_file, public_file = (DATA / name for name in SETS[language])
+    language = files.folder.name
     files.folder.mkdir(parents=True, exist_ok=True)
-    whole = files.folder / "users.tsv"
-    with whole.open("w", encoding="utf-8") as out:
+    with files.users.open("w", encoding="utf-8") as out:
         out.write("user_id\tutterance\n")
-        for user, said in _users(users_file, LEAST[language]):
+        for user, said in _users(language):
             out.writelines(f"{user}\t{' '.join(words).lower()}\n" for words in said)
-    sides = UserDataset.open(whole).split(HELD_OUT, name="fng")
+    whole = UserDataset.open(files.users)
+    sides = whole.split(HELD_OUT[language])
     for file, side in zip((files.train, files.held_out), sides, strict=True):
         with file.open("w", encoding="utf-8") as out:
             out.write("user_id\tutterance\n")
@@ -151,8 +185,9 @@ def write_texts(files: LanguageFiles, language: str) -> dict[str, Any]:
         for place in range(len(sides[0])):
             out.writelines(f"{text}\n" for text in sides[0].utterances(place))
     with files.public.open("w", encoding="utf-8") as out:
-        out.writelines(f"{' '.join(words).lower()}\n" for words in _public(public_file))
+        out.writelines(f"{' '.join(words).lower()}\n" for words in _public(language))
     return {
+        "digest": whole.digest[:12],
         "users": [len(side) for side in sides],
         "words": [int(side.word_counts().sum()) for side in sides],
         "public_words": sum(len(line.split()) for line in files.public.open(encoding="utf-8")),

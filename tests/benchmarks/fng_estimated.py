@@ -15,61 +15,6 @@ F32, U32 = np.float32, np.uint32
 Ids = NDArray[np.uint32]
 
 
-def witten_bell(text: Ids, vocabulary: Any) -> Any:
-    """Interpolated Witten-Bell: P(w | h) = (c(hw) + T(h) P(w | h')) / (c(h) + T(h)), where T(h) is
-    how many words follow h; words never seen share T evenly."""
-    from dlm.estimate.columns import ModelColumns
-
-    size = len(vocabulary)
-    begin, end = vocabulary.begin_id, vocabulary.end_id
-    starts = np.flatnonzero(np.concatenate([[True], text[:-1] == end]))
-    padded = np.insert(text, starts, begin).astype(np.int64)
-    grams: list[NDArray[np.int64]] = [padded]
-    for _ in range(1, ORDER):
-        grams.append(grams[-1][:-1] * size + padded[len(padded) - len(grams[-1]) + 1 :])
-    counted = []
-    for order, keys in enumerate(grams, 1):
-        last = keys % size
-        inside = last != begin
-        if order > 1:  # no n-gram across an end, or with the begin behind its first word
-            for back in range(1, order):
-                inside &= (keys // size**back) % size != end
-            for back in range(order - 1):
-                inside &= (keys // size**back) % size != begin
-        counted.append(np.unique(keys[inside], return_counts=True))
-    keys, count = counted[0]
-    prob = np.zeros(size)
-    seen, total = len(keys), count.sum()
-    prob[:] = seen / (total + seen) / (size - 1)
-    prob[keys] += count / (total + seen)
-    prob[begin] = 0.0
-    lower, lower_keys = prob, np.arange(size)
-    sections = []
-    for order in range(2, ORDER + 1):
-        keys, count = counted[order - 1]
-        context = keys // size
-        contexts, at = np.unique(context, return_inverse=True)
-        types, total = np.bincount(at), np.bincount(at, count)
-        weight = types / (total + types)
-        suffix = keys % size ** (order - 1)
-        here = count / (total + types)[at] + weight[at] * lower[np.searchsorted(lower_keys, suffix)]
-        backoff = np.zeros(len(lower_keys))
-        backoff[np.searchsorted(lower_keys, contexts)] = np.log10(weight)
-        sections.append(_section(lower_keys, order - 1, size, lower, backoff))
-        lower, lower_keys = here, keys
-    sections.append(_section(lower_keys, ORDER, size, lower, np.zeros(len(lower_keys))))
-    return ModelColumns.of(vocabulary, sections)
-
-
-def _section(
-    keys: NDArray[np.int64], order: int, size: int, prob: Any, backoff: Any
-) -> tuple[Any, Any, Any]:
-    ids = np.stack([keys // size**back % size for back in range(order - 1, -1, -1)], axis=1)
-    with np.errstate(divide="ignore"):
-        log10 = np.maximum(np.log10(prob), -99.0)
-    return ids.astype(U32), log10.astype(F32), backoff.astype(F32)
-
-
 def kneser_ney(text: Ids, vocabulary: Any, folder: Path) -> Any:
     """`dlm estimate` of the text, over the words of the network; those not seen share <unk>'s."""
     from dlm.estimate.columns import ModelColumns

@@ -11,9 +11,10 @@ import numpy as np
 
 from asr.decoding import decode_with, lexicon_decoder, lexicon_trie, posteriors, tokens_of
 from dlm.asr.settings import BeamSettings
+from dlm.asr.speech.acoustic import AcousticModel
 from dlm.asr.speech.audio import read_audio
 from dlm.asr.speech.lexicon import model_lexicon
-from dlm.asr.speech.transcribe import FRAME_S, AcousticModel, CtcDecoder
+from dlm.asr.speech.transcribe import CtcDecoder
 from dlm.client import Client
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"
@@ -40,7 +41,7 @@ class Heard:
     @property
     def audio_s(self) -> float:
         """Seconds of audio."""
-        return FRAME_S * sum(map(len, self.spoken))
+        return 0.02 * sum(map(len, self.spoken))
 
 
 def drawn(model: Path, limit: int, count: int, flat: float, beam: int) -> Heard:

@@ -51,9 +51,10 @@ from benchmarks.wer_models import Spoken, make_shards, read_speech, write_text
 from benchmarks.workload import lines_of
 from dlm.asr.decoders.flashlight import DlmLM
 from dlm.asr.settings import BeamSettings
+from dlm.asr.speech.acoustic import AcousticModel
 from dlm.asr.speech.audio import read_audio
-from dlm.asr.speech.lexicon import PhonemeLexicon, model_lexicon
-from dlm.asr.speech.transcribe import AcousticModel, CtcDecoder
+from dlm.asr.speech.lexicon import LabelLexicon, model_lexicon
+from dlm.asr.speech.transcribe import CtcDecoder
 from dlm.asr.speech.wer import DRAWS, INSERTION, MATCH, align
 from dlm.client import Client
 from dlm.files import replacing
@@ -87,8 +88,8 @@ class Study:
             arpa.unlink(missing_ok=True)
             arpa.symlink_to(plain_arpa(ARPA_FILES[0]))
         self.client = Client.local(make_shards(arpa, 1), verify=False)
-        self._plain: tuple[PhonemeLexicon, CtcDecoder] | None = None
-        self._lexicon: dict[tuple[str, int, bool], PhonemeLexicon] = {}
+        self._plain: tuple[LabelLexicon, CtcDecoder] | None = None
+        self._lexicon: dict[tuple[str, int, bool], LabelLexicon] = {}
 
     def posteriors(self, one: Spoken) -> NDArray[np.float32]:
         """(T, labels) of an utterance."""
@@ -114,12 +115,12 @@ class Study:
         drawn = [self.rare[at] for at in others.tolist() if self.rare[at] not in own]
         return [*own, *drawn[:distractors]] if said else drawn[:distractors]
 
-    def lexicon(self, one: Spoken, distractors: int, said: bool) -> PhonemeLexicon:
+    def lexicon(self, one: Spoken, distractors: int, said: bool) -> LabelLexicon:
         """The lexicon with the words of its list, whose bonuses are 1; they scale with others."""
         phrases = dict.fromkeys(self.listed(one, distractors, said), 1.0)
         return model_lexicon(self.client.utterance(phrases=phrases), self.acoustic.labels)
 
-    def decoder(self, lexicon: PhonemeLexicon) -> CtcDecoder:
+    def decoder(self, lexicon: LabelLexicon) -> CtcDecoder:
         """The beam search of `dlm transcribe`."""
         acoustic = self.acoustic
         return CtcDecoder(
@@ -152,7 +153,7 @@ class Study:
         seconds = time.perf_counter() - begun
         return {"text": found[0].text if found else "", "seconds": seconds}
 
-    def _last(self, one: Spoken, distractors: int, said: bool) -> PhonemeLexicon:
+    def _last(self, one: Spoken, distractors: int, said: bool) -> LabelLexicon:
         key = one.name, distractors, said
         if key not in self._lexicon:
             self._lexicon = {key: self.lexicon(one, distractors, said)}

@@ -3,7 +3,7 @@
 ::
 
     python tests/benchmarks/results.py               # names and titles
-    python tests/benchmarks/results.py serving fng_en
+    python tests/benchmarks/results.py serving estimate
 
 `results/runs.csv` has one row per table: machine and command, when and at which commit recorded.
 `results/NAME.csv` has the figures. Columns `X low` and `X high` are the interval of column X, and

@@ -53,9 +53,10 @@ from benchmarks.wer_models import (
 from benchmarks.wer_plot import Bar, intervals
 from dlm.asr.decoders.flashlight import DlmLM
 from dlm.asr.settings import BeamSettings
+from dlm.asr.speech.acoustic import AcousticModel
 from dlm.asr.speech.audio import read_audio
 from dlm.asr.speech.lexicon import model_lexicon
-from dlm.asr.speech.transcribe import AcousticModel, CtcDecoder
+from dlm.asr.speech.transcribe import CtcDecoder
 from dlm.asr.speech.wer import (
     Interval,
     WordErrors,

@@ -10,7 +10,6 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,25 +44,19 @@ class NumpyCausal:
         return types.SimpleNamespace(logits=(np.tanh(state) @ self._out).astype(np.float32))
 
 
-@pytest.fixture
-def causal(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    """The module that stands in the page."""
-    (code,) = re.findall(r"```python\n(# causal\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
-    module = types.ModuleType("causal")
-    exec(compile(code, str(PAGE), "exec"), module.__dict__)
-    monkeypatch.setitem(sys.modules, "causal", module)
-    yield module
-
-
 @pytest.mark.slow
 def test_a_causal_model_is_distilled_by_the_pages_adapter(
-    tmp_path: Path, causal: types.ModuleType
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What begins a sentence, and what follows each first word, is as likely as the model says;
     what stands behind a prefix does not count."""
+    (code,) = re.findall(r"```python\n(# causal\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
+    causal: Any = types.ModuleType("causal")
+    exec(compile(code, str(PAGE), "exec"), causal.__dict__)
+    monkeypatch.setitem(sys.modules, "causal", causal)
     model = NumpyCausal()
-    causal.tiny = lambda: causal.CausalModel(model, WORDS, 0, 0)  # type: ignore[attr-defined]
-    source = causal.tiny()
+    causal.load = lambda: causal.CausalModel(model, WORDS, 0, 0)
+    source = causal.load()
     padded = np.array([[0, 2, 3, 5, 5], [0, 4, 2, 3, 2]], np.int32)
     given = np.asarray(source.log_probs(padded, np.array([3, 5], np.int32)))
     alone = np.asarray(source.log_probs(padded[:1, :3], np.array([3], np.int32)))
@@ -74,7 +67,7 @@ def test_a_causal_model_is_distilled_by_the_pages_adapter(
     np.testing.assert_allclose(same, given, atol=1e-5)
 
     out = tmp_path / "out.arpa"
-    args = ["distill", "causal:tiny", "--topology", "self", "--samples", SAMPLES, "-o", out]
+    args = ["distill", "causal:load", "--topology", "self", "--samples", SAMPLES, "-o", out]
     done = CliRunner().invoke(app, [*map(str, args), "--json", "-q"])
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["source_perplexity"] > 1

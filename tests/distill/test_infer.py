@@ -131,7 +131,7 @@ def test_what_cannot_be_inferred_is_refused_before_anything_is_sampled(
     monkeypatch.setattr(source, "sentences", lambda: pytest.fail("sampled"))
     for inference, external, said in (
         (Inference(6), None, "order 6"),
-        (Inference(3, 2), None, "give at least that many"),
+        (Inference(3, 2), None, "request at least that many"),
         (Inference(3), foreign, "none of the topology's 3 words"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -18,8 +18,7 @@ from distill.plain import (
     sampled,
 )
 from dlm.distill.counts.count import LocalCounts, NgramCounts, ln_likelihood, local_counts
-from dlm.distill.fitting import fit as fit_module
-from dlm.distill.fitting import kernels
+from dlm.distill.fitting import fit as fit_module, kernels
 from dlm.distill.fitting.fit import as_log10
 from dlm.distill.fitting.prior import as_seen
 from dlm.distill.fitting.topology import closed, first_child, restricted, united

@@ -183,11 +183,11 @@ def test_what_cannot_be_sampled_is_refused(tmp_path: Path) -> None:
     plain, _, _ = a_source(6, tmp_path, unk=False)
     text = the_text(["a b", "a z"])
     for options, said in (
-        ({}, "0 samples; expected at least 1"),
+        ({}, "0 samples .*at least 1"),
         ({"samples": 5, "text": text}, "both samples and a text"),
-        ({"samples": 5, "part": (3, 2)}, "part 3/2; expected 1/2 to 2/2"),
-        ({"samples": 1, "part": (2, 2)}, "1 samples; expected at least 1 per part"),
-        ({"samples": 5, "seed": -1}, "seed -1"),
+        ({"samples": 5, "part": (3, 2)}, "part 3/2 .*1/2 to 2/2"),
+        ({"samples": 1, "part": (2, 2)}, "1 samples .* at least 1 per part"),
+        ({"samples": 5, "seed": -1}, "seed .*-1"),
     ):
         with pytest.raises(ConfigError, match=said):
             Sampling(**options)  # type: ignore[arg-type]

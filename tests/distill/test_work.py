@@ -18,8 +18,7 @@ import pytest
 import forked
 from distill.plain import PlainSource, a_source
 from dlm import checkpoint
-from dlm.distill.counts import sampling as sampling_module
-from dlm.distill.counts import visits, work
+from dlm.distill.counts import sampling as sampling_module, visits, work
 from dlm.distill.counts.sampling import GivenText, Sampling
 from dlm.distill.fitting.topology import closed, restricted
 from dlm.distill.sampled import SampledSource, SentenceCollection, collect_sentences, count_source
@@ -188,7 +187,7 @@ def test_the_counts_of_parts_add_up(tmp_path: Path, kind: str, small_blocks: Non
     other, theirs = a_pair(6, tmp_path, kind)
     foreign = tmp_path / "foreign"
     count_source(other, theirs, Sampling(10), folder=foreign)
-    with pytest.raises(ConfigError, match="counts of something else"):
+    with pytest.raises(ConfigError, match="cannot be added to the other counts"):
         count_source(source, topology, None, added=[*folders, foreign])
     count_source(source, topology, Sampling(text=TEXT), folder=foreign / "text")
     # A text is never added to samples unseen: the record of the model depends on it.
@@ -244,7 +243,7 @@ def test_counts_that_were_edited_are_refused(tmp_path: Path) -> None:
                 source, topology, None, added=[edited(tmp_path / "part", tmp_path / name, change)]
             )
     copy = edited(tmp_path / "part", tmp_path / "copy", other_seed)
-    with pytest.raises(ConfigError, match="have the same counts"):
+    with pytest.raises(ConfigError, match="have identical counts"):
         count_source(source, topology, None, added=[tmp_path / "part", copy])
     with pytest.raises(FormatError, match="Remove it to count again"):
         count_source(source, topology, part, folder=tmp_path / "array less")

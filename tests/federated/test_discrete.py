@@ -265,7 +265,7 @@ def test_a_stream_goes_on_from_its_buffers_to_the_bit_and_no_round_shares_draws(
     assert not np.any(other == second)
     assert not np.any(first == second)
     assert abs(int(first[-1])) < 1e8
-    with pytest.raises(PrivacyError, match="is not written anywhere"):
+    with pytest.raises(PrivacyError, match="must not be saved"):
         pickle.dumps(after)
     assert "not shown" in repr(after)
     for _ in range(2):
@@ -278,10 +278,10 @@ def test_what_is_too_large_for_the_bound_is_refused() -> None:
     """Noise beyond the limit that rounding is bounded for, and trees that 64 bits cannot hold."""
     noise = discrete(Blt(3, BLT))
     start = noise.init(Key.from_seed(0), 2)
-    with pytest.raises(PrivacyError, match="up to which rounding is bounded"):
+    with pytest.raises(PrivacyError, match="below which rounding errors are bounded"):
         noise.advance(0, [np.array([1, 1 << 40])], start.buffers, 2.0**30)
     tree = discrete(make_mechanism("tree", rounds=2000))
-    with pytest.raises(PrivacyError, match="do not fit into 64 bits"):
+    with pytest.raises(PrivacyError, match="do not fit in 64 bits"):
         tree.step(tree.init(Key.from_seed(0), 1), [(1, 2.0**46)])
     with pytest.raises(PrivacyError, match="lower the noise multiplier"):
         whole_deviation(2.0**60)

@@ -246,7 +246,7 @@ def test_work_of_another_shape_or_weight_is_refused(work: UserWork, message: str
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"learning_rate": float("nan")}, "learning_rate"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"algorithm": "fedsgd", "epochs": 2}, "fedsgd takes one gradient"),
+        ({"algorithm": "fedsgd", "epochs": 2}, "fedsgd computes a single gradient"),
         ({"clip_after": "round"}, "clip_after"),
         ({"example_cap": -1.0}, "example_cap"),
     ],

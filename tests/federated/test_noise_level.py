@@ -55,7 +55,7 @@ def test_the_journal_of_a_run_gives_the_warning(tmp_path: Path) -> None:
     journal.write_text("\n".join([*lines, '{"round": 12, "cl']))
     said = noise_warning(journal, settings)
     assert said is not None
-    assert "norm 44, of which its users contribute at most 0.5" in said
+    assert "norm of 44, of which its users contribute at most 0.5" in said
     journal.write_text("\n".join(json.dumps(line) for line in rounds(2.0)))
     assert noise_warning(journal, settings) is None
     journal.write_text("\n".join(json.dumps(line) for line in rounds(44.0)))

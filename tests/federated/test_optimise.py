@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -24,12 +22,7 @@ from dlm.federated.noise.blt import (
 )
 from dlm.federated.noise.toeplitz import band_fhu, band_toep, square_root_coefs, toeplitz_log_loss
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of this test alone."""
-    monkeypatch.delenv("DLM_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("error", ["max", "mean"])

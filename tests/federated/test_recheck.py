@@ -221,4 +221,4 @@ def test_verify_says_whether_the_stated_epsilon_follows(tmp_path: Path) -> None:
     sidecar(path).write_text(json.dumps(side))
     edited = CliRunner().invoke(app, ["privacy", "verify", str(path)])
     assert edited.exit_code == 1
-    assert f"wrong: {DIFFERS}: epsilon is stated as 0.01, and the stages give" in edited.stdout
+    assert f"wrong: {DIFFERS}: epsilon is stated as 0.01, but the stages give" in edited.stdout

@@ -182,26 +182,6 @@ def test_the_loss_is_the_mean_over_tokens_that_are_there() -> None:
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(of_nothing))
 
 
-def test_unit_norm_embeddings_do_not_depend_on_their_parameters_length() -> None:
-    """Ten times as long rows mean the same model; without the option they do not."""
-    config = VARIANTS["dpf"]
-    params = perturbed(config)
-    longer = {**params, "embedding": params["embedding"] * 10.0}
-    tokens = np.random.default_rng(3).integers(0, config.vocab_size, (3, 4))
-    np.testing.assert_allclose(
-        apply(longer, config, tokens), apply(params, config, tokens), rtol=1e-4, atol=1e-5
-    )
-    free = dataclasses.replace(config, unit_norm=False)
-    assert not np.allclose(apply(longer, free, tokens), apply(params, free, tokens))
-
-
-def test_probabilities_add_up_to_one() -> None:
-    """In every context of a batch."""
-    tokens = np.random.default_rng(3).integers(0, SMALL.vocab_size, (3, 4))
-    ln = rnn.ln_probabilities(apply(perturbed(SMALL), SMALL, tokens))
-    np.testing.assert_allclose(np.exp(ln).sum(-1), 1.0, rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_the_papers_count_or_says_why_not(name: str) -> None:
     """Rounded to the digits that were printed; the one that cannot be met is named here."""

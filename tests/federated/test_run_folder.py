@@ -71,8 +71,8 @@ def test_a_stop_anywhere_and_a_simulation_go_on(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (history(journal=[0, 1, 2]), r"has round 2 .* checkpoint only 2 rounds"),
-        (history(done=0, private=[0], journal=[0]), "it is an older one"),
+        (history(journal=[0, 1, 2]), r"has round 2 .* checkpoint .*only 2 rounds"),
+        (history(done=0, private=[0], journal=[0]), "so it is older"),
         (history(done=None, private=[], journal=[0]), "has a journal of earlier rounds"),
         (history(done=None, private=[3], journal=[]), r"has private-3\.state of earlier rounds"),
         (history(done=None, private=[], journal=[], ended=True), r"has ledger\.state of earlier"),

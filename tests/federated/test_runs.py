@@ -12,9 +12,8 @@ import pytest
 
 pytest.importorskip("scipy", reason="pip install -e '.[train]'")
 
-from typer.testing import CliRunner
 
-from dlm.cli.main import app
+from cli.trained import told
 from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated.account.compose import StageRecord
 from dlm.federated.account.runs import ReportedRun, compose_runs, read_run
@@ -81,7 +80,7 @@ def test_what_does_not_add_up_is_refused() -> None:
     other = dataclasses.replace(one.record, unit="utterance", ledgers=())
     for runs, more, message in [
         ([], {}, "no run"),
-        ([one, dataclasses.replace(one, name="again")], {}, "belong to one run; give it once"),
+        ([one, dataclasses.replace(one, name="again")], {}, "to the same run; give that run"),
         ([one, dataclasses.replace(run(3.0), delta=1e-9)], {}, "no common delta"),
         ([one], {"delta": 1.5}, "between 0 and 1"),
     ]:
@@ -106,11 +105,9 @@ def test_the_command_reads_reports_and_says_what_holds(tmp_path: Path) -> None:
     )
 
     def answer(*arguments: object, code: int) -> str:
-        result = CliRunner().invoke(app, ["privacy", "compose", *map(str, arguments)])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code
-        return result.stdout
+        done = told("privacy", "compose", *arguments)
+        assert done.exit_code == code
+        return done.stdout
 
     text = answer(first, second, code=0)
     assert f"{rho(3, 4):.3f}"[:4] in text.split("together:")[1]

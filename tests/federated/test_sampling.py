@@ -124,12 +124,12 @@ def test_too_few_rested_users_is_told_and_not_filled_up() -> None:
     sampler.cohort(0)
     with pytest.raises(UnavailableError, match="40 users can take part in round 1"):
         sampler.cohort(1)
-    with pytest.raises(ConfigError, match="round 1 found no cohort: "):
+    with pytest.raises(ConfigError, match="no cohort was found for round 1: "):
         sampler.cohort_when_ready(1, 0.0)
     assert len(sampler.cohort(2)) == 60
     timed = AvailabilitySampler(100, 60, KEY, timer_s=2 * DAY_S)
     timed.cohort(0, 0.0)
-    with pytest.raises(ConfigError, match="found no cohort within 1 days"):
+    with pytest.raises(ConfigError, match="no cohort was found for round 1 within 1 days"):
         timed.cohort_when_ready(1, 0.0, step_s=3600.0, patience_s=DAY_S)
     assert timed.cohort_when_ready(1, 0.0, step_s=3600.0)[1] == 2 * DAY_S
 
@@ -146,7 +146,7 @@ def test_a_restored_sampler_goes_on_as_the_first_would_have() -> None:
     ]
     with pytest.raises(ConfigError, match="after round 11"):
         two.cohort(11)
-    with pytest.raises(ConfigError, match="of another sampler"):
+    with pytest.raises(ConfigError, match="from another sampler"):
         AvailabilitySampler(301, 30, KEY).restore(one.state())
     with pytest.raises(ConfigError, match="no state"):
         PoissonSampler(300, 0.1, KEY).restore(one.state())

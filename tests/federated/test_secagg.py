@@ -96,7 +96,7 @@ def test_the_largest_updates_of_all_devices_do_not_wrap() -> None:
         assert np.abs(integers).max() == 3 * encoding.max_coordinate
     wrapped = modular_sum([top] * 4, encoding.modulus)
     assert (wrapped < top).all()
-    with pytest.raises(PrivacyError, match="4 reports, but the modulus was chosen for 3"):
+    with pytest.raises(PrivacyError, match=r"4 reports .* modulus .* 3"):
         encoding.decode(wrapped, 4, encoding.signs(KEY))
 
 

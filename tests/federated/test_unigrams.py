@@ -118,7 +118,7 @@ def test_without_noise_counts_are_exact_and_rounds_are_bounded() -> None:
     assert [(m.words_seen, m.new_words) for m in second.history] == [(2, 2), (3, 1)]
     with pytest.raises(ConfigError, match="all 2 rounds are done"):
         apply(second, config, np.zeros(3), KEY)
-    with pytest.raises(ConfigError, match="numbers; expected 3"):
+    with pytest.raises(ConfigError, match=r"shape .*4.*3"):
         apply(first, config, np.zeros(4), KEY)
 
 
@@ -259,7 +259,7 @@ def test_the_cache_of_counts_changes_nothing_but_memory(people: UserDataset) -> 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a\n\nb\n", "line 2: no word"), ("a\nb\na\n", "'a' twice"), ("", "lists no words")],
+    [("a\n\nb\n", "line 2: .*no word"), ("a\nb\na\n", "'a' twice"), ("", "lists no words")],
 )
 def test_a_bad_whitelist_is_refused(tmp_path: Path, text: str, message: str) -> None:
     """With the line or the word."""

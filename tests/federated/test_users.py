@@ -162,11 +162,11 @@ def test_a_split_puts_nobody_on_both_sides_and_keeps_sides(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("user_id\tutterance\na\thello\n\ttext\n", "line 3: no user id"),
-        ("user_id\tutterance\na\thello\n  \ttext\n", "line 3: no user id"),
+        ("user_id\tutterance\na\thello\n\ttext\n", "line 3: .*no user id"),
+        ("user_id\tutterance\na\thello\n  \ttext\n", "line 3: .*no user id"),
         ("user_id\tutterance\na\thello\nb\t  \nb\t\n", "the user of line 3 has no text"),
-        ("user_id\tutterance\na\thello\nb\n", "line 3: 1 fields, but the header has 2"),
-        ("user_id\tutterance\na\tx\ty\n", "line 2: 3 fields"),
+        ("user_id\tutterance\na\thello\nb\n", "line 3: .*1 fields, .*header has 2"),
+        ("user_id\tutterance\na\tx\ty\n", "line 2: .*3 fields"),
         ("who\tutterance\na\tx\n", "'user_id' exactly once"),
         ("user_id\tuser_id\tutterance\na\ta\tx\n", "'user_id' exactly once"),
         ("", "'user_id' exactly once"),
@@ -185,7 +185,7 @@ def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, message:
 def test_text_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
     """As is what is no compressed file at all."""
     (tmp_path / "u.tsv").write_bytes(b"user_id\tutterance\na\tok\nb\tcaf\xe9\n")
-    with pytest.raises(FormatError, match="line 3: not UTF-8"):
+    with pytest.raises(FormatError, match=r"line 3: .*not UTF-8"):
         UserDataset.from_tsv(tmp_path / "u.tsv")
     (tmp_path / "u.tsv.zst").write_bytes(b"user_id\tutterance\na\tok\n")
     with pytest.raises(FormatError, match="cannot be decompressed"):
@@ -204,7 +204,7 @@ def test_what_is_missing_can_be_left_out_and_counted(tmp_path: Path) -> None:
         }
     )
     pq.write_table(table, tmp_path / "u.parquet")
-    with pytest.raises(FormatError, match="line 2: no user id"):
+    with pytest.raises(FormatError, match=r"line 2: .*no user id"):
         UserDataset.open(tmp_path / "u.parquet")
     found = UserDataset.open(tmp_path / "u.parquet", missing="count").facts
     assert (found.users, found.rows_without_user, found.users_without_text) == (1, 2, 2)
@@ -240,11 +240,11 @@ def test_numbers_and_bytes_are_ids_where_they_tell_users_apart(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (np.array([1.0, np.nan]), "line 2: no user id"),
-        (np.array([1.0, 0.5]), "row 2: the user id 0.5 is float"),
-        (np.array([2.0**53, 1.0]), "row 1: .* is float"),
-        ([["a"], ["b"]], "is list"),
-        ([True, False], "is bool"),
+        (np.array([1.0, np.nan]), "line 2: .*no user id"),
+        (np.array([1.0, 0.5]), "row 2: the user id 0.5 .* float"),
+        (np.array([2.0**53, 1.0]), "row 1: .* float"),
+        ([["a"], ["b"]], "type list"),
+        ([True, False], "type bool"),
         ([b"a", b"\xff"], "row 2: the user id is not UTF-8"),
     ],
 )

@@ -1,1 +1,1 @@
-"""How often a source is expected to say each n-gram."""
+"""Counts how often a source is expected to say each n-gram."""

@@ -1,4 +1,4 @@
-"""How often a source is expected to say each n-gram of a topology.
+"""Counts how often a source is expected to say each n-gram of a topology.
 
 For each n-gram (h, w): the source's probability of w, summed over the visited histories that end in
 h; for each context h: how many visited histories end in it. Both add up over samples, workers and
@@ -47,7 +47,7 @@ class WordMass:
         rows       (e,)    int64    the history that each word follows
         words      (e,)    uint32;  mass  (e,) float64, above 0
         entropy    (1,)    float64  nan: not known for these words
-    begun  sentences that are new
+    begun  number of new sentences
     """
 
     histories: NDArray[np.uint32]
@@ -64,7 +64,7 @@ class WordMass:
         parts: Sequence[tuple[NDArray[Any], NDArray[Any] | int, NDArray[np.float64]]],
         begun: int,
     ) -> WordMass:
-        """From (rows, words or one word, mass); entries without mass are left out."""
+        """Makes one from parts: rows, words or one word, and mass; drops entries without mass."""
         rows = np.concatenate([part for part, _, _ in parts]).astype(np.int64)
         words = np.concatenate([np.broadcast_to(w, part.shape) for part, w, _ in parts])
         mass = np.concatenate([part for _, _, part in parts])
@@ -77,7 +77,7 @@ class WordMass:
 
 @dataclass(frozen=True, eq=False)
 class NgramCounts:
-    """Expected counts for the n-grams and the contexts of a topology; those of parts add up.
+    """Expected counts for the n-grams and the contexts of a topology; counts of parts add up.
 
     Shapes, n_k n-grams of order k
         ngrams[k - 1]  (n_k,)  float64  of the n-grams of order k; 0 for `<s>`, never predicted
@@ -102,8 +102,8 @@ class NgramCounts:
         return NgramCounts([a * by for a in self.ngrams], [a * by for a in self.contexts])
 
     def of(self, topology: ModelColumns, part: ModelColumns) -> NgramCounts:
-        """The counts for `part`, a subset of `topology`, which these counts are for: they do not
-        depend on its other n-grams."""
+        """The counts for `part`, a subset of the `topology` of these counts: they do not depend on
+        its other n-grams."""
         rows = [topology.rows_of(columns.ids) for columns in part.orders]
         assert not any((row == MISSING).any() for row in rows), "not a subset of the topology"
         return NgramCounts(
@@ -117,14 +117,14 @@ class NgramCounts:
 
 @dataclass(frozen=True, eq=False)
 class LocalCounts:
-    """Where n-grams are found on the way down to shorter contexts.
+    """The contexts at which n-grams are found, from the longest down.
 
     Shapes, n_k n-grams of order k
         found[k - 1]  (n_k,)  float64  C(w, h): w was found at h, not at a longer context
-        backed[k]     (n_k,)  float64  C(phi, h): h was tried and did not list the word; h of
+        backed[k]     (n_k,)  float64  C(phi, h): h was tried but did not list the word; h has
                                        length k, 0 to N - 1; 0 for the empty context
         direct[k]     (n_k,)  float64  h was the longest context in the topology
-        rounding      visits that rounding added to `backed`, and that were taken off
+        rounding      visits that rounding added to `backed`, and that were subtracted
     """
 
     found: list[NDArray[np.float64]]
@@ -135,8 +135,8 @@ class LocalCounts:
 
 def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
     """The counts by the context at which they are found. None is negative: differences within
-    rounding are 0, and no context backs off more by rounding than the words that it does not list
-    have."""
+    rounding are 0. Visits beyond the mass of a context's unlisted words are rounding, and are
+    subtracted."""
     found: list[NDArray[np.float64]] = []
     backed: list[NDArray[np.float64]] = []
     direct: list[NDArray[np.float64]] = []
@@ -186,14 +186,14 @@ def ln_likelihood(
 
 
 def grown(array: NDArray[Any], rows: int, fill: Any) -> NDArray[Any]:
-    """The array with at least so many rows; new ones are filled."""
+    """The array with at least this number of rows; new rows are filled."""
     more = max(rows - len(array), 0)
     return np.concatenate([array, np.full((more, *array.shape[1:]), fill, array.dtype)])
 
 
 class VisitCounter:
     """Adds up visits, one at a time (Suresh et al. 2021, section 4.1), on a closed topology with
-    their ids; `entropy` is that of all distributions together, in nats."""
+    the same ids; `entropy` is that of all distributions together, in nats."""
 
     def __init__(self, topology: ModelColumns) -> None:
         self._topology = topology
@@ -202,7 +202,7 @@ class VisitCounter:
             [np.zeros(1), *(np.zeros(len(columns)) for columns in topology.orders[:-1])],
         )
         self.entropy = np.zeros(1)
-        # The last words of each unfinished sentence, `MISSING` where it has fewer.
+        # The last words of each unfinished sentence; `MISSING` if it has fewer.
         self._window = np.zeros((0, topology.order - 1), np.uint32)
         self._last_words = [np.ascontiguousarray(columns.ids[:, -1]) for columns in topology.orders]
 

@@ -1,4 +1,4 @@
-"""Which sentences are counted, drawn ones or those of a text, in blocks."""
+"""Selects the sentences to count, drawn or from a text, in blocks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dlm.errors import ConfigError
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import WordTable
 
-# Sentences of a block. DRAWN: many, since the last few of a block take a network as long as a whole
-# batch. ASKED: of a source that answers for each prefix, and may be slow. GIVEN: those of a text,
-# which are sorted by length and followed together.
+# Sentences per block. DRAWN is large, since the last few of a block take a network as long as a
+# whole batch. ASKED is for a source that answers for each prefix, and may be slow. GIVEN sentences
+# of a text are sorted by length and followed together.
 DRAWN, ASKED, GIVEN = 20_000, 1_000, 1024
 
 
@@ -37,8 +37,8 @@ class GivenText:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which sentences are counted: so many samples over all parts, the same for the same seed, or
-    those of a text. Part i of n, from 1, is counted by one worker."""
+    """Which sentences are counted: `samples` sampled ones over all parts, the same for the same
+    seed, or those of a text. One worker counts part i of n, from 1."""
 
     samples: int = 0
     seed: int = 0
@@ -49,16 +49,19 @@ class Sampling:
         place, parts = self.part
         if not 1 <= place <= parts:
             most = max(parts, 1)
-            raise ConfigError(f"part {place}/{parts}; expected 1/{most} to {most}/{most}")
+            raise ConfigError(
+                f"part {place}/{parts} is not valid; expected 1/{most} to {most}/{most}"
+            )
         if self.text is not None:
             if self.samples:
                 raise ConfigError("both samples and a text were given; give only one")
         elif self.own_samples < 1:
             raise ConfigError(
-                f"{self.samples} samples; expected at least 1 per part, of {self.part[1]}"
+                f"{self.samples} samples were requested for {self.part[1]} parts; expected at "
+                "least 1 per part"
             )
         if self.seed < 0:
-            raise ConfigError(f"seed {self.seed}; expected 0 or more")
+            raise ConfigError(f"the seed is {self.seed}; expected 0 or more")
 
     @property
     def own_samples(self) -> int:
@@ -66,7 +69,7 @@ class Sampling:
         return self.samples // parts + (place <= self.samples % parts)
 
     def drawn(self, most: int | None = None) -> Iterator[tuple[int, np.random.SeedSequence]]:
-        """How many sentences each block of drawn ones has, and its own seed; `most` is `DRAWN`
+        """The number of sentences in each drawn block, and the block's seed; `most` is `DRAWN`
         unless given."""
         size = most or DRAWN
         for number, first in enumerate(range(0, self.own_samples, size)):
@@ -82,7 +85,7 @@ class Sampling:
         return islice(blocks, self.part[0] - 1, None, self.part[1])
 
     def settings(self) -> dict[str, Any]:
-        """As `work` stores them: what all parts share, and what is this part's own."""
+        """The settings as `work` stores them: those of all parts, and those of this part."""
         place, parts = self.part
         if self.text is not None:
             record = {"text_record": self.text.record} if self.text.record else {}

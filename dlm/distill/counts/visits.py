@@ -1,4 +1,4 @@
-"""The histories that sentences visit, drawn from a source or given, many at once.
+"""The histories that drawn or given sentences visit, many at once.
 
 Every history counts the source's whole distribution, including words that did not follow
 (Rao-Blackwell), so few sentences suffice.
@@ -45,13 +45,13 @@ def visits_of(reader: SourceReader, sampling: Sampling) -> Iterator[Iterator[Vis
 
 def _given(reader: SourceReader, sampling: Sampling, text: str) -> Iterator[Iterator[Visit]]:
     if reader.makes_visits:
-        raise ConfigError(f"{reader.name} makes its own sentences; give samples, not a text")
+        raise ConfigError(f"{reader.name} makes its own sentences; give --samples, not a text")
     histories, vocabulary = reader.histories(BATCH), reader.vocabulary
     for lines in sampling.given(vocabulary):
         if not vocabulary.unk_in_model and any((line == UNK_ID).any() for line in lines):
             raise ConfigError(
                 f"{text} has words that {reader.name} does not know, and {reader.name} has no "
-                "<unk> for them; remove those lines, or replace the words"
+                "<unk> for them; replace the words, or remove their lines"
             )
         yield followed(histories, vocabulary, lines)
 
@@ -82,7 +82,7 @@ def drawn(
     places: int,
 ) -> Iterator[Visit]:
     """Visits of `samples` sentences drawn from a source, word by word; the same for the same seed.
-    When one ends, its place in the batch begins the next."""
+    When a sentence ends, the next one begins at its place in the batch."""
     random = np.random.Generator(np.random.PCG64(seed))
     at, left = np.arange(places), samples - places  # the places in use; sentences not begun
     words = np.full(places, vocabulary.begin_id, np.uint32)
@@ -135,8 +135,8 @@ def own_sentences(reader: SourceReader, samples: int, seed: Seed) -> list[NDArra
 def _own(reader: SourceReader, line: NDArray[Any]) -> NDArray[np.uint32]:
     if line.ndim != 1 or (len(line) and line.dtype.kind not in "iu"):
         raise SourceError(
-            f"sample of {reader.name} returned a sentence of {line.dtype} {line.shape}; expected "
-            "a list of ids"
+            f"sample of {reader.name} returned a sentence of dtype {line.dtype} and shape "
+            f"{line.shape}; expected a list of ids"
         )
     line = line.astype(np.int64)
     if len(line) and not (line.min() >= 0 and line.max() < len(reader.ids)):

@@ -1,4 +1,4 @@
-"""Counts on disk: counting resumes after a kill, and parts counted separately add up."""
+"""Counts on disk: counting resumes after a kill, and separately counted parts add up."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SHARE = "share"
 
 
 class Summed(Protocol):
-    """What adds up while blocks are counted."""
+    """An object whose sums grow while blocks are counted."""
 
     def sums(self) -> list[NDArray[Any]]:
         """The arrays that add up over parts, not copies."""
 
     def restore(self, sums: Sequence[NDArray[Any]]) -> None:
-        """Resumes from `sums`; ValueError if they are others'."""
+        """Resumes from `sums`; ValueError if they belong to other counts."""
 
 
 def count_all(
@@ -49,16 +49,16 @@ def count_all(
     saved_every_s: float = SAVED_EVERY_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Counts to the end, saving its progress between blocks: the same sums to the bit, whenever it
-    was killed.
+    """Counts to the end and saves progress between blocks; the sums are the same to the bit even if
+    the process was killed and counting resumed.
 
     Args
         blocks         each adds to `counts` while it is read, and gives how many sentences it began
-        settings       all that the counts depend on, as JSON; `SHARE` is the part's own
+        settings       everything that the counts depend on, as JSON; `SHARE` belongs to the part
         file           to save to, and to resume from if it exists; None saves nothing
         total          sentences, for progress; 0 if not known
     Raises  ConfigError  `file` has other settings; another process is counting into it
-            FormatError  it is damaged
+            FormatError  `file` is damaged
     """
     reporter = reporter or ProgressReporter(lambda _: None)
     with contextlib.nullcontext() if file is None else _only_one(file):
@@ -103,11 +103,10 @@ def _resume(counts: Summed, settings: Mapping[str, Any], file: Path) -> dict[str
 def add_parts(
     files: Sequence[Path], settings: Mapping[str, Any], sums: Sequence[NDArray[np.float64]]
 ) -> None:
-    """Adds the counts of several workers, files of `count_all` or their `--work` folders, to
-    `sums`.
+    """Adds several workers' counts, files of `count_all` or their `--work` folders, to `sums`.
 
     Raises
-        ConfigError  counts of another source, topology or text; samples and a text; the same
+        ConfigError  counts have another source, topology or text; samples and a text; the same
                      sentences or the same counts twice; unfinished counting
         FormatError  a damaged file, or one whose numbers are not counts
     """
@@ -117,17 +116,17 @@ def add_parts(
     for given in files:
         found = _read(_file(given))
         own = {name: value for name, value in found.settings.items() if name != SHARE}
-        # All files must name the same text as the first, or all name none.
+        # Either all files name the same text as the first, or none names a text.
         common = common or own | checkpoint.canonical(settings)
         if differing := checkpoint.differences(own, common):
             raise ConfigError(
-                f"{given} has counts of something else: {'; '.join(differing)}. Only counts of "
-                "the same source on the same topology can be added"
+                f"{given} cannot be added to the other counts: {'; '.join(differing)}. All counts "
+                "need the same source and the same topology"
             )
         if not found.facts["whole"]:
             raise ConfigError(
                 f"{given} is not finished: {counted(found.facts['sentences'], 'sentence')} so far. "
-                "Run its command again to resume it"
+                "To resume, repeat the command that wrote it"
             )
         share = {k: v for k, v in found.settings[SHARE].items() if k != "samples"}
         if share in shares:
@@ -140,9 +139,8 @@ def add_parts(
         digest = checkpoint.digest(found.arrays)
         if digest in digests and any(array.any() for array in found.arrays):
             raise ConfigError(
-                f"{given} and {files[digests.index(digest)]} have the same counts to the last bit: "
-                "one is a copy, or the source samples the same sentences for every seed. Give only "
-                "one of them"
+                f"{given} and {files[digests.index(digest)]} have identical counts: one is a copy, "
+                "or the source samples the same sentences for every seed. Give only one of the two"
             )
         digests.append(digest)
         for total, more in zip(sums, found.arrays, strict=True):
@@ -156,7 +154,7 @@ def _check_counts(found: checkpoint.Checkpoint, sums: Sequence[NDArray[np.float6
         if (array < 0).any() or np.isinf(array).any() or (np.isnan(array).any() and len(array) > 1):
             raise FormatError(
                 f"{found.path} has counts that are negative, infinite or NaN; expected finite "
-                "numbers of 0 or more. Count that part again"
+                "numbers, 0 or more. Count that part again"
             )
 
 
@@ -180,7 +178,7 @@ def missing_parts(counted: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def settings_of(given: Path) -> Mapping[str, Any]:
-    """The settings that a file or `--work` folder was counted with; raises as `add_parts`."""
+    """The settings of the counts in a file or `--work` folder; raises what `add_parts` does."""
     return _read(_file(given)).settings
 
 
@@ -219,6 +217,6 @@ def _read(file: Path) -> checkpoint.Checkpoint:
     is_ours = {"sentences", "blocks", "whole"} <= found.facts.keys()
     if not is_ours or not isinstance(found.settings.get(SHARE), dict):
         raise FormatError(
-            f"{file} does not contain counts of dlm distill; give the folder of a --work"
+            f"{file} does not contain counts of dlm distill; give a folder that --work wrote"
         )
     return found

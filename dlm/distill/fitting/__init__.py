@@ -1,1 +1,1 @@
-"""The nearest model to counts, on n-grams that are given or inferred."""
+"""Fits the model that is nearest to counts, on given or inferred n-grams."""

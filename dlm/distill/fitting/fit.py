@@ -28,7 +28,7 @@ from dlm.units import counted
 
 F32, F64, I64, U32 = np.float32, np.float64, np.int64, np.uint32
 
-TOLERANCE = 1e-6  # of moment matching, as a share of a context's counts
+TOLERANCE = 1e-6  # error of moment matching, as a share of a context's counts
 MOST_STEPS = 1000
 _ENOUGH = 1e-4  # nats per word, per tolerance: a slow context may stop this far from its optimum
 _LEAST_LOG10 = -99.0
@@ -45,8 +45,8 @@ class FitResult:
         residual       the largest moment-matching residual, as a share of a context's counts
         excess         the best model has at most this many nats per word less, on these counts
                        with the prior's visits; nan for a model that was not fitted
-        rounding       visits that rounding added to what backs off, and that were taken off
-        unvisited      contexts without counts, which copy what they back off to
+        rounding       visits that rounding added to those that back off, and that were subtracted
+        unvisited      contexts without counts, which copy the context that they back off to
         words          expected words under `ln_likelihood`, including ends of sentences
     """
 
@@ -74,7 +74,7 @@ class DistilledModel:
         relative_entropy  of the source against the model, in nats per word: perplexity on the
                           source's text grows by e to this power
         foreign_words     words of the topology that the source does not know
-        dropped           n-grams of the topology that contain one
+        dropped           n-grams of the topology that contain such a word
     """
 
     fit: FitResult
@@ -105,17 +105,17 @@ def fit(
 
     Args
         topology   closed under prefixes and suffixes (`topology.closed`)
-        prior      visits to add to each visited context. A number is spread over the context's
-                   words as they were seen after it, so words that only longer contexts saw keep
+        prior      visits to add to each visited context. A number is shared among words by how
+                   often each was seen after it, so words that only longer contexts saw keep
                    some probability. 0 for exact counts; 1e-3 to 1 for samples
-        tolerance  when to stop: the largest difference of expected and given counts, as a share
-                   of the context's counts
+        tolerance  when to stop: the largest difference between expected and given counts, as a
+                   share of the context's counts
     Raises  ConfigError  no counts; a prior below 0
     """
     if not counts.words > 0:
         raise ConfigError(
-            "there are no counts: the source returned no sentences; take more samples, or look at "
-            "its sample()"
+            "there are no counts: the source returned no sentences; take more samples, or check "
+            "the source's sample()"
         )
     if not isinstance(prior, Prior):
         check_visits(prior)

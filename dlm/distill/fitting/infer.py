@@ -37,13 +37,13 @@ def infer_topology(
     progress: Tell | None = None,
 ) -> ModelColumns:
     """The n-grams of a model that is estimated from sampled sentences and pruned; closed under
-    prefixes and suffixes. If the source says `<unk>`, it is an ordinary word.
+    prefixes and suffixes. If the source produces `<unk>`, it is an ordinary word.
 
     Args
         said          (n,)  uint32  words by id, with `</s>` after each sentence
-        ngrams        over all orders, including words; None keeps all that were sampled
-        memory_bytes  for estimation, on top of what the process already uses; 256 MiB or more
-    Raises   ConfigError   an order outside 1 to 5; fewer n-grams than words
+        ngrams        number over all orders, with words; None keeps all that were sampled
+        memory_bytes  limit for estimation, besides what the process already uses; at least 256 MiB
+    Raises   ConfigError   the order is outside 1 to 5; there are fewer n-grams than words
     """
     tell = progress or (lambda _: None)
     words = check_inferred(vocabulary, order, ngrams)
@@ -55,7 +55,7 @@ def infer_topology(
         settings = EstimationSettings(
             order=order,
             fallback=DEFAULT_FALLBACK,
-            # The source, such as a network and its compiler, stays in memory meanwhile.
+            # During this time the source, such as a network and its compiler, stays in memory.
             memory_bytes=resident_bytes() + max(memory_bytes, LEAST_BYTES),
             threads=threads,
         )
@@ -80,14 +80,16 @@ def infer_topology(
 
 
 def check_inferred(vocabulary: Vocabulary, order: int, ngrams: int | None) -> int:
-    """How many words a topology as of `infer_topology` will have; raises as it does."""
+    """The number of words in a topology that `infer_topology` makes; raises what that raises."""
     if not 1 <= order <= MOST_ORDER:
-        raise ConfigError(f"order {order} for an inferred topology; expected 1 to {MOST_ORDER}")
+        raise ConfigError(
+            f"order {order} was requested for an inferred topology; expected 1 to {MOST_ORDER}"
+        )
     words = len(vocabulary) - (not vocabulary.unk_in_model)
     if ngrams is not None and ngrams < words:
         raise ConfigError(
-            f"{ngrams:,} n-grams for an inferred topology, but the source alone has {words:,} "
-            "words; give at least that many"
+            f"{ngrams:,} n-grams were requested for an inferred topology, but the source alone has "
+            f"{words:,} words, all of which are kept; request at least that many"
         )
     return words
 
@@ -112,7 +114,7 @@ def interpolate(
     progress: Tell | None = None,
 ) -> ModelColumns:
     """Interpolates approximations of one source with equal weights (A_m), pruned to `ngrams` over
-    all orders, words included; None keeps all. The result is closed under prefixes and suffixes."""
+    all orders with words; None keeps all. The result is closed under prefixes and suffixes."""
     merged = merge_models(
         unite(models), [1 / len(models)] * len(models), threads=threads, progress=progress
     ).columns()

@@ -1,4 +1,4 @@
-"""Counts along suffixes, and the KL step of a context: arrays in, arrays out, no GIL.
+"""Kernels for counts along suffixes, and for the KL step of a context. They run without the GIL.
 
 A context's n-grams are contiguous (`OrderColumns`), and so are those of each of its children, the
 contexts one word longer that back off to it. The suffixes of a child's n-grams are n-grams of the
@@ -14,9 +14,10 @@ from dlm.jit import kernel
 
 # Below this probability, the mass left over is summed instead of subtracted.
 _LITTLE = 1e-9
-# Rounding of sums of visits, as a share of them. A difference below it is not known.
+# Rounding errors of sums of visits, as a share of the sums. Smaller differences are not
+# significant.
 ROUNDING = 1e-11
-# After so many steps, the words that change have almost no counts.
+# After this many steps, the words that change have almost no counts.
 _SLOW = 256
 _LEAST = 1e-99  # the least probability of an ARPA file
 _LN_LEAST = -227.955924206411  # its logarithm
@@ -44,7 +45,7 @@ def add_given(  # type: ignore[no-untyped-def]
 ):
     """Adds a source's distributions after histories to the counts of contexts that end them.
 
-    Each is divided by its sum: what rounding leaves of it would count as mass of unlisted words.
+    Each is divided by its sum, since a rounding error would count as mass of unlisted words.
 
     Shapes, b histories, contexts of length k
         given        (b, v)    float32  a distribution after each history
@@ -183,7 +184,7 @@ def cap_backed(  # type: ignore[no-untyped-def]
 def excess_bound(  # type: ignore[no-untyped-def]
     y, y_back, counts, back, taken, sharp, weight, sharp_weight, full
 ):
-    """At most this much, in nats, does the best distribution gain over y; as in `fit_contexts`.
+    """An upper bound, in nats, on the best distribution's gain over y; arguments as `fit_contexts`.
 
     The likelihood of choices from offered sets A with counts n(A) is concave in ln y. Its dual is
     the entropy of flows: from each set, n(A) p(w | A), with C(w) into each word. The flows of y

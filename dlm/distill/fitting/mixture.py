@@ -17,14 +17,14 @@ from dlm.estimate.merge import check_weights, unite
 def mixed_counts(
     counts: Sequence[NgramCounts], weights: Sequence[float], sentences: Sequence[float] = ()
 ) -> NgramCounts:
-    """Expected counts of a sentence of a mixture, from those of each source on one topology, which
-    cover `sentences` samples each, 1 by default; ConfigError for weights below 0, or of another sum
-    than 1."""
+    """Expected counts of a sentence of a mixture, from those of each source on one topology. The
+    counts of source i cover `sentences[i]` samples, 1 by default; ConfigError for weights below 0,
+    or whose sum is not 1."""
     shares = check_weights(weights, len(counts)).tolist()
     said = list(sentences) or [1.0] * len(counts)
     if len(said) != len(counts) or not all(number > 0 for number in said):
         raise ConfigError(
-            f"sentences {said}; expected a number above 0 for each of the {len(counts)} sources"
+            f"sentences is {said}; expected a number above 0 for each of the {len(counts)} sources"
         )
     first, *rest = (
         each.scaled(share / number)
@@ -42,11 +42,11 @@ def merge_by_counts(
     progress: Callable[[str], None] | None = None,
 ) -> FitResult:
     """The nearest model to a mixture of whole sentences, on the n-grams of all models, or on fewer:
-    none with these is nearer, by relative entropy. A word that a model lacks has probability 0
-    there.
+    no model with these n-grams is nearer, by relative entropy. A word that a model lacks has
+    probability 0 there.
 
     Raises
-        ConfigError  invalid weights; as `topology.restricted`
+        ConfigError  invalid weights; or raised by `topology.restricted`
         DlmError     the sentences of a model do not end
     """
     check_weights(weights, len(models))

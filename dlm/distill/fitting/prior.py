@@ -32,7 +32,7 @@ class Prior:
 def as_seen(
     topology: ModelColumns, counts: NgramCounts, local: LocalCounts, visits: float
 ) -> Prior:
-    """The same number of visits to each context, spread as the words were seen after it."""
+    """The same number of visits for each context, spread like the words seen after it."""
     found = Prior([], [], [])
     for k, columns in enumerate(topology.orders):
         visited = np.maximum(counts.contexts[k], np.finfo(float).tiny)
@@ -86,4 +86,4 @@ def as_backed_off(
 
 def check_visits(visits: float) -> None:
     if not 0 <= visits < math.inf:
-        raise ConfigError(f"prior of {visits} visits; expected 0 or more")
+        raise ConfigError(f"the prior is {visits} visits; expected a finite number, 0 or more")

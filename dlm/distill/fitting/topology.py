@@ -19,8 +19,8 @@ U32, F32 = np.uint32, np.float32
 
 @dataclass(frozen=True)
 class Restriction:
-    """A topology in the words of a source, with the source's ids; how many words that does not
-    know, and how many n-grams of order 2 and above were `dropped` for one."""
+    """A topology in the words of a source, with the source's ids. `foreign_words` is the number
+    of words that the source lacks, `dropped` that of n-grams of order 2 or more with such words."""
 
     model: ModelColumns
     foreign_words: int
@@ -28,21 +28,21 @@ class Restriction:
 
 
 def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
-    """The n-grams of a topology whose words a source knows, by its ids, plus all of its words;
-    ConfigError if the topology is empty, or nothing of it is left."""
+    """The n-grams of a topology whose words a source knows, in its ids, plus all of its words;
+    ConfigError if the topology is empty, or no n-gram is left."""
     known = np.fromiter((word in vocabulary.ids for word in topology.vocabulary.words), np.bool_)
     ordinary = known.copy()
     own = topology.vocabulary
     ordinary[[UNK_ID, own.begin_id, own.end_id]] = False
     if len(known) <= 3:
         raise ConfigError(
-            "the topology is empty: it has no word besides <unk> and the marks of sentences; give "
-            "one with words"
+            "the topology is empty: it has no words except <unk> and the sentence marks; give a "
+            "topology with words"
         )
     if not ordinary.any():
         raise ConfigError(
             f"the source knows none of the topology's {len(known) - 3:,} words; give a topology "
-            "with the source's words, spelling and case"
+            "of the source's words, in the same spelling and case"
         )
     # Row 0 is <unk>, whether either model has it or not.
     known[UNK_ID] = vocabulary.unk_in_model
@@ -59,7 +59,7 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
     if dropped and not left:
         raise ConfigError(
             f"each of the topology's {dropped:,} n-grams has a word that the source does not know; "
-            "give a topology with the source's words, spelling and case"
+            "give a topology of the source's words, in the same spelling and case"
         )
     while len(sections) > 1 and not len(sections[-1][0]):
         sections.pop()
@@ -83,7 +83,7 @@ def united(topologies: list[ModelColumns], threads: int = 2) -> ModelColumns:
 
 
 def first_child(topology: ModelColumns, length: int) -> NDArray[np.uint32]:
-    """For contexts of this length: index of the first n-gram one longer; and the end."""
+    """For contexts of this length: the index of the first n-gram one word longer; and the end."""
     if length == 0:
         return np.array([0, len(topology.orders[0])], U32)
     return topology.orders[length - 1].first_child

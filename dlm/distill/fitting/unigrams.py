@@ -27,7 +27,7 @@ F32, U32 = np.float32, np.uint32
 @dataclass(frozen=True, eq=False)
 class Unigrams:
     """Words, without marks, and how often each is used. `shares` (words,) are above 0, in
-    proportion to use, and need not sum to 1; `record` protects those whose text was counted."""
+    proportion to use, and need not sum to 1; `record` says how the people are protected."""
 
     words: list[bytes]
     shares: NDArray[np.float64]
@@ -44,8 +44,8 @@ class Unigrams:
         )
 
     def cased(self, model: ModelColumns) -> Unigrams:
-        """Each word's share, split over its spellings by a model of cased text; raises as
-        `Spellings`."""
+        """Each word's share, split over its spellings by a model of cased text; raises the errors
+        of `Spellings`."""
         vocabulary = Vocabulary([*MARKS, *self.words], unk_in_model=True)
         spellings = Spellings(vocabulary, model)
         shares = spellings.spread(np.concatenate([np.zeros(len(MARKS)), self.shares]))
@@ -53,9 +53,9 @@ class Unigrams:
 
 
 def read_unigrams(path: Path, public: str = "") -> Unigrams:
-    """Reads counts written by `dlm unigrams`, and the record beside them, or the word of `public`.
-    Raises FormatError, and PrivacyError if the record is of other counts, or if they have none, are
-    declared public, and files beside them come from users."""
+    """Reads counts written by `dlm unigrams` and their record, or the declaration `public`. Raises
+    FormatError, and PrivacyError if the record belongs to other counts, or if counts without a
+    record are declared public but files beside them come from users."""
     counts = read_counts(path)
     record = counts.provenance if sidecar(path).exists() else None
     if record is None:
@@ -68,7 +68,7 @@ def read_unigrams(path: Path, public: str = "") -> Unigrams:
 
 def check_weight(weight: float) -> None:
     if not 0 < weight <= 1:
-        raise ConfigError(f"--unigram-weight {weight}; expected a number above 0 and at most 1")
+        raise ConfigError(f"--unigram-weight is {weight}; expected a number above 0 and at most 1")
 
 
 def with_unigrams(
@@ -79,7 +79,7 @@ def with_unigrams(
     cased: ModelColumns | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ModelColumns:
-    """The model with other unigrams, every context of the same sum.
+    """The model with other unigrams; every context keeps its sum.
 
     Words that were not counted, including `</s>` and `<unk>`, keep their probability; the counted
     words share the rest. Counted words that the model lacks are added.
@@ -97,8 +97,8 @@ def with_unigrams(
     new = [word for word in words if word not in known]
     if len(new) == len(words):
         raise ConfigError(
-            f"the model knows none of the {len(words):,} words of the unigrams; give counts with "
-            "the model's words, spelling and case"
+            f"the model knows none of the {len(words):,} words of the unigram counts; give counts "
+            "of the model's words, in the same spelling and case"
         )
     if progress is not None:
         progress(

@@ -1,1 +1,1 @@
-"""What is imitated: networks, models in Python, backoff models."""
+"""Sources that are approximated: networks, models in Python, backoff models."""

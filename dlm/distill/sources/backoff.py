@@ -22,7 +22,7 @@ F64 = np.float64
 MOST_STEPS = 1_000
 _RESTARTS = 4
 _TOLERANCE = 1e-12
-SUM_TOLERANCE = 0.01  # over all contexts of a file; files have at least 4 digits
+SUM_TOLERANCE = 0.01  # tolerance over all contexts of a file; files have at least 4 digits
 
 
 def distill_backoff(
@@ -54,7 +54,7 @@ def distill_backoff(
 class BackoffSource:
     """A backoff model as the source, on a topology that has all of its n-grams.
 
-    Every context sums to 1: what a file's digits leave of that would count as unlisted words.
+    Every context is scaled to sum to 1, since rounding in a file would count as unlisted words.
 
     Shapes, n_k n-grams of order k of the topology
         prob[k - 1]     (n_k,)  float64  P(w | h)
@@ -88,7 +88,7 @@ class BackoffSource:
         return made
 
     def entropy(self, counts: NgramCounts) -> float:
-        """Of these counts on its topology, summed over all visits, in nats."""
+        """The entropy for counts on its topology, summed over all visits, in nats."""
         log10_weight = as_log10(self.weight[: self.topology.order - 1])
         return -ln_likelihood(
             local_counts(self.topology, counts), as_log10(self.prob), log10_weight
@@ -155,15 +155,15 @@ def exact_counts(source: BackoffSource) -> NgramCounts:
     visits = _solved(missing, start)
     if visits is None or not (visits > -_TOLERANCE * visits.sum()).all():
         raise DlmError(
-            "the source's sentences do not end: it hardly ever predicts </s>, so n-grams have no "
-            "expected count per sentence. Estimate it again, from sentences with their ends"
+            "the source's sentences do not end: </s> is hardly ever predicted, so n-grams have no "
+            "expected count per sentence. Estimate the source again, from whole sentences"
         )
     return counts_of_visits(source, parts(np.maximum(visits, 0.0)))
 
 
 def counts_of_visits(source: BackoffSource, visits: Sequence[NDArray[np.float64]]) -> NgramCounts:
-    """The n-gram counts that follow from visits[k], (n_k,) float64, of contexts of length k, 0 to N
-    - 1, where each is the longest."""
+    """The n-gram counts that follow from visits[k], (n_k,) float64: visits at which a context of
+    length k, 0 to N - 1, is the longest one."""
     return _summed(source.topology, _step(source, visits), visits)
 
 
@@ -184,7 +184,7 @@ def _bicgstab(
     wanted: NDArray[np.float64],
     x: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], bool]:
-    """A better x, and whether it is good enough. After a breakdown, call it again with that x."""
+    """A better x, and whether it is good enough. After a breakdown, call this again with that x."""
     residual = wanted - apply(x)
     shadow, direction = residual.copy(), residual.copy()
     rho = np.float64(shadow @ residual)
@@ -244,8 +244,8 @@ def _unigram_counts(source: BackoffSource) -> NgramCounts:
     ending = float(source.prob[0][source.topology.vocabulary.end_id])
     if not ending > 0:
         raise DlmError(
-            "the source's sentences do not end: it never predicts </s>. Estimate it again, from "
-            "sentences with their ends"
+            "the source's sentences do not end: </s> is never predicted. Estimate the source "
+            "again, from whole sentences"
         )
     words = float(source.prob[0].sum()) / ending
     return NgramCounts([source.prob[0] / ending], [np.array([words])])

@@ -28,14 +28,13 @@ _ROWS = 16  # histories per step: each takes a float64 for every word
 
 
 class Spellings:
-    """The cased spellings of a source's words, and how likely a model says each one is.
+    """The cased spellings of a source's words, and their probabilities by a model.
 
     A spelling is a word of the model whose lower case is the source's word. A word without
     spellings stays as it is. ConfigError if a word of the source is not in lower case.
 
     Fields
-        vocabulary  all spellings
-        history     how many words the model looks back
+        history     number of previous words that the model uses
         uncased_of  (v,) uint32: the source's word for each spelling
     """
 
@@ -53,7 +52,7 @@ class Spellings:
         for word in model.vocabulary.words:
             if not is_mark(word) and (i := ids.get(lower(word), UNK_ID)) != UNK_ID:
                 found[i].append(word)
-        # The source's ids, where each word has one spelling.
+        # If each word has one spelling, spellings have the same ids as the source's words.
         for i, word in enumerate(uncased.words):
             found[i] = found[i] or [word]
         self._begin = np.cumsum([0, *map(len, found)]).astype(np.int64)
@@ -73,7 +72,7 @@ class Spellings:
         entropy: NDArray[np.float32],
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The distribution over spellings after each history, and its entropy. A word's spellings
-        together get what the word got; a single spelling gets it to the bit.
+        share its probability; a single spelling gets it to the bit.
 
         Shapes, b histories, u words of the source, v spellings
             histories  (b, m)  uint32   cased; `MISSING` where shorter
@@ -101,7 +100,7 @@ class Spellings:
         offset = np.arange(len(places)) - np.repeat(np.cumsum(count) - count, count)
         spelled = self._spellings[self._begin[words][places] + offset]
         share = np.ones(len(places))
-        # With several spellings, the shares are the model's.
+        # For words with several spellings, the model gives the shares.
         among = count[places] > 1
         asked = np.column_stack([self._tail(histories)[rows[places[among]]], spelled[among]])
         share[among] = 10.0 ** self._model.log10_probs(asked.astype(np.uint32))
@@ -117,8 +116,8 @@ class Spellings:
         )
 
     def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values of words (u,), spread over their spellings by the model's unigrams: (v,), of the
-        same sum."""
+        """Values of words (u,), spread over spellings by the model's unigrams: (v,), of the same
+        sum."""
         words = np.arange(len(values), dtype=np.uint32)
         nothing = np.zeros((1, 0), np.uint32)
         places, _, share = self.split_words(nothing, np.zeros(len(values), np.int64), words)

@@ -1,4 +1,4 @@
-"""Counting for a source that spells its words: arrays in, arrays out, no GIL."""
+"""Counting kernels for a source that spells its words. They run without the GIL."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations

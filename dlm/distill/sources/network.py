@@ -25,15 +25,15 @@ from dlm.ngram.vocab import MARKS, Vocabulary
 
 
 class NetworkSource:
-    """The released network of a run of `dlm federate`; raises as `training.trained.load_model`.
-    `inventory` is of its wordpieces, which `PieceSource` turns into words; None for a network of
-    words."""
+    """The released network of a run of `dlm federate`; raises what `training.trained.load_model`
+    does. `inventory` has the network's wordpieces, which `PieceSource` turns into words; None for a
+    network of words."""
 
     def __init__(self, run: Path, *, batch: int = BATCH) -> None:
         model = load_model(run)
         if model.vocabulary is None:
             raise ConfigError(
-                f"{run} has no vocabulary to turn its ids into words; train it with one"
+                f"{run} has no vocabulary to turn its ids into words; train it with a vocabulary"
             )
         words = model.vocabulary.words
         self.inventory = None if isinstance(words, WordList) else words
@@ -64,8 +64,8 @@ class NetworkSource:
 
 
 class NetworkHistories:
-    """`source.Histories` of a network: the states of its layers, for each place; `step` as
-    `_step`."""
+    """`source.Histories` of a network: the states of the layers, by place; `step` is the
+    network's `_step`."""
 
     def __init__(self, network: rnn.RnnConfig, step: Callable[..., Any], places: int) -> None:
         self._state = rnn.initial_state(network, places)
@@ -95,5 +95,5 @@ def _step(
 
 
 def _without_begin(logits: Any) -> Any:
-    """`<s>` begins sentences and is never predicted."""
+    """The logits, with -inf for `<s>`, which is never predicted."""
     return logits.at[..., BOS_ID].set(-jnp.inf)

@@ -20,7 +20,7 @@ class NextWords:
         self._last = [np.ascontiguousarray(c.ids[:, -1]) for c in model.orders]
 
     def after(self, histories: NDArray[np.uint32]) -> NDArray[np.float64]:
-        """P of each word after each history: (b, v) of (b, m), most recent last, `MISSING` where
+        """P of each word after each history: (b, v) of (b, m), most recent last, `MISSING` if
         shorter."""
         out = np.repeat(self._prob[0][None, :], len(histories), axis=0)
         length = histories.shape[1]

@@ -2,7 +2,7 @@
 
 A piece that starts with U+2581 begins a word, so a word has ended only when the next piece begins
 another or the sentence ends. The end of a word is treated as a symbol whose probability is the sum
-of theirs; then no word is a prefix of another.
+over these pieces; then no word is a prefix of another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROOT = 0  # the node at the beginning of a sentence
 
 
 class PieceSource:
-    """A network of wordpieces as a source of words; ConfigError if the pieces spell none of them.
+    """A network of wordpieces as a source of words; ConfigError if the pieces spell no word.
 
     Args
         history     most words in a context of the topology
@@ -73,8 +73,8 @@ def in_words(
     progress: Callable[[str], None],
 ) -> NetworkSource | CasedSource | PieceSource:
     """The network as a source of words: the topology's words, if the network says wordpieces, with
-    the spellings of a cased model. ConfigError for wordpieces without a topology, and as
-    `PieceSource`."""
+    the spellings of a cased model. ConfigError for wordpieces without a topology, and if
+    `PieceSource` raises it."""
     if network.inventory is None:
         return network if cased is None else CasedSource(network, cased)
     if topology is None:
@@ -91,10 +91,10 @@ def in_words(
 class PieceReader:
     """Turns each visit of pieces into a visit of words.
 
-    Inside a word, spelled as far as a node: the word that ends at the node gets the probability
-    that it ends there. `<unk>` gets it if no word does, and also the probability of leaving the
-    lexicon. `</s>`, and words outside the lexicon, come after the word has ended: they get their
-    probability, after the history that the word would end.
+    Inside a word that is spelled as far as a node, the word that ends at the node gets the
+    probability of ending there. If no word ends there, `<unk>` gets it, and also the probability of
+    leaving the lexicon. `</s>`, and words outside the lexicon, come after the word has ended: they
+    get their probability, after the history that the word would end.
 
     With cased `spellings`, a word's mass is split over them, and histories have spellings drawn
     from `seed`.
@@ -110,8 +110,8 @@ class PieceReader:
         self._lexicon, self._length = lexicon, max(history, 1)
         self._spellings = spellings
         self._random = spelling_generator(seed)
-        # For each place: the node of the word being spelled, the words before it, and the word
-        # that has ended if the next piece begins one.
+        # For each place: the node of the word being spelled, the words before this word, and the
+        # word that will have ended if the next piece begins another.
         self._node = np.zeros(0, np.int64)
         self._window = np.zeros((0, self._length), np.uint32)
         self._ending = np.zeros(0, np.uint32)
@@ -163,9 +163,9 @@ def pushed(histories: NDArray[np.uint32], words: NDArray[np.uint32]) -> NDArray[
 class Lexicon:
     """The words that wordpieces spell: a tree of their characters, with pieces as the arcs.
 
-    A node stands for the letters that a word begins with, whatever pieces they are cut into.
-    With the end of a word as a symbol of its own, this is the transducer M of FNG 6: it is
-    deterministic, and each word is said at one node by one symbol, its end.
+    A node stands for the letters that a word begins with, whatever pieces they are cut into. With
+    the end of a word as a separate symbol, this is the transducer M of FNG 6: it is deterministic,
+    and each word is produced at one node by one symbol, its end.
 
     Shapes, v pieces, n nodes (node 0 is the root, before a word), a arcs
         kind       (v,)      uint8  what a piece does to a word: `mass_kernels.GOES_ON` and so on

@@ -37,20 +37,20 @@ from dlm.ngram.vocab import (
     is_unk_spelling,
 )
 
-MOST_WORDS = 200  # in a sentence; longer ones are cut
+MOST_WORDS = 200  # words in a sentence; longer ones are cut
 BATCH = 256
 SUM_TOLERANCE = 1e-3
 _SPACES = b" \t\r\n"
 
 
 class Source(Protocol):
-    """What your own model needs in order to be distilled.
+    """The interface that your own model needs in order to be distilled.
 
     Optional attributes:
         begin_id, end_id    ids that begin and end a sentence; default: those of `<s>` and `</s>`.
                             They may be the same id
         record              `Provenance`: the protection of the people whose text it learned from.
-                            Without one there is no guarantee, unless somebody vouches
+                            Without one there is no guarantee, unless somebody attests it
         digest              str: identifies the model; a resumed run rejects another. By default the
                             words and the first distribution are compared
         sample(seed, n)     n sentences, each a list of ids without begin and end; default: words
@@ -58,8 +58,8 @@ class Source(Protocol):
         histories(places)   `Histories`: the same distributions word by word, faster
         visits(samples, seed)  the visits themselves (`count.Visit`), for a source that derives
                             them from another
-    Sentences are counted in blocks. `sample` and `visits` are called for each block, with a seed of
-    its own; `histories` may be.
+    Sentences are counted in blocks. `sample` and `visits` are called for each block, with a
+    separate seed; `histories` may be, too.
     """
 
     @property
@@ -127,7 +127,7 @@ class SourceReader:
             )
         except ValueError as exc:
             raise ConfigError(f"the vocabulary of {name}: {exc}") from exc
-        # The source's id for each of ours, or -1; and whether it predicts it.
+        # The source's id for each of our ids, or -1; and whether the source predicts that word.
         self.own_ids = np.array([unk[0] if unk else -1, *rest, *(begin for _ in missing)], np.int32)
         self._predicted = np.ones(len(self.vocabulary), np.bool_)
         self._predicted[self.vocabulary.begin_id] = False
@@ -143,20 +143,20 @@ class SourceReader:
         named = getattr(self.source, "digest", None)
         if named is not None:
             return {"words": words, "digest": str(named)}
-        # Rounded: the last bits differ between machines.
+        # The entropy is rounded, since its last bits differ between machines.
         entropy = -float((self.first * np.log(np.maximum(self.first, 1e-30))).sum(dtype=float))
         return {"words": words, "first_word_entropy_nats": float(f"{entropy:.3g}")}
 
     def histories(self, places: int) -> Histories:
-        """The source's own, or ones that call `log_probs` for each history."""
+        """The source's own histories, or histories that call `log_probs` each time."""
         own = getattr(self.source, "histories", None)
         return PrefixHistories(self, places) if own is None else OwnHistories(self, own(places))
 
     def distributions(
         self, prefixes: NDArray[np.uint32], lengths: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """Next-word distributions, by our ids, after prefixes by our ids; SourceError for anything
-        else."""
+        """Next-word distributions after prefixes, both in our ids. SourceError if the source gives
+        anything but distributions."""
         given = np.asarray(self.source.log_probs(self.own_ids[prefixes], lengths))
         if given.shape != (len(prefixes), self._size):
             raise SourceError(
@@ -166,8 +166,8 @@ class SourceReader:
             )
         if given.dtype.kind not in "fiu":
             raise SourceError(
-                f"log_probs of {self.name} returned {given.dtype}; expected natural logarithms in "
-                "float32"
+                f"log_probs of {self.name} returned an array of {given.dtype}; expected natural "
+                "logarithms in float32"
             )
         with np.errstate(over="ignore"):  # +inf is rejected below
             probs = np.exp(given.astype(np.float32, copy=False))
@@ -176,19 +176,19 @@ class SourceReader:
         total = found.sum(axis=1, dtype=np.float64)
         if not (total > 0).all():
             raise SourceError(
-                f"{self.name} gives all probability to the word that begins a sentence, which "
-                "never follows another word; expected some for other words"
+                f"{self.name} gives all probability to the mark that starts a sentence, which "
+                "never follows another word; expected a probability above 0 for other words"
             )
         scaled: NDArray[np.float32] = (found / total[:, None]).astype(np.float32)
         return scaled
 
     @property
     def makes_visits(self) -> bool:
-        """Whether the source makes its own visits and is not asked about histories."""
+        """Whether the source makes its own visits and is not queried for histories."""
         return hasattr(self.source, "visits") and not hasattr(self.source, "histories")
 
     def _first(self) -> NDArray[np.float32]:
-        """The first distribution, so that a wrong source fails before hours of work."""
+        """Checks the first distribution, so that a faulty source fails before hours of work."""
         if self.makes_visits:
             return np.zeros(0, np.float32)
         begin = np.array([self.vocabulary.begin_id], np.uint32)
@@ -200,8 +200,8 @@ class SourceReader:
 
 
 class OwnHistories:
-    """Histories that a source makes itself; SourceError for wrong shapes or types, or for P of
-    `<s>`."""
+    """Histories that a source makes itself; SourceError for wrong shapes or types, or a
+    probability of `<s>`."""
 
     def __init__(self, reader: SourceReader, own: Histories) -> None:
         self._own, self._name = own, reader.name
@@ -215,8 +215,8 @@ class OwnHistories:
         wanted = f"float32 {(len(places), self._words)} and float32 {(len(places),)}"
         if found != wanted:
             raise SourceError(
-                f"histories of {self._name} returned {found}; expected {wanted}: for each place "
-                "the distribution by model ids (SourceReader.vocabulary), and its entropy"
+                f"histories of {self._name} returned {found}; expected {wanted}: for each place, "
+                "the distribution by model ids (SourceReader.vocabulary) and its entropy"
             )
         if given[:, self._begin].any():
             raise SourceError(
@@ -286,15 +286,15 @@ def load_object(name: str) -> Source:
             found: Any = importlib.import_module(module)
         except ModuleNotFoundError as exc:
             raise ConfigError(
-                f"{name}: no module named {exc.name}; run the command in its folder, or set "
-                "PYTHONPATH"
+                f"{name}: found no module named {exc.name}; run the command in the module's "
+                "folder, or set PYTHONPATH"
             ) from exc
     for part in attribute.split("."):
         if not hasattr(found, part):
             kind = getattr(found, "__name__", type(found).__name__)
             raise ConfigError(
-                f"{name}: {kind} has no {part}; expected module:factory, with a factory of that "
-                "module"
+                f"{name}: {kind} has no {part}; expected module:factory, where the module defines "
+                "the factory"
             )
         found = getattr(found, part)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "log_probs")):
@@ -319,8 +319,8 @@ def _mark(source: Source, words: list[bytes], attribute: str, mark: bytes, name:
             place = -1
         if not 0 <= place < len(words):
             raise ConfigError(
-                f"{attribute} of {name} is {given!r}; expected an id from 0 to {len(words) - 1:,}, "
-                f"since its vocabulary has {len(words):,} words"
+                f"{attribute} of {name} is {given!r}; expected an id from 0 to {len(words) - 1:,} "
+                "of its vocabulary"
             )
         return place
     if mark not in words:

@@ -17,8 +17,8 @@ F64, I64, U32 = np.float64, np.int64, np.uint32
 
 
 class Automaton:
-    """A backoff model, ready to be walked, in 24 bytes per n-gram; `visits` (s,) are of each state:
-    contexts by length, the empty one first."""
+    """A backoff model, ready to be walked, in 24 bytes per n-gram. `visits` (s,) are the visits of
+    each state; the states are contexts by length, the empty one first."""
 
     def __init__(self, source: BackoffSource) -> None:
         self._source = source

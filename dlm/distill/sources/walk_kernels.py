@@ -17,7 +17,7 @@ import numpy as np
 from dlm.jit import inlined, kernel
 
 # After this many draws in a row that the longer context lists, one of that context's own words is
-# taken: the shorter context has no others, and only rounding led there.
+# taken: the shorter context has no other words, and only rounding led there.
 _MOST_TRIES = 10_000
 NO_ARC = -1
 

@@ -1,4 +1,4 @@
-"""Splitting the mass of uncased words over cased spellings: arrays in, arrays out, no GIL."""
+"""Kernels that split the mass of uncased words over cased spellings. They run without the GIL."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations

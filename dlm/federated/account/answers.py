@@ -57,14 +57,14 @@ def sensitivity_of(
 
     Args
         blt           `BltParameters`; by default those of BLT Table 4 with the nearest gap
-        bands         of banded mechanisms; the gap if None
-        coefficients  of bandtoep, whose matrix is otherwise optimised; they replace `bands`
-        restarts      of a tree: rounds at whose start a new tree begins
-        column_norm   of the banded matrix that the noise multiplier refers to; ours have 1
+        bands         bands of a banded mechanism; the gap if None
+        coefficients  coefficients of bandtoep, which is otherwise optimised; they replace `bands`
+        restarts      rounds at whose start a new tree begins
+        column_norm   norm of the columns behind a published noise multiplier; dlm's have 1
     """
     if column_norm != 1.0 and name not in BANDED:
         raise ConfigError(
-            f"a column norm of {column_norm:g} is given for {name}; it applies only to "
+            f"a column norm of {column_norm:g} was given for {name}; leave it out: it is for "
             f"{', '.join(BANDED)}, whose columns all have the same norm"
         )
     if not (column_norm > 0 and math.isfinite(column_norm)):
@@ -122,11 +122,11 @@ def guarantee_of(
     max_participations: int,
     delta: float,
 ) -> dict[str, Any]:
-    """zCDP and epsilon of a mechanism's noise, with notes for readers.
+    """zCDP and epsilon of a mechanism's noise, with notes for the reader.
 
     `epsilon` is what a run reports for this rho: its noise is discrete, so it is the bound that
-    holds for every mechanism of that rho. (The run's grid adds at most 0.1 % to rho, or the run is
-    refused.) `epsilon_gaussian` is for exact Gaussian noise, as in the papers.
+    holds for every mechanism with that rho. (The run's grid adds at most 0.1 % to rho, or the run
+    is refused.) `epsilon_gaussian` is for exact Gaussian noise, as in the papers.
     """
     rho = rho_of(found.value, noise_multiplier)
     most = most_participations(rounds, gap)
@@ -162,7 +162,7 @@ def sampled_guarantee_of(
 ) -> dict[str, Any]:
     """zCDP without amplification, and epsilon, of independent noise on Poisson-sampled cohorts.
 
-    `epsilon` is what a run reports for its discrete noise: by Renyi divergences of whole orders.
+    `epsilon` is what a run reports for its discrete noise: by Renyi divergences of integer orders.
     The others are for exact Gaussian noise: by privacy loss distributions, by Renyi divergences,
     and by the moments accountant of DP-FedAvg's tables. ConfigError for any other mechanism.
     """
@@ -175,7 +175,7 @@ def sampled_guarantee_of(
         raise ConfigError(f"rounds is {rounds}; it must be 1 or more")
     names = ("rho", "epsilon", "epsilon_pld", "epsilon_rdp", "epsilon_moments")
     found = dict.fromkeys(names, math.inf)
-    if noise_multiplier != 0:  # without noise there is nothing to account for
+    if noise_multiplier != 0:  # without noise, there is nothing to account for
         run = StageRecord(
             name, name, noise_multiplier, rounds, 1, rounds, sampling="poisson", sampling_rate=q
         )
@@ -214,11 +214,11 @@ def losses_of(made: Any, name: str, *, gap: int, max_participations: int) -> dic
 
 
 def planned_sensitivity(name: str) -> Callable[[int, int, int], float]:
-    """(rounds, gap, max_participations) -> sensitivity; ConfigError for a matrix made for a gap."""
+    """(rounds, gap, max_participations) -> sensitivity; ConfigError if gaps change the matrix."""
     if name not in ("gaussian", "tree", "tree-full", "blt"):
         raise ConfigError(
-            f"{name} has a different matrix for each gap, and tolerates different noise: plan with "
-            "tree or blt, then compare with `dlm privacy mechanism`"
+            f"{name} has a different matrix for each gap, and the noise that a model tolerates "
+            "differs, too: plan with tree or blt, then compare with `dlm privacy mechanism`"
         )
 
     @functools.cache  # many report goals share a gap

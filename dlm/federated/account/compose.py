@@ -16,28 +16,28 @@ SAMPLINGS = ("poisson", "fixed", "timer")
 
 @dataclasses.dataclass(frozen=True)
 class StageRecord:
-    """What a stage of training did to users' privacy, as plain values for JSON.
+    """The effect of a training stage on users' privacy, as plain values for JSON.
 
     Args
-        stage               "unigrams", "pieces", "network", or what a run calls it
-        mechanism           name, as `make_mechanism` takes it; "none" for a raw stage
-        noise_multiplier    of the independent draws over the clip norm; None without noise
-        noise_multiplier    of the independent draws over the clip norm; None without noise
+        stage               "unigrams", "pieces", "network", or the run's name for it
+        mechanism           name for `make_mechanism`; "none" for a raw stage
+        noise_multiplier    deviation of independent draws over the clip norm; None without noise
+        rounds              number of rounds that accounting covers
         gap                 smallest difference between rounds of a user's participations, observed
                             or enforced (`gap_from_min_separation` converts the papers' MinS)
         max_participations  most participations of a user, observed or enforced; never rounds / gap
                             rounded down, which can be too small
-        sensitivity         the mechanism's for that participation and a clip norm of 1; required
-                            for all but "gaussian" and trees
-        matrix              what determines it, as `Mechanism.matrix` returns it
+        sensitivity         of the mechanism, for that participation and a clip norm of 1;
+                            required for all but "gaussian" and trees
+        matrix              facts that determine the mechanism's matrix (`Mechanism.matrix`)
         sampling            how cohorts were drawn: "poisson", "fixed" report goal, or "timer"
-        sampling_rate       of "poisson": the probability; with it amplification is accounted for
-        clip_noise          for an adaptive clip norm: standard deviation on the clip counts;
+        sampling_rate       probability with "poisson"; if given, amplification is accounted for
+        clip_noise          standard deviation of the noise on the counts for an adaptive clip norm;
                             `noise_multiplier` is then only that of the updates
-        norm_inflation      norm after rounding for secure aggregation over the clip norm
+        norm_inflation      norm after rounding for secure aggregation, divided by the clip norm
         rounding            factor by which the grid raises the sensitivity, at least 1
-        simulated           the noise came from a configured seed, so it protects nobody
-        extras              further facts for the report; not accounted for
+        simulated           whether the noise came from a configured seed, so it protects nobody
+        extras              further facts for the report, which accounting ignores
     """
 
     stage: str
@@ -92,7 +92,7 @@ class StageRecord:
 
     @property
     def effective_noise(self) -> float:
-        """The noise multiplier, corrected for clip counts and rounding; 0 if raw."""
+        """The noise multiplier, corrected for clip counts and rounding; 0 without noise."""
         if self.raw:
             return 0.0
         assert self.noise_multiplier is not None
@@ -102,7 +102,7 @@ class StageRecord:
 
     @property
     def worst_sensitivity(self) -> float:
-        """`sensitivity`, or the mechanism's own if it needs no parameters."""
+        """`sensitivity`, or the mechanism's own if the mechanism needs no parameters."""
         if self.sensitivity is not None:
             return self.sensitivity
         if self.mechanism not in ("gaussian", "tree", "tree-full", "tree-restart"):
@@ -134,13 +134,13 @@ class StageRecord:
         try:
             return cls(**values)
         except TypeError as exc:
-            raise ConfigError(f"not a record of a stage: {exc}") from exc
+            raise ConfigError(f"this is not a record of a stage: {exc}") from exc
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyNumbers:
     """The guarantee of several stages together; `rho` is without amplification by sampling.
-    `epsilon` is the smallest by accountant: "zcdp" (for any noise), and "rdp" with sampling."""
+    `epsilon` is the least of `epsilons`: "zcdp" (any noise) and, with sampling, "rdp"."""
 
     rho: float
     epsilon: float
@@ -154,13 +154,13 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
     """The guarantee of `stages` together, counting each user as being in all of them.
 
     Rho adds up over stages, even if a later stage is chosen after an earlier one was released.
-    Epsilon is the bound for every mechanism of that rho; with sampled stages it is also computed
-    by Renyi divergences of whole orders, at which discrete noise has those of the Gaussian.
+    Epsilon is the bound for every mechanism of that rho; with sampled stages it is also computed by
+    Renyi divergences of integer orders, where discrete noise has the divergences of the Gaussian.
 
     Raises  PrivacyError  a stage asks for amplification that its cohorts do not allow
     """
     if not stages:
-        raise ConfigError("there is no stage to account for; give one or more")
+        raise ConfigError("there is no stage to account for; give at least one")
     notes = []
     for stage in stages:
         if stage.raw:

@@ -1,4 +1,4 @@
-"""What to run for a target: report goal, timer and noise, before any user is asked.
+"""Plans a run for a target: report goal, timer and noise, before any user takes part.
 
 The hypothesis (GDP 2.2, BLT 5): if noise multiplier and report goal are raised together, the model
 learns equally well, so a small simulation shows how much noise a large run tolerates. A larger goal
@@ -22,8 +22,8 @@ GRID = 200  # report goals shown between the least and the most
 
 @dataclasses.dataclass(frozen=True)
 class Extrapolated:
-    """One setting and its guarantee; `epsilon` is what a run of this rho reports,
-    `epsilon_gaussian` what papers print."""
+    """One setting and its guarantee; a run with this rho reports `epsilon`, papers print
+    `epsilon_gaussian`."""
 
     report_goal: int
     noise_multiplier: float
@@ -38,7 +38,7 @@ class Extrapolated:
 
 @dataclasses.dataclass(frozen=True)
 class NoisePlan:
-    """What to run, and whether it learns as well as the simulation.
+    """The settings to run, and whether such a run learns as well as the simulation.
 
     Fields
         keeps_utility  the ratio of noise to report goal is the simulation's; otherwise the noise
@@ -65,11 +65,14 @@ def extrapolate(
     delta: float,
     sensitivity: Sensitivity,
 ) -> Extrapolated:
-    """The guarantee of `rounds` rounds of `report_goal` users if they take turns, as often as the
-    gap allows."""
+    """The guarantee of `rounds` rounds of `report_goal` users, who take part as often as the gap
+    allows."""
     gap = min(population // report_goal, rounds)
     if gap < 1:
-        raise ConfigError(f"{report_goal} users per round exceed the population of {population}")
+        raise ConfigError(
+            f"the report goal is {report_goal} users per round; expected at most {population}, the "
+            "whole population"
+        )
     max_participations = most_participations(rounds, gap)
     rho = rho_of(sensitivity(rounds, gap, max_participations), noise_multiplier)
     return Extrapolated(
@@ -96,7 +99,7 @@ def make_plan(
     Args
         simulated_goal, simulated_noise  a simulation that learned well enough (GDP: 500 and 0.54)
         round_minutes                    how long a round takes, for the timer; > 0
-    Paper   GDP 2.5 (2)-(4); where the largest goal is not enough, it gets more noise
+    Paper   GDP 2.5 (2)-(4); if the largest goal is not enough, the noise is raised
     """
     numbers = {
         "population": population, "rounds": rounds, "target rho": target_rho,
@@ -121,8 +124,8 @@ def make_plan(
         sensitivity,
     )  # fmt: skip
     notes = [
-        "an extrapolation: the gap assumes that users take turns, each once in population / report "
-        "goal rounds; account again with the observed gap and participations"
+        "this is an extrapolation: the gap assumes that users take turns, each once in (population "
+        "/ report goal) rounds; account again with the observed gap and participations"
     ]
     if best is not None:
         noise = simulated_noise * best / simulated_goal
@@ -145,7 +148,8 @@ def make_plan(
         )
     timer = None
     if round_minutes is not None:
-        # A day is the least step: devices come at night, so a shorter timer does not separate them.
+        # A day is the smallest step: devices come at night, so a shorter timer does not separate
+        # participations.
         timer = max(24.0, 24.0 * math.floor(chosen.gap * round_minutes / 60 / 24))
         if timer > chosen.gap * round_minutes / 60:
             notes.append(
@@ -167,7 +171,7 @@ def _least_goal(
     """The least report goal from `least` to `largest` that meets the target; None if none does.
 
     Noise grows with the goal and lowers rho, but rho rises where a larger goal makes the gap
-    smaller: it falls over the goals of one gap, where the least goal follows from the noise needed,
+    smaller: it falls over the goals of one gap, so the least goal follows from the noise needed,
     and jumps between gaps. A range has no goal if its widest gap with its largest goal's noise
     misses the target.
     """

@@ -1,5 +1,5 @@
-"""Checks that the epsilon stated in a record follows from the noise stated there; and how an
-outsider repeats the accounting of a report: commands, and events of dp-accounting."""
+"""Checks that the epsilon in a record follows from the noise stated there, and gives the commands
+and dp-accounting events with which an outsider repeats a report's accounting."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from dlm.federated.account.compose import StageRecord
     from dlm.record.provenance import Guarantee, Provenance
 
-TOLERANCE = 1e-6  # relative; accounting of the same stages agrees far better
-# What a record must state of a matrix so that its sensitivity can be recomputed.
+TOLERANCE = 1e-6  # relative; accounting for the same stages agrees far better
+# What a record must state about a matrix so that its sensitivity can be recomputed.
 PARAMETERS = {
     "gaussian": set[str](),
     "tree": set[str](),
@@ -41,8 +41,8 @@ class Recheck:
 def recheck(record: Provenance) -> Recheck:
     """Accounts for the stages of a record again, and compares.
 
-    Epsilon, rho and sensitivities may differ by a relative 1e-6. Of a record without a matrix,
-    nothing is said. That the columns of BandMF have norm 1 is trusted.
+    Epsilon, rho and sensitivities may differ by a relative 1e-6. A record without a matrix is not
+    judged. The columns of BandMF are trusted to have norm 1.
     """
     stated = record.guarantee or record.simulated
     if stated is None:
@@ -99,7 +99,7 @@ def _differences(stated: Guarantee, epsilon: float, rho: float) -> list[str]:
     if stated.rho is not None:
         pairs.append(("rho", stated.rho, rho))
     return [
-        f"{name} is stated as {claimed:.9g}, and the stages give {found:.9g}"
+        f"{name} is stated as {claimed:.9g}, but the stages give {found:.9g}"
         for name, claimed, found in pairs
         if not math.isclose(claimed, found, rel_tol=TOLERANCE)
     ]
@@ -117,7 +117,7 @@ def sensitivity_of_stage(stage: StageRecord) -> float | None:
     rounds = max(matrix.get("rounds", 1), stage.rounds)
     times = check_participation(rounds, stage.gap, stage.max_participations)
     if stage.mechanism == "bandmf" and matrix["bands"] > stage.gap and times > 1:
-        return None  # columns overlap, and it depends on their entries
+        return None  # the entries of overlapping columns matter
     blt = None
     if stage.mechanism == "blt":
         from dlm.federated.noise.blt import BltParameters
@@ -131,7 +131,7 @@ def sensitivity_of_stage(stage: StageRecord) -> float | None:
 
 
 def trusted_of(stage: StageRecord) -> list[str]:
-    """The numbers of a stage that accounting takes as they are stated, and costs that it lacks."""
+    """The numbers of a stage that accounting trusts as stated, and the costs that it lacks."""
     found = ["noise multipliers, rounds and participation"]
     if stage.sampling_rate is not None:
         found.append(f"Poisson sampling with probability {stage.sampling_rate:g}")
@@ -148,7 +148,7 @@ def trusted_of(stage: StageRecord) -> list[str]:
 
 
 def costs_of(stage: StageRecord) -> list[str]:
-    """What makes `effective_noise` smaller than the noise multiplier."""
+    """The costs that make `effective_noise` smaller than the noise multiplier."""
     return [text for text in _costs(stage).values() if text]
 
 
@@ -175,7 +175,7 @@ class Check(NamedTuple):
 
 
 def checks_of(stages: Sequence[StageRecord], delta: float) -> list[Check]:
-    """One for each stage with noise; then one for all, if there are several and none is sampled."""
+    """One check per stage with noise; then one for all if there are several and none is sampled."""
     found = [_check(stage, delta) for stage in stages if not stage.raw]
     if len(found) > 1 and not any(stage.sampling_rate is not None for stage in stages):
         rho = math.fsum(check.rho for check in found)
@@ -189,7 +189,11 @@ def _check(stage: StageRecord, delta: float) -> Check:
     known = sensitivity_of_stage(stage) is not None
     command = account_command(stage if known else _gaussian_of(stage.rho), delta)
     text = f"sensitivity {stage.worst_sensitivity:.6g}"
-    text += ", recomputed" if known else ", trusted: the record does not have all of its matrix"
+    text += (
+        ", recomputed"
+        if known
+        else ", which is trusted: the record does not contain the whole matrix"
+    )
     if costs := costs_of(stage):
         text += f"; noise multiplier {stage.noise_multiplier:.6g}, less {', '.join(costs)}"
     text += f"; trusted: {', '.join(trusted_of(stage))}"
@@ -203,7 +207,7 @@ def _gaussian_of(rho: float) -> StageRecord:
 
 
 def account_command(stage: StageRecord, delta: float) -> str:
-    """The command that prints the numbers of a stage; its noise is less `costs_of` the stage."""
+    """The command that prints a stage's numbers; its noise is reduced by the stage's `costs_of`."""
     options: dict[str, Any] = {
         "mechanism": stage.mechanism.removesuffix("-restart"),
         "noise-multiplier": stage.effective_noise,

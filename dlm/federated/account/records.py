@@ -1,8 +1,8 @@
-"""The record of what is made of several inputs: the only place where guarantees are composed.
+"""Makes the record of an output with several inputs: the only place where guarantees are composed.
 
-A stage that several records share counts once; all others add up. So that copies of a run differ
-that went on separately, a stage whose rounds are releases names its run (`extras.run`, a random id)
-and the digest of what it released (`extras.released`).
+A stage that several records share counts once; all others add up. To distinguish copies of a run
+that continued separately, a stage whose rounds are releases names its run (`extras.run`, a random
+id) and the digest of what it released (`extras.released`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from dlm.record.provenance import (
     is_record_line,
 )
 
-DELTA_OF_NOTHING = 1e-6  # where no record has a guarantee, and delta says nothing
+DELTA_OF_NOTHING = 1e-6  # used if no record has a guarantee; it then means nothing
 
 
 class Composition(NamedTuple):
-    """The record of what is made from several inputs, and the result of accounting, if there is
-    any."""
+    """The record of an output with several inputs, and the result of accounting, if any."""
 
     provenance: Provenance
     numbers: Mapping[str, Any] | None
@@ -55,11 +54,11 @@ def compose_records(
 
     Args
         inputs     record of each input, such as "the vocabulary words.txt"; None without one
-        stages     that use users' data, besides those of the inputs, as JSON
+        stages     stages that use users' data, besides those of the inputs, as JSON
         void       more reasons why there is no guarantee
         simulated  whether a key of `stages` came from a configured seed
-        content    SHA-256 of what is made, by name
-        step       what is done, where that touches no users
+        content    SHA-256 of the outputs, by name
+        step       name of the step, if it touches no users
     """
     brought = inherited(inputs)
     own = [{str(k): plain(v) for k, v in stage.items()} for stage in stages]
@@ -70,7 +69,7 @@ def compose_records(
     found: Guarantee | None = None
     notes: tuple[str, ...] = ()
     if not reasons and not together:
-        found = Guarantee(0.0, 0.0, 0.0)  # all is public, as somebody says
+        found = Guarantee(0.0, 0.0, 0.0)  # a person attests that everything is public
         if not brought.public_inputs:
             reasons.append("it is made of nothing, of which nothing can be said")
     elif not reasons:
@@ -101,14 +100,14 @@ def compose_records(
 def merged_record(
     comments: Mapping[str, Sequence[str]], others: Sequence[str], public: str, step: str = "merge"
 ) -> list[str]:
-    """The privacy line of a model that is made from several; none where none of them has one.
-    `others` went in without a record, of no user's text as `public` says. FormatError or
-    PrivacyError for a record that cannot be read, or was changed."""
+    """The privacy line of a model made from several models; none if no model has a record. The
+    inputs in `others` have no record, but `public` attests that they contain no user's text.
+    FormatError or PrivacyError for a record that cannot be read, or was changed."""
     found: dict[str, Provenance | None] = {}
     for what, lines in comments.items():
         texts = [line for line in lines if is_record_line(line)]
         found[what] = Provenance.from_json(texts[0], what) if texts else None
-        for more, text in enumerate(texts[1:], 2):  # which of them is true nobody can know
+        for more, text in enumerate(texts[1:], 2):  # nothing shows which record is true
             found[f"{what}, record {more}"] = Provenance.from_json(text, what)
     if not any(found.values()):
         return []
@@ -139,7 +138,7 @@ def _account(
 
 
 def plain(value: Any) -> Any:
-    """JSON values: infinities are words, tuples lists, keys text."""
+    """JSON values, with infinities as words, tuples as lists, and keys as text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -156,8 +155,8 @@ Stage = Mapping[str, Any]
 
 
 def stages_of(records: Iterable[Provenance]) -> tuple[Stage, ...]:
-    """The stages of several records: two are the same releases only if they name a ledger and all
-    their fields are equal."""
+    """The stages of several records: two stages are the same releases only if they name a ledger
+    and all their fields are equal."""
     stages: list[Stage] = []
     known: set[str] = set()  # digests of stages with a ledger
     for stage in (stage for record in records for stage in record.stages):
@@ -175,10 +174,11 @@ def ledger_of(stage: Stage) -> str | None:
 
 @dataclass(frozen=True)
 class Inherited:
-    """What an output inherits from its inputs.
+    """The facts that an output inherits from its inputs.
 
-    `reasons` say why the whole has no guarantee; without any, all may be composed. `stages` touched
-    users, each once. `unverified` inputs have a record that no trusted key has verified.
+    `reasons` say why the output has no guarantee; if there are none, the stages can be composed.
+    `stages` lists every stage that touched users, once. `unverified` lists the inputs whose record
+    no trusted key has verified.
     """
 
     reasons: tuple[str, ...]
@@ -190,8 +190,8 @@ class Inherited:
 
 
 def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
-    """What an output inherits from inputs, given by description ("the vocabulary words.txt"); one
-    without a record or a guarantee adds a reason."""
+    """What an output inherits. The keys of `inputs` describe them ("the vocabulary words.txt"); an
+    input without a record or a guarantee adds a reason."""
     reasons: list[str] = []
     records: dict[str, Provenance] = {}
     unverified: list[UnverifiedInput] = []

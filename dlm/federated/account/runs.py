@@ -17,7 +17,7 @@ EVERYBODY = "each user is counted as being in all of these runs, which is the wo
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """What a run's report, which has its `delta`, or its record says about it."""
+    """What a run's report (which has its `delta`) or its record says about the run."""
 
     name: str
     record: Provenance
@@ -25,15 +25,15 @@ class ReportedRun:
 
 
 def read_run(path: Path) -> ReportedRun:
-    """The run of a `privacy.json`, or of the record beside a file; FormatError if it is neither,
-    PrivacyError if it was changed after it was written."""
+    """The run that a `privacy.json` or a record states; FormatError if the file at `path` is
+    neither, PrivacyError if it was changed after it was written."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         found = dict(body)
         if found.get("format") == PIPELINE_REPORT:
             take_digest(found, path)
             found = dict(found["privacy"])
-        if "checklist" in found:  # a report, which has a digest of its own
+        if "checklist" in found:  # a report, which has its own digest
             take_digest(found, path)
         delta = float(found["delta"]) if "delta" in found else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
@@ -44,12 +44,12 @@ def read_run(path: Path) -> ReportedRun:
 
 def compose_runs(runs: Sequence[ReportedRun], *, delta: float | None = None) -> Composition:
     """The guarantee of all runs together for every user, whichever runs they are in. A stage that
-    several inherit, such as the counts behind a vocabulary, counts once; delta is that of the
-    reports by default.
+    several runs inherit, such as the counts behind a vocabulary, counts once; by default, delta is
+    that of the reports.
 
     Raises
-        ConfigError   no run, one twice, no common delta
-        PrivacyError  runs with other units or adjacency
+        ConfigError   there is no run, a run is given twice, or there is no common delta
+        PrivacyError  the runs differ in their unit or adjacency
     """
     _check(runs)
     delta = _delta(runs) if delta is None else delta
@@ -62,20 +62,22 @@ def compose_runs(runs: Sequence[ReportedRun], *, delta: float | None = None) -> 
 
 def _check(runs: Sequence[ReportedRun]) -> None:
     if not runs:
-        raise ConfigError("there is no run to account for; give one or more")
+        raise ConfigError("there is no run to account for; give one or more runs")
     names: dict[str, str] = {}
     for run in runs:
         digest = run.record.digest
         if digest in names and not run.record.is_public:
-            raise ConfigError(f"{names[digest]} and {run.name} belong to one run; give it once")
+            raise ConfigError(
+                f"{names[digest]} and {run.name} belong to the same run; give that run once"
+            )
         names[digest] = run.name
     first = runs[0].record
     for run in runs:
         if (run.record.unit, run.record.adjacency) != (first.unit, first.adjacency):
             raise PrivacyError(
                 f"{run.name} protects each {run.record.unit} ({run.record.adjacency}), "
-                f"{runs[0].name} each {first.unit} ({first.adjacency}): these "
-                "cannot be composed. Compose only runs that protect the same"
+                f"{runs[0].name} each {first.unit} ({first.adjacency}), so the runs cannot be "
+                "composed. Compose only runs with the same unit and adjacency"
             )
 
 

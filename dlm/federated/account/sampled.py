@@ -11,8 +11,8 @@ from dlm.errors import ConfigError, PrivacyError
 
 
 def moments_epsilon(q: float, noise_multiplier: float, rounds: int, delta: float) -> float:
-    """Epsilon by the moments accountant as used in DPF: whole moments 1 to 32 (Abadi et al. 2016,
-    Theorem 2). Looser than `tight_epsilon`, but of DPF's Tables 1 and 2."""
+    """Epsilon by the moments accountant as used in DPF: integer moments 1 to 32 (Abadi et al. 2016,
+    Theorem 2). It is looser than `tight_epsilon`, but is the one in DPF's Tables 1 and 2."""
     _check(q, noise_multiplier, delta)
     return min(
         (rounds * log_moment(q, noise_multiplier, moment) - math.log(delta)) / moment
@@ -29,7 +29,7 @@ def log_moment(q: float, noise_multiplier: float, moment: int) -> float:
         kept = np.where(k == order, 0.0, (order - k) * np.log1p(-q)) if q < 1 else None
     log_binomial = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
     growth = (k * k - k) / (2 * noise_multiplier**2)
-    if kept is None:  # everybody, in every round
+    if kept is None:  # everybody takes part in every round
         return float(growth[-1])
     return float(logsumexp(log_binomial + kept + k * math.log(q) + growth))
 
@@ -48,8 +48,8 @@ def tight_epsilon(
 
 
 def make_accountant(name: str, *, whole_orders: bool = False):  # type: ignore[no-untyped-def]
-    """An accountant of dp-accounting for zeroed-out users, "pld" or "rdp"; only the latter
-    with `whole_orders`, at which sampled discrete Gaussian noise has the Gaussian's divergences."""
+    """The accountant "pld" or "rdp" of dp-accounting, for zeroed-out users. With `whole_orders`,
+    "rdp" uses integer orders only, where sampled discrete noise has the Gaussian's divergences."""
     import dp_accounting
 
     neighbours = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -1,4 +1,4 @@
-"""From noise to zero-concentrated privacy loss, and from that to (epsilon, delta).
+"""Converts noise to zero-concentrated privacy loss, and that to (epsilon, delta).
 
 A matrix mechanism is one Gaussian mechanism on all rounds together, even if rounds depend on
 earlier releases (Denisov et al. 2022, Theorem 2.1). So its tightest epsilon is that of a single
@@ -22,7 +22,8 @@ def rho_of(sensitivity: float, noise_multiplier: float) -> float:
     and Steinke 2016, Proposition 1.6); both per clip norm."""
     if not (noise_multiplier >= 0 and sensitivity >= 0):
         raise ConfigError(
-            f"noise multiplier {noise_multiplier}, sensitivity {sensitivity}; expected numbers >= 0"
+            f"the noise multiplier is {noise_multiplier} and the sensitivity is {sensitivity}; "
+            "expected 0 or more for both"
         )
     if sensitivity == 0:
         return 0.0
@@ -39,7 +40,7 @@ def noise_for(sensitivity: float, rho: float) -> float:
 
 
 def gaussian_delta(rho: float, epsilon: float) -> float:
-    """The least delta of one Gaussian mechanism with this rho, exactly (Balle and Wang 2018,
+    """The smallest delta of one Gaussian mechanism with this rho, exactly (Balle and Wang 2018,
     Theorem 8, with sensitivity / sigma = sqrt(2 rho))."""
     if rho == 0:
         return 0.0
@@ -52,8 +53,8 @@ def gaussian_delta(rho: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(rho: float, delta: float) -> float:
-    """The least epsilon of one Gaussian mechanism with this rho, exactly. For a matrix mechanism
-    nothing smaller holds; it equals numerical accounting (PLD) to its precision."""
+    """The smallest epsilon of one Gaussian mechanism with this rho, exactly. For a matrix mechanism
+    no smaller epsilon holds; it equals numerical accounting (PLD) to its precision."""
     _check_delta(delta)
     if math.isinf(rho):
         return math.inf
@@ -73,8 +74,8 @@ def gaussian_epsilon(rho: float, delta: float) -> float:
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """An epsilon that every rho-zCDP mechanism has, whatever its noise (Canonne, Kamath and Steinke
-    2020, Corollary 13, minimised over the order alpha)."""
+    """An epsilon that holds for every rho-zCDP mechanism, whatever its noise (Canonne, Kamath and
+    Steinke 2020, Corollary 13, minimised over the order alpha)."""
     _check_delta(delta)
     if math.isinf(rho):
         return math.inf
@@ -96,15 +97,15 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 def rho_for_epsilon(
     epsilon: float, delta: float, *, of: Callable[[float, float], float] = zcdp_epsilon
 ) -> float:
-    """The largest rho that `of`, `zcdp_epsilon` of runs or `gaussian_epsilon`, finds (epsilon,
-    delta)-private."""
+    """The largest rho whose epsilon, by `of`, is at most `epsilon`: `of` is `zcdp_epsilon`, as for
+    runs, or `gaussian_epsilon`."""
     _check_delta(delta)
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ConfigError(f"epsilon is {epsilon}; it must be finite and above 0")
     high = 1.0
     while of(high, delta) < epsilon:
         high *= 2
-    # In logarithms, since a small delta and epsilon need a tiny rho; at the low end epsilon is 0.
+    # Search ln rho, since a small delta and epsilon need a tiny rho; at the low end epsilon is 0.
     found = brentq(
         lambda x: of(math.exp(x), delta) - epsilon,
         math.log(1e-300), math.log(high), xtol=1e-13, rtol=1e-13,
@@ -114,22 +115,23 @@ def rho_for_epsilon(
 
 def split_noise(noise_multiplier: float, clip_noise: float) -> float:
     """Noise multiplier of the updates, when counts for the clip norm share the budget: z is that of
-    both together, sigma_b the standard deviation on the number of updates within the norm.
+    both together, sigma_b the deviation of the noise on the number of updates within the norm.
 
     Raises  PrivacyError  2 sigma_b <= z: the counts by themselves use up the budget
     Paper   GDP Theorem 1: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)
     """
     if not (noise_multiplier > 0 and clip_noise > 0):
         raise ConfigError(
-            f"noise multiplier {noise_multiplier} and clip noise {clip_noise} must be > 0"
+            f"the noise multiplier is {noise_multiplier} and the clip noise is {clip_noise}; both "
+            "must be above 0"
         )
     rest = noise_multiplier**-2 - (2 * clip_noise) ** -2
     if rest <= 0:
         raise PrivacyError(
-            f"a noise multiplier of {noise_multiplier} is impossible with a standard deviation of "
-            f"{clip_noise:g} on the clip counts, which by itself amounts to {2 * clip_noise:g}: "
-            "raise the deviation; if it is a twentieth of the report goal, raise the goal above "
-            f"{10 * noise_multiplier:g}; or fix the clip norm"
+            f"a noise multiplier of {noise_multiplier} needs a standard deviation of more than "
+            f"half of it on the clip counts; found {clip_noise:g}. If that is a twentieth of the "
+            f"report goal, raise the goal above {10 * noise_multiplier:g}; otherwise raise the "
+            "deviation, or fix the clip norm"
         )
     return float(rest**-0.5)
 

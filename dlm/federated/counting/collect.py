@@ -1,4 +1,4 @@
-"""A whole collection of unigrams: rounds of counting, what they release, and its report.
+"""A complete collection of unigrams: rounds of counting, their releases, and the report.
 
 | file | contents |
 | --- | --- |
@@ -68,7 +68,7 @@ from dlm.record.provenance import Provenance, content_digest
 from dlm.record.sidecar import SIDECAR_SUFFIX, sidecar
 from dlm.units import counted
 
-DELTA_OF_NOTHING = 1e-6  # of a report without noise, whose delta says nothing
+DELTA_OF_NOTHING = 1e-6  # for a report without noise, where delta means nothing
 GRID = {
     "grid": f"lambda's 2^-{NOISED_STEP_BITS}, lambda rounded up to a power of two",
     "generator": "ChaCha20",
@@ -83,16 +83,16 @@ class Collection(FederatedRun[RoundMetrics]):
                                  accounting is based (or on q with Poisson sampling)
         round_s      seconds from the start of a round to the next, for timers
         tokenizer    name of `split`, so that checkpoints can tell them apart
-        list_record  record of the list of words, or who says that it is public; without one there
-                     is no guarantee
+        list_record  record of the list of words, or of who attests that it is public; without it
+                     there is no guarantee
     Raises
-        ConfigError    a folder of other users, words or settings
-        PrivacyError   a cohort that breaks the ledger's limits; noise without limits to account
-                       with, or Poisson sampling with limits
+        ConfigError    the folder has other users, words or settings
+        PrivacyError   a cohort breaks the ledger's limits; noise without limits to account with, or
+                       Poisson sampling with limits
     """
 
     state: UnigramState
-    _parts: Mapping[str, str] = {}  # that add up, for the report, where they are not this process
+    _parts: Mapping[str, str] = {}  # the parts that add up elsewhere, for the report
 
     def __init__(
         self,
@@ -118,9 +118,9 @@ class Collection(FederatedRun[RoundMetrics]):
             )
         if drawn["kind"] == "poisson" and ((gap or 1) > 1 or max_participations is not None):
             raise PrivacyError(
-                f"a gap of {gap} and at most {max_participations} participations cannot be "
-                "enforced on Poisson-sampled users: cohorts within limits are not Poisson samples. "
-                "Leave the limits out, or sample otherwise"
+                f"gap is {gap} and max_participations is {max_participations}, which cannot be "
+                "enforced on Poisson-sampled users: cohorts with such limits are not Poisson "
+                "samples. Leave the limits out, or use another sampling"
             )
         self.wordlist, self.config, self.key = tuple(wordlist), config, key
         self.cohorts = Cohorts(
@@ -132,7 +132,7 @@ class Collection(FederatedRun[RoundMetrics]):
             salt=bytes(key.fold("unigrams", "ledger").words(4).tobytes()),
         )
         self._counts = UserCounts(
-            cast(UserDataset, dataset),  # `_summed` alone reads it
+            cast(UserDataset, dataset),  # only `_summed` reads the users
             self.wordlist,
             cap_words=config.cap_words,
             split=split,
@@ -147,12 +147,12 @@ class Collection(FederatedRun[RoundMetrics]):
                 "sampling": drawn,
                 "enforced": {"gap": gap, "max_participations": max_participations},
                 "round_s": round_s,
-                # The words are compared; who says that they are public can change.
+                # The words are compared; the person who attests that they are public can change.
                 "vocabulary_record": None
                 if list_record is None or list_record.is_public
                 else list_record.digest,
-                # A fingerprint of a seed, so that a run is not resumed with another; nothing of a
-                # key from the system: a resumed run draws a new one.
+                # A fingerprint of a seed, so that a run is not resumed with another seed; none for
+                # a key from the system, since a resumed run draws a new key.
                 "key": key.fold("fingerprint").words(2).tolist() if key.simulated else "system",
             },
             {"users": dataset.digest},
@@ -192,7 +192,7 @@ class Collection(FederatedRun[RoundMetrics]):
         at: datetime | None = None,
         data_name: str = "",
     ) -> PrivacyReport:
-        """As of `FederatedRun`, with the number of users held out for the OOV rate, and the
+        """The report of `FederatedRun`, with the number of users held out for the OOV rate, and the
         `content` that the record is about (SHA-256 by name)."""
         return build(
             [self.stage()],
@@ -232,8 +232,8 @@ class Collection(FederatedRun[RoundMetrics]):
         shape = (3, len(self.wordlist))
         if seen.shape != shape[1:] or any(rows.shape != shape for rows in rest[::2]):
             raise FormatError(
-                "the checkpoint has another number of words than the list; give the list it was "
-                "counted with, or start again in another folder"
+                "the checkpoint and the list differ in their numbers of words; give the list that "
+                "the checkpoint was made with, or start again in another folder"
             )
         moments = [_moments(rows, sizes) for rows, sizes in zip(rest[::2], rest[1::2], strict=True)]
         history = tuple(RoundMetrics(*row) for row in facts["history"])
@@ -258,7 +258,7 @@ def make_sampler(
     gap: int | None = None,
     max_participations: int | None = None,
 ) -> Sampler:
-    """Who takes part: each user with probability `poisson`, or `report_goal` eligible users."""
+    """The sampler of users: each with probability `poisson`, or `report_goal` eligible users."""
     if poisson is not None:
         return PoissonSampler(users, poisson, key)
     if gap is None and max_participations is None:
@@ -270,9 +270,9 @@ def make_sampler(
 
 def folder_of(output: Path, *, released: bool) -> RunFolder:
     """The folder of the run for `output`; an existing run resumes. ConfigError if a new run would
-    replace a release, or if this one is `released` over any output."""
+    replace a release or, if it is `released`, any output."""
     work = Path(f"{output}{WORK}")
-    if not work.exists():  # otherwise this run resumes, or is rejected as another
+    if not work.exists():  # an existing run resumes, or is refused
         _refuse_to_replace(output, released=released)
     return RunFolder(
         work,
@@ -286,7 +286,7 @@ def _refuse_to_replace(output: Path, *, released: bool) -> None:
     endings = ("", LEDGER, REPORT_MD, REPORT_JSON, SIDECAR_SUFFIX, JOURNAL)
     there = [path for ending in endings if (path := Path(f"{output}{ending}")).exists()]
     if there and not released:
-        # Output without a guarantee can be made again.
+        # Outputs without a guarantee can be made again.
         try:
             record = json.loads(sidecar(output).read_text(encoding="utf-8"))["provenance"]
             released = Provenance.from_dict(record).guarantee is not None
@@ -295,9 +295,9 @@ def _refuse_to_replace(output: Path, *, released: bool) -> None:
     if there and released:
         more = f" (and {counted(len(there) - 1, 'other file')})" if len(there) > 1 else ""
         raise ConfigError(
-            f"{there[0]}{more} exists. What was released about users stays released, and the "
-            "privacy cost of another count composes with it. Give another --output and keep both, "
-            "or remove the old files"
+            f"{there[0]}{more} already exists. Its release of users' counts cannot be undone, and "
+            "another count would add to its privacy cost. Give another --output and keep both, or "
+            "remove the old files"
         )
 
 

@@ -1,10 +1,10 @@
-"""Has a distribution of words settled? The Z statistic, and how rarely something new is seen.
+"""Tests whether a distribution of words has settled: the Z statistic, and the rate of new words.
 
 The Z statistic of Bhattacharya and Valiant (2015) compares two samples of sizes m1 >= m2:
 
     Z = sum over words of [(m2 X - m1 Y)^2 - (m2^2 X + m1^2 Y)] / [m1^(3/2) m2 (X + Y)]
 
-X and Y being a word's counts. Where both come from one distribution, the bracket has expectation 0
+where X and Y are a word's counts. If both come from one distribution, the bracket has expectation 0
 if words are independent. In a federated count they are not: a person repeats themselves, and L1
 clipping weights people. With variances estimated between rounds (`Moments`), which are independent,
 the bracket is unbiased again. The first k/2 rounds are compared with the k/2 after them; FNG's
@@ -25,13 +25,13 @@ Floats = npt.NDArray[np.float64]
 def z_statistic(
     x: Floats, y: Floats, *, var_x: Floats | None = None, var_y: Floats | None = None
 ) -> float:
-    """How much farther two counts of words lie apart than chance puts them; near 0: not at all.
+    """How much more two counts of words differ than by chance; near 0 if they do not.
 
     Shapes
         x, y          (words,)  float64  counts; words with x + y <= 0 are left out
         var_x, var_y  (words,)  float64  variances of the counts; None: the counts (Poisson)
-    Returns      Z in units of its threshold, m1^(3/2) m2, m1 being the larger sample; 0 where a
-                 sample is empty
+    Returns      Z in units of its threshold, m1^(3/2) m2, m1 being the larger sample; 0 if a sample
+                 is empty
     Paper        Bhattacharya and Valiant 2015, Algorithm 1 and section 3; FNG 3.2
     """
     if x.sum() < y.sum():
@@ -48,7 +48,7 @@ def z_statistic(
 
 
 class Moments(NamedTuple):
-    """What is kept of some rounds u to compare them with others; n is the size of a round.
+    """Sums over some rounds u, to compare them with others; n is the size of a round.
 
     Shapes
         total, squares, cross  (words,)  float64  sums over rounds of u, u^2 and n u
@@ -66,8 +66,8 @@ class Moments(NamedTuple):
         return cls(np.zeros(words), np.zeros(words), np.zeros(words), 0.0, 0.0)
 
     def plus(self, counts: Floats, size: float | None = None) -> Moments:
-        """With one round more, of the size sum(u) if none is given; noise on every word of a long
-        list drowns that sum, so noised rounds are given one size."""
+        """The moments with one more round, of size sum(u) if none is given; noise on every word of
+        a long list drowns that sum, so noised rounds are all given one size."""
         n = float(counts.sum()) if size is None else size
         return Moments(
             self.total + counts,
@@ -87,20 +87,20 @@ class Moments(NamedTuple):
         )
 
     def at(self, used: npt.NDArray[np.bool_]) -> Moments:
-        """Of some words; sizes stay those of all."""
+        """The moments of some words; sizes stay those of all words."""
         of_words = self.total[used], self.squares[used], self.cross[used]
         return Moments(*of_words, self.length, self.sizes)
 
     def residual_squares(self, share: Floats) -> Floats:
-        """Sum over rounds of (u - share n)^2: how far words stray from their share of a round."""
+        """Sum over rounds of (u - share n)^2: how far words deviate from their share of a round."""
         return self.squares - 2 * share * self.cross + share**2 * self.sizes
 
 
 def z_between_rounds(x: Moments, y: Moments, rounds: int) -> float:
     """Z of two groups of `rounds` rounds each, with variances estimated between the rounds.
 
-    A count may vary because rounds differ in size; that does not make two distributions differ, so
-    what varies is taken about a word's common share of its round. These residuals sum to 0 over all
+    A count may vary because rounds differ in size, although the distribution does not; so
+    deviations are taken from a word's common share of its round. These residuals sum to 0 over all
     rounds, which costs one degree of freedom.
     """
     share = (x.total + y.total) / (x.length + y.length)
@@ -114,7 +114,7 @@ def z_between_rounds(x: Moments, y: Moments, rounds: int) -> float:
 
 
 def grid() -> Iterator[int]:
-    """Rounds at which Z is taken: 1, 2, 3, 4, 6, 8, 12, 16, ...; with k even, k/2 is one too."""
+    """Rounds at which Z is taken: 1, 2, 3, 4, 6, 8, 12, 16, ...; for even k, k/2 is also one."""
     yield 1
     power = 2
     while True:
@@ -135,7 +135,6 @@ def new_word_rate(new_words: Sequence[int], window: int) -> float:
 
 
 def rounds_between_new(new_words: Sequence[int], window: int) -> float:
-    """Rounds needed, of late, to see something new: 1 / `new_word_rate`; infinity if never (FNG
-    3.2)."""
+    """Recent rounds needed per new word: 1 / `new_word_rate`; infinity without any (FNG 3.2)."""
     rate = new_word_rate(new_words, window)
     return 1 / rate if rate else float("inf")

@@ -1,4 +1,4 @@
-"""Counts words over rounds of users, from files to files: what `dlm unigrams` does."""
+"""Counts words over rounds of users, from files to files, for `dlm unigrams`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dlm.record.signature import require_signed
 
 @dataclass(frozen=True)
 class CountedUnigrams:
-    """The result of `count_unigrams`; `oov` is the rate of held-out users, None if they said no
+    """The result of `count_unigrams`; `oov` is the rate of held-out users, None if they used no
     words."""
 
     counts: WordCounts
@@ -39,7 +39,7 @@ class CountedUnigrams:
 
 
 def check_users(settings: CollectionSettings, users: int) -> bool:
-    """Whether this many users are sure to fill the rounds, as of `sampling.check_population`."""
+    """Whether this many users are sure to fill the rounds; see `sampling.check_population`."""
     if settings.gap is None and settings.max_participations is None:
         return True
     return check_population(
@@ -58,8 +58,8 @@ def list_record(
     *,
     setting: str = "--public-attested-by",
 ) -> Provenance | None:
-    """The record of the list of words, or somebody's word, by `setting`, that it is public.
-    PrivacyError if the counts should have a guarantee and neither is given or the record has none,
+    """The record of the list of words, or the attestation by `setting` that it is public.
+    PrivacyError if the counts should have a guarantee but neither is given or the record has none,
     or if the key has not signed the list."""
     record = read_counts(wordlist, content).provenance if sidecar(wordlist).exists() else None
     if settings.public_key is not None:
@@ -86,13 +86,13 @@ def count_unigrams(
     progress: Callable[[str], None] = lambda line: None,
     on_round: Callable[[RoundMetrics], None] = lambda done: None,
 ) -> CountedUnigrams:
-    """Counts users' words in rounds, and writes what `collect` says, beside `output`. Stopped at
-    any moment, the same call resumes after the last round that counts. `open_users` gets a folder
-    to sort users' text into, which only its owner can read, and which is removed at the end.
+    """Counts users' words in rounds, and writes what `collect` says, beside `output`. After a stop,
+    the same call resumes after the last round that counts. `open_users` gets a folder to sort
+    users' text into, which only its owner can read, and which is removed at the end.
 
     Raises
         ConfigError   a new run would replace a release; too few users
-        PrivacyError  as `list_record`
+        PrivacyError  see `list_record`
     """
     held_out: list[UserDataset] = []
 
@@ -100,7 +100,7 @@ def count_unigrams(
         everyone = open_users(folder.store)
         found = everyone.facts
         left_out = found.rows_without_user, found.users_without_text
-        # With noise, nothing about users' text is shown without it, not even how much.
+        # With noise, nothing about users' text is shown without noise, not even its amount.
         how_much = f", {found.utterances:,} utterances, {found.words:,} words"
         progress(
             f"{found.users:,} users"
@@ -164,10 +164,10 @@ def run_collection(
     progress: Callable[[str], None] = lambda line: None,
     on_round: Callable[[RoundMetrics], None] = lambda done: None,
 ) -> CountedUnigrams:
-    """As `count_unigrams`, of the users of a collection that is opened with the run's folder, the
-    words, and their record; `held_out` has users for the OOV rate, once it is open."""
+    """Like `count_unigrams`, for the users of a collection that is opened with the run's folder,
+    the words and their record; once it is open, `held_out` has the users for the OOV rate."""
     split = TOKENIZERS[settings.tokenizer]
-    content = wordlist.read_bytes()  # once: what is verified is what is counted
+    content = wordlist.read_bytes()  # read once: the verified bytes are the counted ones
     record = list_record(wordlist, content, settings)
     with folder_of(output, released=settings.released) as folder:
         words = read_wordlist(wordlist, content)

@@ -35,7 +35,7 @@ class UserTextSettings:
 
 @dataclass(frozen=True)
 class UnigramConfig:
-    """What the rounds of a collection are; `clip` is FNG's lambda."""
+    """The rounds of a collection; `clip` is FNG's lambda."""
 
     clip: float = field(
         metadata=about(
@@ -52,7 +52,7 @@ class UnigramConfig:
         None,
         "Noise per round, as a multiple of lambda; without noise there is no guarantee.",
         above=0,
-        why="The standard deviation in each word's count of one round.",
+        why="It is the standard deviation of the noise in each word's count of one round.",
     )
     cap_words: int | None = setting(
         None, "Use only the first N words of each user.", low=1, metavar="N"
@@ -63,13 +63,13 @@ class UnigramConfig:
         check("unigrams", self)
         if self.noise_multiplier is not None and math.isinf(self.clip):
             raise ConfigError(
-                "lambda is infinite; noise needs a finite lambda to hide what a user adds"
+                "lambda is infinite; noise can hide what a user adds only if lambda is finite"
             )
 
     @property
     def sensitivity(self) -> float:
-        """The most a user moves a round's sum, in L2: lambda, since clipped counts sum to at most
-        that; a single word typed so often reaches it."""
+        """The maximum by which a user can change a round's sum, in L2: lambda, since clipped counts
+        sum to at most that; a single word that is typed often enough reaches it."""
         return self.clip
 
     @property
@@ -79,7 +79,7 @@ class UnigramConfig:
 
 @dataclass(frozen=True)
 class CollectionSettings(UnigramConfig):
-    """What to count, of whom, and how privately: the options of `dlm unigrams`."""
+    """What to count, for which users, and how privately: the options of `dlm unigrams`."""
 
     report_goal: int | None = setting(
         None,
@@ -91,7 +91,7 @@ class CollectionSettings(UnigramConfig):
         "Delta of the guarantee; required with noise.",
         above=0,
         below=1,
-        why="Not allowed without.",
+        why="It is not allowed without noise.",
     )
     max_participations: int | None = setting(
         None, "Maximum participations per user, enforced; required with noise.", low=1
@@ -112,13 +112,14 @@ class CollectionSettings(UnigramConfig):
     )
     public: str = setting(
         "",
-        "Who vouches that the list of words comes from no user's text.",
+        "Name of the person who attests that the list of words comes from no user's text.",
         name="public_attested_by",
         metavar="NAME",
     )
     public_key: Path | None = setting(
         None,
-        "PEM file of the key that must have signed the list of words; not with the above.",
+        "PEM file of the key that must have signed the list of words; not together with "
+        "--public-attested-by.",
         metavar="FILE",
     )
     test_fraction: float = setting(
@@ -151,8 +152,8 @@ class CollectionSettings(UnigramConfig):
             )
         if self.public and self.public_key is not None:
             raise ConfigError(
-                "--public-attested-by and --public-key were both given, but a list that somebody "
-                "declares public has no record that could be signed; give only one"
+                "--public-attested-by and --public-key were both given, but a list attested as "
+                "public has no record whose signature could be checked; give only one"
             )
 
     @property
@@ -167,7 +168,7 @@ class CollectionSettings(UnigramConfig):
 
     @property
     def gap(self) -> int | None:
-        """Least difference of the rounds of two participations of a user."""
+        """The minimum number of rounds from one participation of a user to the next."""
         return None if self.min_separation is None else self.min_separation + 1
 
     @property

@@ -2,8 +2,8 @@
 
 A device counts the words of a public list in its own text and weights its counts by L1 clipping.
 Only sums over a round are kept; with a noise multiplier they get Gaussian noise first (discrete, on
-their grid), and all that is reported later comes from what was released. Without one, neither the
-counts nor anything built from them has a guarantee.
+their grid), and everything that is reported later is computed from the released sums. Without one,
+neither the counts nor anything built from them has a guarantee.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from dlm.federated.keys import Key
 from dlm.federated.users import UserDataset, words_of
 
 Floats = npt.NDArray[np.float64]
-STEP_BITS = 40  # of lambda in steps of a round's sum
-NOISED_STEP_BITS = 32  # where noise meets it, in double precision
-# Sums of so many fit into 64 bits, and into a double without rounding.
+STEP_BITS = 40  # lambda is at most 2^STEP_BITS steps of a round's sum
+NOISED_STEP_BITS = 32  # the same for a noised sum, which is in double precision
+# Sums of this many users fit in 64 bits, and in a double without rounding.
 MOST_DEVICES = {STEP_BITS: 1 << (62 - STEP_BITS), NOISED_STEP_BITS: 1 << (53 - NOISED_STEP_BITS)}
-# A user's counts: places in the list of words, each once, and how often.
+# A user's counts: places in the list of words, each once, and the count of each.
 Counts = tuple[npt.NDArray[np.int64], Floats]
 Split = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
 class RoundMetrics:
-    """What is reported about a round; with noise, from released counts only."""
+    """The figures reported about a round; with noise, from released counts only."""
 
     round: int  # 1-based: rounds so far
     words_seen: int
     new_words: int
     new_word_rate: float  # share of the last rounds with a new word
     rounds_between_new: float
-    # Convergence, where `on_grid(round)`: first half of the rounds against second half, with
-    # variances of the rounds; the same with the paper's (Poisson); and FNG's nested comparison.
+    # Convergence, for rounds `on_grid`: Z of the first half of the rounds and the second, with
+    # variances between rounds, with the paper's (Poisson) variances, and nested as in FNG.
     z: float | None = None
     z_poisson: float | None = None
     z_nested: float | None = None
@@ -62,8 +62,8 @@ class RoundMetrics:
 
 @dataclass(frozen=True)
 class UnigramState:
-    """The state kept between rounds: moments of the released rounds; words that were ever seen,
-    (words,) bool; and moments after at most three rounds, for the comparisons to come."""
+    """The state between rounds: moments of the released rounds; the words seen so far, (words,)
+    bool; and moments after at most three rounds, for later comparisons."""
 
     round: int
     moments: Moments
@@ -78,7 +78,7 @@ class UnigramState:
 
 def init(config: UnigramConfig, words: int) -> UnigramState:
     if words < 1:
-        raise ConfigError("the list of words is empty; give at least one")
+        raise ConfigError("the list of words is empty; give one or more words")
     return UnigramState(0, Moments.zero(words), np.zeros(words, bool))
 
 
@@ -103,7 +103,7 @@ def step_bits(config: UnigramConfig) -> int:
 def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = STEP_BITS) -> Floats:
     """sum of w_i C_i over the devices of a round, one device in memory at a time.
 
-    `bits` are `STEP_BITS`, or `NOISED_STEP_BITS` for a sum that `apply` adds noise to. Integers are
+    `bits` is `STEP_BITS`, or `NOISED_STEP_BITS` for a sum that `apply` adds noise to. Integers are
     summed: what a device adds is cut to steps of lambda 2^-bits, towards 0, so that it moves the
     sum by lambda at most, whoever else is counted.
 
@@ -116,9 +116,9 @@ def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = S
         if device >= most:
             raise PrivacyError(
                 f"a round has more than {most:,} devices, so their 64-bit sum could overflow or be "
-                "rounded; lower the report goal, or q"
+                "rounded; lower the report goal, or the probability of Poisson sampling"
             )
-        # Where it is below 1, the weight is less by more than products are rounded up.
+        # A weight below 1 is lowered by more than rounding can raise the products.
         w = weight(counts, clip)
         steps = np.floor(counts * (w if w == 1.0 else w * (1 - 2.0**-50)) * scale)
         total[places] += steps.astype(np.int64)
@@ -126,7 +126,7 @@ def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = S
 
 
 def _scale(clip: float, bits: int) -> float:
-    """Steps per count: a power of two, so that scaling rounds nothing; true counts are whole."""
+    """Steps per count, a power of two, so scaling is exact; 1 for counts that are not clipped."""
     return 1.0 if math.isinf(clip) else 2.0 ** (bits - math.frexp(clip)[1])
 
 
@@ -135,7 +135,8 @@ def steps_per_count(config: UnigramConfig) -> float:
 
 
 def seen_threshold(config: UnigramConfig, rounds: int, words: int) -> float:
-    """Sums above it count as seen: 0 without noise, else what noise alone passes once in a list."""
+    """The sum above which a word counts as seen: 0 without noise, otherwise a value that noise
+    exceeds once per list."""
     if config.noise_multiplier is None:
         return 0.0
     sigma = config.noise_std * math.sqrt(rounds)
@@ -156,19 +157,19 @@ def apply(
     """
     if state.round >= config.rounds:
         raise ConfigError(
-            f"all {config.rounds} rounds are done, and accounting covers no others; start another "
-            "count with more rounds"
+            f"all {config.rounds} rounds are done, and the privacy account covers no further "
+            "rounds; start another count with more rounds"
         )
     words = len(state.totals)
     if clipped_sum.shape != (words,):
-        raise ConfigError(f"a round's sum has {clipped_sum.shape} numbers; expected {words}")
+        raise ConfigError(f"a round's sum has the shape {clipped_sum.shape}; expected ({words},)")
     released = clipped_sum
     if config.noise_multiplier is not None:
         name = key.fold("unigrams", "noise", state.round)
         released = _with_noise(clipped_sum, config, name)
     done = state.round + 1
-    # The sum of a noised round is that of its noise: rounds count as of one size, which all but
-    # cohorts of very different sizes are, each user adding lambda at most.
+    # Noise drowns the sum of a noised round, so all noised rounds count as equally large. Each user
+    # adds lambda at most, so they nearly are, unless their cohorts differ much in size.
     moments = state.moments.plus(released, None if config.noise_multiplier is None else 1.0)
     now_seen = moments.total > seen_threshold(config, done, words)
     new = int((now_seen & ~state.seen).sum())
@@ -187,7 +188,7 @@ def apply(
             half = snapshots[done // 2]
             z, poisson, nested = _z_of_halves(half, moments, done, now_seen)
             metrics = dataclasses.replace(metrics, z=z)
-            if config.noise_multiplier is None:  # else the counts are nothing like Poisson
+            if config.noise_multiplier is None:  # otherwise the counts are far from Poisson
                 metrics = dataclasses.replace(metrics, z_poisson=poisson, z_nested=nested)
             snapshots = {k: kept for k, kept in snapshots.items() if k > done // 2}
         snapshots[done] = moments
@@ -207,7 +208,7 @@ def _with_noise(clipped_sum: Floats, config: UnigramConfig, key: Key) -> Floats:
 def _z_of_halves(
     half: Moments, whole: Moments, rounds: int, used: npt.NDArray[np.bool_]
 ) -> tuple[float | None, float, float]:
-    """(Z, as Poisson, nested) of the first half of the rounds and the second, over `used` words."""
+    """(Z, Poisson Z, nested Z) of the two halves of the rounds, over `used` words."""
     first, second = half.at(used), whole.minus(half).at(used)
     return (
         z_between_rounds(first, second, rounds // 2) if rounds >= 4 else None,
@@ -217,7 +218,7 @@ def _z_of_halves(
 
 
 class UserCounts:
-    """Each user's counts over a list, kept between rounds as far as memory is allowed."""
+    """Each user's counts over a list, kept between rounds as far as the memory limit allows."""
 
     def __init__(
         self,
@@ -232,7 +233,7 @@ class UserCounts:
         self._index = {word: place for place, word in enumerate(wordlist)}
         if len(self._index) != len(wordlist):
             raise ConfigError(
-                "a word appears twice in the list, which would split its counts; remove one"
+                "a word appears twice in the list, which would split its counts; list it once"
             )
         self._cache: dict[int, Counts] = {}
         self._cache_room_bytes = cache_bytes
@@ -260,7 +261,7 @@ def read_wordlist(path: str | Path, content: bytes | None = None) -> list[str]:
             for number, line in enumerate(file, 1):
                 word = line.rstrip("\r\n").split("\t")[0].strip()
                 if not word:
-                    raise FormatError(f"{path}, line {number}: no word; remove the line")
+                    raise FormatError(f"{path}, line {number}: the line has no word; remove it")
                 words.append(word)
     except UnicodeDecodeError as exc:
         raise FormatError(f"{path} is not UTF-8: {exc}. Convert it (iconv -t UTF-8)") from exc
@@ -288,7 +289,7 @@ def oov_counts(
 
 @dataclass(frozen=True)
 class OovRate:
-    """Out-of-vocabulary words of users who said any words, in per cent, of all their words.
+    """Out-of-vocabulary words of users who used any words, in per cent of all their words.
     `of_users` is the mean over users, with its standard `error`."""
 
     users: int
@@ -300,7 +301,7 @@ class OovRate:
 def oov_rate(
     dataset: UserDataset, vocabulary: Iterable[str], *, split: Split = words_of
 ) -> OovRate | None:
-    """The rate of a dataset's users; None if they said no words."""
+    """The rate of a dataset's users; None if they used no words."""
     out, total = oov_counts(dataset, vocabulary, split=split)
     spoke = total > 0
     if not spoke.any():

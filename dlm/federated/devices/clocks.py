@@ -1,4 +1,4 @@
-"""When a device took part in which run (GDP 2.2): its own record, whatever a server says."""
+"""A device's own record of when it took part in which run (GDP 2.2), whatever a server says."""
 
 from __future__ import annotations
 
@@ -25,24 +25,27 @@ class Clock:
     count: int = 0
 
     def after(self, round: int, gap: int, most: int) -> Clock:  # noqa: A002
-        """The clock once it has taken part; PrivacyError if it may not."""
+        """The clock after a round in which the device takes part; PrivacyError if it may not."""
         if round <= self.last:
             raise PrivacyError(
-                f"round {round} is asked for after round {self.last}; each is taken once, in order"
+                f"round {round} was requested after round {self.last}; each round runs once, in "
+                "order"
             )
         if self.last >= 0 and round - self.last < gap:
             raise PrivacyError(
-                f"round {round} is asked for {round - self.last} rounds after the last one of this "
-                f"device; expected {gap} or more"
+                f"round {round} was requested {round - self.last} rounds after this device's last "
+                f"one; expected {gap} or more rounds after it"
             )
         if self.count >= most:
-            raise PrivacyError(f"this device took part {self.count} times; expected at most {most}")
+            raise PrivacyError(
+                f"this device already took part {self.count} times; the maximum is {most}"
+            )
         return Clock(round, self.count + 1)
 
 
 class Clocks:
     """The clocks of all runs, and the times of the last participations, in a file that is written
-    before an input leaves the device. One process at a time has it: the caller holds a lock."""
+    before an input leaves the device. One process at a time uses it: the caller holds a lock."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now
@@ -67,18 +70,20 @@ class Clocks:
         most: int,
         allowed: OwnerLimits,
     ) -> Clock:
-        """The clock of a run once the device has taken part; PrivacyError if it may not: there or,
-        since a server can call a run by a new name, in any."""
+        """The clock of a run once the device has taken part; PrivacyError if it may not, in that
+        run or, since a server can rename a run, in any run."""
         if (times := len(self._recent())) >= allowed.max_participations:
             raise PrivacyError(
-                f"this device took part {times} times in {PERIOD_DAYS} days; its owner allows "
-                f"{allowed.max_participations}"
+                f"this device already took part {times} times in {PERIOD_DAYS} days; its owner "
+                f"allows no more than {allowed.max_participations}"
             )
-        # A time that a wrong clock put into the future is now, not then.
+        # A time in the future, from a wrong clock, counts as now.
         last_s = min(max(self._times_s, default=-math.inf), self._now())
         rest_s = last_s + allowed.rest_s - self._now()
         if allowed.rest_s and rest_s > 0:
-            raise PrivacyError(f"this device took part lately, and rests for {rest_s:.0f} s more")
+            raise PrivacyError(
+                f"this device took part recently, and rests for another {rest_s:.0f} s"
+            )
         return self._of.get(run, Clock()).after(round, gap, most)
 
     def set(self, run: str, clock: Clock) -> None:

@@ -1,8 +1,8 @@
 """One device in one round of secure aggregation: each step takes a state and a message, and returns
-the next state and what to send. Pure, given the random source.
+the next state and the message to send. Pure, given the random source.
 
-A step taken twice, or out of order, is refused: a device that answered the last one for two sets of
-survivors would open its neighbours' inputs.
+A step taken twice, or out of order, is refused: a device that answered the last step for two sets
+of survivors would open its neighbours' inputs.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ ADVERTISED, SHARED, MASKED, CONSENTED, ENDED = range(1, 6)
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What a device knows of the round, after `step`: the roster U1, the shares that others sealed
-    for it, U2, and the survivors U3. Its secrets leave it only as sealed shares."""
+    """A device's knowledge of the round after `step`: the roster U1, the shares that others sealed
+    for it, U2, and the survivors U3. Its secrets leave the device only as sealed shares."""
 
     terms: RoundTerms
     me: int
@@ -70,7 +70,7 @@ class DeviceState:
         if self.step != step - 1:
             raise PrivacyError(
                 f"the server asks device {self.me} for step {step} of the round after step "
-                f"{self.step}; each is taken once, in order"
+                f"{self.step}; each step happens once, in order"
             )
         return replace(self, step=step)
 
@@ -89,8 +89,8 @@ def advertise(
 
 def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, Shares]:
     """Round 1: shares of both secrets, one for each device of the roster. PrivacyError if devices
-    are too few or too many, two have one key, a signature is wrong, or this device's keys are not
-    those it sent."""
+    are too few or too many, two have the same key, a signature is wrong, or this device's keys are
+    not those that it sent."""
     state = state.after(SHARED)
     terms, me, found = state.terms, state.me, roster.advertisements
     if not terms.threshold <= len(found) <= MOST_DEVICES:
@@ -101,11 +101,13 @@ def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, 
     if terms.threshold < least:
         raise PrivacyError(
             f"the threshold is {terms.threshold} for {len(found)} devices; expected {least} or "
-            "more, or two groups of them could each open an input"
+            "more, since otherwise two groups of devices could each decrypt an input"
         )
     mine = found.get(me)
     if mine is None or (mine.sealing, mine.masking) != (state.sealing.public, state.masking.public):
-        raise PrivacyError(f"the server lists other keys for device {me} than it sent")
+        raise PrivacyError(
+            f"the keys that the server lists for device {me} differ from those that the device sent"
+        )
     keys = [key for one in found.values() for key in (one.sealing, one.masking)]
     if len(set(keys)) < len(keys):
         raise PrivacyError("two devices of the roster have the same key")
@@ -157,15 +159,15 @@ def mask(
 
 
 def consent(state: DeviceState, survivors: Survivors) -> tuple[DeviceState, Consent]:
-    """Round 3: signs who is said to have sent an input. PrivacyError if they are too few, one
-    shared no secrets, or this device is missing."""
+    """Round 3: signs the list of devices that sent an input. PrivacyError if they are too few, one
+    of them shared no secrets, or this device is missing."""
     state = state.after(CONSENTED)
     devices = survivors.devices
     named, known = set(devices), {state.me, *state.shares}
     if list(devices) != sorted(named) or not named <= known or state.me not in named:
         raise PrivacyError(
-            "the server says that devices sent inputs which shared no secrets with this one, or "
-            "leaves this one out"
+            "the server's list of inputs includes devices that shared no secrets with this device, "
+            "or omits this device"
         )
     if len(devices) < state.terms.threshold:
         raise PrivacyError(
@@ -177,8 +179,8 @@ def consent(state: DeviceState, survivors: Survivors) -> tuple[DeviceState, Cons
 
 
 def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, OpenedShares]:
-    """Round 4: of each device one share, of the secret that hides nothing any more. PrivacyError if
-    too few devices signed the same survivors: the server told others of other ones."""
+    """Round 4: opens one share of each device, of the secret that no longer hides anything.
+    PrivacyError if too few devices signed the same survivors: the server sent different lists."""
     state = state.after(ENDED)
     terms, me = state.terms, state.me
     if terms.verifying is not None:
@@ -191,8 +193,9 @@ def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, Op
         }
         if len(signed) < len(consents.signatures) or len(signed) < terms.threshold:
             raise PrivacyError(
-                f"{len(signed)} of {len(consents.signatures)} devices signed the survivors that "
-                f"device {me} was told of; expected all, and {terms.threshold} or more"
+                f"{len(signed)} of {len(consents.signatures)} devices signed the list of surviving "
+                f"devices that device {me} received; expected all of them, and {terms.threshold} "
+                "or more"
             )
     vanished, own = {}, {me: state.own_share}
     for other, sealed in state.shares.items():
@@ -200,7 +203,7 @@ def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, Op
         try:
             both = unseal(key, sealed, sealed_about(terms, other, me))
         except PrivacyError:
-            continue  # a device that seals garbage would else take this one's shares of all others
+            continue  # otherwise garbage from one device would block all other shares here
         if other in state.survivors:
             own[other] = both[shamir.SHARE_BYTES :]
         else:
@@ -212,6 +215,6 @@ def check_inputs(segments: Sequence[InputSegment], inputs: Sequence[Vector]) -> 
     for segment, one in zip(segments, inputs, strict=True):
         if one.shape != (segment.size,) or one.min() < 0 or one.max() >= segment.modulus:
             raise PrivacyError(
-                f"an input has shape {one.shape} or numbers outside 0..{segment.modulus - 1}; "
-                f"expected {segment.size} numbers"
+                f"an input of shape {one.shape} does not fit its segment; expected {segment.size} "
+                f"numbers from 0 to {segment.modulus - 1}"
             )

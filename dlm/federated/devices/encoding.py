@@ -24,20 +24,20 @@ Vector = npt.NDArray[np.float64]
 Encoded = npt.NDArray[np.int64]
 
 ALPHA = math.exp(-0.5)  # GDP Algorithm 2
-MAX_TRIES = 1000  # of rounding; one nearly always suffices, and alpha^1000 is negligible
+MAX_TRIES = 1000  # tries of rounding; one nearly always suffices, and alpha^1000 is negligible
 MAX_MODULUS = 1 << 62  # so that sums of int64 never overflow before they are reduced
 
 
 def padded_dimension(dimension: int) -> int:
-    """The power of two that a vector is padded to, for Hadamard's matrix."""
+    """The power of two to which a vector is padded for Hadamard's matrix."""
     if dimension < 1:
         raise ConfigError(f"the dimension is {dimension}; it must be 1 or more")
     return 1 << (dimension - 1).bit_length()
 
 
 def hadamard(vector: Vector) -> Vector:
-    """H v / sqrt(d), H being Sylvester's Hadamard matrix, its own inverse; d a power of two; O(d
-    log d)."""
+    """H v / sqrt(d), where H is Sylvester's Hadamard matrix and d a power of two. This is its own
+    inverse, and takes O(d log d)."""
     d = len(vector)
     if d & (d - 1) or not d:
         raise ConfigError(f"a vector has {d} numbers; expected a power of two")
@@ -57,7 +57,7 @@ def hadamard(vector: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How vectors of one size are encoded as integers, and the cost of that.
+    """The encoding of vectors of one size as integers, and its cost.
 
     `clip_norm` is C, `scale` s and `report_goal` m of GDP Algorithm 2, `dimension` the size of a
     vector before padding; d below is the padded size, since rounding happens there.
@@ -85,8 +85,8 @@ class Encoding:
             raise ConfigError(f"alpha is {self.alpha}; it must be between 0 and 1")
         if self.modulus > MAX_MODULUS:
             raise ConfigError(
-                f"the modulus is {self.modulus}, over 2^62: lower the scale ({self.scale:g}) or "
-                f"the report goal ({self.report_goal})"
+                f"the modulus is {self.modulus}, which is above 2^62: lower the scale "
+                f"({self.scale:g}) or the report goal ({self.report_goal})"
             )
 
     @property
@@ -120,29 +120,29 @@ class Encoding:
 
     @property
     def sensitivity_factor(self) -> float:
-        """C_inflated / C, over 1: the factor by which the sensitivity grows."""
+        """C_inflated / C, above 1: the factor by which the sensitivity grows."""
         return self.inflated_norm / self.clip_norm
 
     def signs(self, key: Key) -> npt.NDArray[np.int8]:
-        """xi of a round: the same for all its devices, from the round's key."""
+        """The signs xi of a round, drawn from its key: the same for all devices."""
         return key.fold("signs").signs(self.padded)
 
     def encode(self, vector: npt.ArrayLike, signs: npt.NDArray[np.int8], key: Key) -> Encoded:
-        """What one device sends: (d,) numbers in 0..2 C_inf, which is below M.
+        """The message of one device: (d,) numbers in 0..2 C_inf, which is below M.
 
-        Over the rounding, drawn from the device's `key` in this round, the decoded expectation is
-        the clipped vector, except for the infinity-norm clip (almost never reached) and rejected
-        roundings; the squared norm before the shift is always at most `max_squared_norm`.
+        The rounding is drawn from the device's `key` in this round. In expectation, the decoded
+        message is the clipped vector, except for the infinity-norm clip (almost never reached) and
+        rejected roundings; the squared norm before the shift is always at most `max_squared_norm`.
 
-        Raises  ConfigError   another size
-                PrivacyError  a number that is not finite: no clip bounds it
+        Raises  ConfigError   the vector has another size
+                PrivacyError  a number is not finite, so no clip bounds it
         """
         update = np.asarray(vector, np.float64).ravel()
         if len(update) != self.dimension:
             raise ConfigError(f"an update has {len(update)} numbers; expected {self.dimension}")
         norm = float(np.linalg.norm(update))
         if not math.isfinite(norm):
-            raise PrivacyError("an update has numbers that are not finite; it cannot be bounded")
+            raise PrivacyError("an update has numbers that are not finite, so it cannot be clipped")
         padded = np.zeros(self.padded)
         padded[: self.dimension] = update * (
             self.scale * min(1.0, self.clip_norm / norm) if norm else 0
@@ -168,13 +168,13 @@ class Encoding:
             ):
                 return found
         raise PrivacyError(
-            f"no rounding of an update was short enough in {MAX_TRIES} tries; alpha {self.alpha} "
-            "is too close to 1"
+            f"no rounding of an update was short enough in {MAX_TRIES} tries; alpha is "
+            f"{self.alpha}, which is too close to 1: lower it"
         )
 
     def decode(self, total: Encoded, reports: int, signs: npt.NDArray[np.int8]) -> Vector:
-        """The sum of updates, from the modular sum over `reports` devices; raises as
-        `check_reports`."""
+        """The sum of updates, from the modular sum over `reports` devices; raises what
+        `check_reports` raises."""
         self.check_reports(reports)
         if total.shape != (self.padded,):
             raise ConfigError(f"the sum has the shape {total.shape}; expected ({self.padded},)")
@@ -186,8 +186,8 @@ class Encoding:
         """Raises PrivacyError if the sum of `reports` reports may wrap."""
         if not 0 <= reports <= self.report_goal:
             raise PrivacyError(
-                f"{reports} reports, but the modulus was chosen for {self.report_goal}: their sum "
-                "may wrap around, and one user's contribution would no longer be bounded"
+                f"{reports} reports were added, but the modulus was chosen for {self.report_goal}: "
+                "their sum may wrap around, and then one user's contribution is no longer bounded"
             )
 
 
@@ -199,7 +199,7 @@ def modular_sum(reports: Iterable[Encoded], modulus: int) -> Encoded:
             raise PrivacyError(f"a report has numbers outside 0..{modulus - 1}")
         total = report.copy() if total is None else np.mod(total + report, modulus)
     if total is None:
-        raise ConfigError("there are no reports to add up")
+        raise ConfigError("there are no reports to add up; give one or more reports")
     return total
 
 
@@ -212,7 +212,7 @@ class _Running:
     total: Encoded | None = None
     signs: npt.NDArray[np.int8] | None = None
     reports: int = 0
-    place: int = 0  # in the round, of the first device
+    place: int = 0  # place of the first device in the round
     path: tuple[str | int, ...] | None = None
 
 
@@ -220,7 +220,7 @@ class SecureAggregator:
     """Adds encoded updates modulo M, so the server sees only the sum. Host code, in numpy.
 
     The result does not depend on the order of devices or on how they are split over calls of `add`.
-    The clip norm is the first one if it changes over rounds; a larger `scale` costs bits, and
+    If the clip norm changes over rounds, its first value counts; a larger `scale` costs bits, and
     inflates updates less; more reports than `report_goal` are refused.
     """
 
@@ -237,7 +237,7 @@ class SecureAggregator:
 
     def zero(self, template: PyTree, bound: float | None = None) -> _Running:
         """The sum of no updates of these shapes, scaled to this round's clip norm `bound`, so that
-        rounding lengthens small ones by no larger a factor."""
+        rounding lengthens small updates by no larger factor."""
         import jax
 
         if bound is not None and not 0 < bound < math.inf:
@@ -250,7 +250,7 @@ class SecureAggregator:
         return _Running(self.encoding(sum(math.prod(s) for s in shapes)), shapes, treedef, unit)
 
     def add(self, total: _Running, updates: PyTree, key: Key) -> _Running:
-        """The sum with further devices; PrivacyError beyond the report goal, or for another round's
+        """The sum with further devices; PrivacyError above the report goal, or for another round's
         key."""
         import jax
 
@@ -260,7 +260,8 @@ class SecureAggregator:
         encoding.check_reports(total.reports + count)
         if total.path is not None and total.path != key.path:
             raise PrivacyError(
-                "two keys in one round; expected one, since its devices share a rotation"
+                "found two keys in one round; expected one, since the devices of a round share a "
+                "rotation"
             )
         signs = encoding.signs(key) if total.signs is None else total.signs
         reports = (
@@ -284,19 +285,19 @@ class SecureAggregator:
         return key.fold("device", place)
 
     def summed(self, total: _Running, vector: Encoded, reports: int, key: Key) -> _Running:
-        """As `add`, of reports that a protocol added up; raises as `check_reports`."""
+        """Like `add`, for reports that a protocol added up. See `check_reports`."""
         total.encoding.check_reports(reports)
         signs = total.encoding.signs(key)
         return dataclasses.replace(total, total=vector, signs=signs, reports=reports)
 
     def result(self, total: _Running, reports: int) -> PyTree:
-        """The sum as a pytree of float64; PrivacyError if `reports`, by which it is shifted, is
-        wrong."""
+        """The sum as a pytree of float64; PrivacyError if `reports`, which shifts it, is wrong."""
         import jax
 
         if reports != total.reports:
             raise PrivacyError(
-                f"{total.reports} devices were added, but the result was asked for {reports}"
+                f"reports of {total.reports} devices were added, but result() was asked for "
+                f"{reports}"
             )
         if total.total is None or total.signs is None:
             vector = np.zeros(total.encoding.dimension)
@@ -314,7 +315,9 @@ class SecureAggregator:
 
         if isinstance(updates, list | tuple) and not hasattr(updates, "_fields"):
             if not updates:
-                raise ConfigError("no updates, so their shape is unknown; use zero and result")
+                raise ConfigError(
+                    "there are no updates, so their shape is unknown; call zero(), then result()"
+                )
             updates = jax.tree.map(
                 lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *updates
             )

@@ -1,4 +1,4 @@
-"""Rounds on devices that a network reaches, behind the seam `Engine`."""
+"""Runs rounds on devices that a network reaches, behind the interface `Engine`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from dlm.federated.training.clip import Array
 from dlm.federated.training.engine import RoundSums
 from dlm.federated.training.local import LocalConfig
 
-_TOLD = to_bytes(Request(LEFT_OUT, b""))  # the round goes on without the device's input
-# Bytes of an answer: its header at most, and what it holds for each device.
+_TOLD = to_bytes(Request(LEFT_OUT, b""))  # the round continues without the device's input
+# The most bytes of an answer: of its header, and of its content per device.
 _HEADER = 1 << 16
 _PER_DEVICE = 1024
 
@@ -52,16 +52,16 @@ class Network(Protocol):
         timeout_s: float,
         most_bytes: int,
     ) -> None:
-        """Sends each device its request, and tells `hear` each answer of at most so many bytes as
-        it comes, on the caller's thread, until all have answered, the time is over, or `hear` says
-        that it has enough."""
+        """Sends each device its request, and passes each answer, up to a maximum size, to `hear` as
+        it arrives, on the caller's thread, until all have answered, the time is over, or `hear` has
+        enough."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """What a round came to: devices asked, survivors, what each refused device was told or said,
-    and why the round was abandoned ("" if not)."""
+    """The outcome of a round: devices asked, survivors, the reason for each refusal, and why the
+    round was abandoned ("" if not)."""
 
     asked: int
     survivors: int
@@ -71,7 +71,7 @@ class RoundOutcome:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCohort:
-    """Who is asked in a round of a run."""
+    """The devices that are asked in a round of a run."""
 
     run: str
     index: int
@@ -83,9 +83,9 @@ class DeviceRounds:
 
     Args
         keys        pseudonym -> registered key for signatures; None: no keys were registered
-        gap, most   participations that devices enforce, too
+        gap, most   limits of participation that devices also enforce
         step_s      seconds that devices have for each step
-        on_outcome  is told how each round ended
+        on_outcome  called with how each round ended
     """
 
     def __init__(
@@ -108,8 +108,7 @@ class DeviceRounds:
     def ready(
         self, run: str, index: int, names: Iterable[str], timeout_s: float
     ) -> dict[str, bool]:
-        """Those of these devices that answer: whether they may take part in a round by their own
-        clocks."""
+        """Which of these devices answer, and whether their clocks let them take part in a round."""
         asked = to_bytes(
             Request("check-in", to_bytes(ReadinessRequest(run, index, self._gap, self._most)))
         )
@@ -132,8 +131,8 @@ class DeviceRounds:
         vocabulary: bytes,
         *asked: Any,
     ) -> tuple[Sequence[Vector], Sequence[int]]:
-        """The sum of each segment over the first inputs up to `goal`, and whose they are; of
-        nobody, without any, if the round is abandoned."""
+        """The sum of each segment over the first inputs up to `goal`, and the devices that sent
+        them; empty if the round is abandoned."""
         said_of_all = json.dumps({**settings, "gap": self._gap, "most": self._most})
         numbers = {name: number for number, name in enumerate(cohort.names, 1)}
         names = {number: name for name, number in numbers.items()}
@@ -188,7 +187,7 @@ class DeviceRounds:
                 signed = answer_content(terms, number, step, answer.content)
                 if keys is not None and not is_signed(keys[number], answer.signature, signed):
                     raise ProtocolError(
-                        f"its answer to {step} is not signed for this task by its registered key"
+                        f"its answer to {step} is not signed for this task with its registered key"
                     )
                 now = summing.hear(now, number, from_bytes(kind, answer.content))
             except DlmError as exc:
@@ -258,8 +257,8 @@ class DevicesEngine(DeviceRounds):
         tracked: Array,
         key: Key,
     ) -> RoundSums:
-        """As of `Engine`. If a round is abandoned, its sums are of nobody: the noise
-        of its release hides nothing then, and whoever took part is in the ledger."""
+        """As in `Engine`. If a round is abandoned, its sums are empty: the noise of its release
+        then hides nothing, and the ledger has the devices that took part."""
         total = self._aggregator.zero(params, float(bound))
         vectors, survivors = self.summed(
             cohort,
@@ -277,7 +276,8 @@ class DevicesEngine(DeviceRounds):
         if vectors:
             total = self._aggregator.summed(total, vectors[0], reports, key)
             counted = np.asarray(vectors[1])
-            # A device that lies may say anything here; more than all devices together it may not.
+            # A dishonest device may report anything here, but not more than all devices together
+            # could.
             below = float(min(counted[0], reports)) - reports / 2
             weight = float(min(counted[1], reports * WEIGHT_STEPS)) / WEIGHT_STEPS
         update = self._aggregator.result(total, reports)

@@ -1,5 +1,4 @@
-"""The devices that may take part in a run, by pseudonyms, as a file that is given beforehand lists
-them."""
+"""The devices that may take part in a run, by the pseudonyms in a file that is given beforehand."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ def check_name(name: str) -> str:
     """The name of a device; ConfigError for another text."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"a device is called {name!r}; expected 1 to 64 letters, digits, dots, hyphens and "
-            "underscores, the first a letter or digit"
+            f"the name of a device is {name!r}; expected 1 to 64 letters, digits, dots, hyphens "
+            "and underscores, beginning with a letter or digit"
         )
     return name
 
@@ -37,8 +36,8 @@ class Fleet:
 
     @classmethod
     def read(cls, path: Path) -> Fleet:
-        """A file with a line for each device: its name and, after a tab, its registered key in
-        hexadecimal digits, of all devices or none. ConfigError for another file."""
+        """Reads a file with one line per device: its name and, after a tab, its registered key in
+        hexadecimal digits, either for all devices or for none. ConfigError for another file."""
         try:
             lines = path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as exc:
@@ -55,14 +54,14 @@ class Fleet:
                 what = (
                     "appears twice; remove one"
                     if name in found
-                    else "has no key of 64 hexadecimal digits"
+                    else "has a key that is not 64 hexadecimal digits"
                 )
                 raise ConfigError(f"{path}, line {number}: the device {name} {what}")
             found[name] = key
         if not found or len(set(map(bool, found.values()))) > 1:
             raise ConfigError(
                 f"{path} lists {len(found)} devices, {sum(map(bool, found.values()))} of them with "
-                "a key; expected at least one, and a key of each or of none"
+                "a key; expected at least one device, and a key for each device or for none"
             )
         keys = {name: bytes.fromhex(key) for name, key in found.items()}
         if len(set(keys.values())) < len(keys) and any(keys.values()):
@@ -85,15 +84,15 @@ class Fleet:
         cap: int | None = None,
         split: Callable[[str], list[str]] = str.split,
     ) -> list[Ids]:
-        """None: text stays on devices."""
+        """Returns an empty list, since text stays on devices."""
         return []
 
     def split(self, fraction: float) -> tuple[Self, Self]:
-        """All devices train: nobody here has the text of others, to evaluate with."""
+        """All devices train, since the server has no text to evaluate with."""
         if fraction:
             raise ConfigError(
-                f"data.held_out is {fraction}; expected 0: devices keep their text, so none is "
-                "here to evaluate with. Use dlm evaluate afterwards, with text that you have"
+                f"data.held_out is {fraction}; expected 0: devices keep their text, so the server "
+                "has none to evaluate with. Use dlm evaluate afterwards, with text of your own"
             )
         return self, type(self)((), None)
 

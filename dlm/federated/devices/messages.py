@@ -1,12 +1,12 @@
-"""What devices and the server say, as bytes.
+"""The messages between devices and the server, as bytes.
 
 A message is a header of JSON, then its parts of bytes one after another:
 
     length of the header, 4 bytes, little-endian; header; parts
 
 The header has the fields of the message. `{"part": n}` stands for the bytes of part n, and a list
-of pairs for a mapping by device. What comes from a network is read by the types that the message's
-class declares; anything else is refused.
+of pairs for a mapping by device. Data from a network is read by the types that the message's class
+declares; anything else is refused.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def from_bytes(kind: type[T], data: bytes) -> T:
     size = int.from_bytes(data[:_LENGTH], "little")
     if len(data) < _LENGTH or not size <= min(len(data) - _LENGTH, LONGEST_HEADER):
         raise ProtocolError(
-            f"a {kind.__name__} has {len(data)} bytes and a header of {size}; expected a header "
-            f"of at most {LONGEST_HEADER} bytes that is whole"
+            f"a {kind.__name__} has {len(data)} bytes and a header of {size}; expected a complete "
+            f"header of at most {LONGEST_HEADER} bytes"
         )
     parts = _Parts(data, _LENGTH + size)
     try:
@@ -53,7 +53,7 @@ def from_bytes(kind: type[T], data: bytes) -> T:
 
 
 class _Parts:
-    """Each part is taken once, in order."""
+    """The parts of a message, each of which is taken once, in order."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data, self.at = data, at
@@ -61,7 +61,7 @@ class _Parts:
     def take(self, size: object) -> bytes:
         if type(size) is not int or not 0 <= size <= len(self._data) - self.at:
             raise ValueError(
-                f"a part has a size of {size} bytes; expected 0 to the number of bytes left"
+                f"a part declares a size of {size} bytes; expected at most the bytes that are left"
             )
         self.at += size
         return self._data[self.at - size : self.at]

@@ -1,7 +1,7 @@
 """A device: it holds one user's text, which never leaves it, and answers a server's steps.
 
-It keeps its own clock of participation (GDP 2.2): a server that asks too often is refused, whatever
-it says of itself.
+It keeps its own clock of participation (GDP 2.2), and refuses a server that asks too often,
+whatever the server claims.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from dlm.record.provenance import Provenance
 
 logger = EventLog(__name__)
 
-# Beside the update, added up in the same way: whether its norm was within the tracked one, and the
-# user's weight in steps of 2^-30.
+# Two numbers that are sent and added up beside the update: whether its norm was within the tracked
+# one, and the user's weight in steps of 2^-30.
 STATISTICS = InputSegment(2, 1 << 62)
 WEIGHT_STEPS = 1 << 30
 MOST_NAME = 200
@@ -60,17 +60,16 @@ LEFT_OUT = "left-out"  # the step that tells a device that the round goes on wit
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a server asks of a device in a round: the same of each, but for its number.
+    """A server's request to a device in a round: the same for each device, except for its number.
 
-    run, round     name the round; no two are alike
+    run, round     name the round; no two rounds have the same
     me             the device's number in this round, from 1
-    threshold, segments, verifying  of the `terms`
+    threshold, segments, verifying  see `RoundTerms`
     settings       JSON: `text` (how it is read), the least `gap` and the `most` participations
                    that the server promises; to train `model`, `local`, `aggregator` (C, s, m,
                    alpha), to count words `counting` (`UnigramConfig`), `goal`
-    vocabulary     the words or wordpieces
     parameters     float32, little-endian, one for each leaf of the network
-    key            of the round's rotation
+    key            the key of the round's rotation
     """
 
     run: str
@@ -88,8 +87,9 @@ class Task:
 
     @property
     def terms(self) -> RoundTerms:
-        """Named by the SHA-256 of all that the round's devices have in common. Each computes it,
-        and signs nothing without it: devices with different tasks refuse each other's signatures.
+        """The terms, named by the SHA-256 of everything that the round's devices share. Each device
+        computes it and signs only with it: devices with different tasks refuse each other's
+        signatures.
 
         Raises  ConfigError  the threshold or a segment is out of range
         """
@@ -129,10 +129,12 @@ def segments_of(encoding: Encoding) -> tuple[InputSegment, ...]:
 
 
 def counts_segment(config: UnigramConfig, words: int, goal: int) -> InputSegment:
-    """Of counts in steps, which add up to less than 2^step_bits per device; ConfigError without a
-    finite lambda, which bounds them."""
+    """The segment of counts in steps, which add up to less than 2^step_bits per device; ConfigError
+    without a finite lambda, which bounds them."""
     if math.isinf(config.clip):
-        raise ConfigError(f"lambda is {config.clip}; expected a finite one, for sums over devices")
+        raise ConfigError(
+            f"lambda is {config.clip}; expected a finite value, since devices send sums"
+        )
     return InputSegment(words, (goal << step_bits(config)) + 1)
 
 
@@ -146,10 +148,10 @@ class _InRound:
 
 
 class _Captured(SecureAggregator):
-    """The aggregator of one device, at its place of the round: its encoded update stays as it is.
+    """The aggregator of one device, at its place in the round; it keeps the encoded update.
 
-    So a device computes as `LocalEngine` does. But it draws its rounding itself: if the server
-    knew the key, it could undo the rounding, and read one device's numbers from a sum.
+    Thus a device computes like `LocalEngine`, but draws its rounding itself: a server that knew the
+    key could undo the rounding, and read one device's numbers from a sum.
     """
 
     place = 0
@@ -172,9 +174,9 @@ class _Captured(SecureAggregator):
         del total, reports
 
 
-# Inputs of a task, and what computes them from a text.
+# The inputs of a task, and the function that computes them from a text.
 Work: TypeAlias = tuple[tuple[InputSegment, ...], Callable[[Sequence[Ids]], tuple[Vector, ...]]]
-# Raises what is wrong with a task before any text is read; what it returns reads the utterances.
+# Checks a task before any text is read, and returns a function that reads the utterances.
 TextOf: TypeAlias = Callable[[Task], Callable[[], Sequence[Ids]]]
 
 
@@ -188,13 +190,13 @@ class DeviceText:
             raise ConfigError(f"the text {path} cannot be read: {exc}") from exc
 
     def __call__(self, task: Task) -> Callable[[], list[Ids]]:
-        """What reads the text for a task; ProtocolError, before it is read, for a vocabulary of
-        another size than the network's."""
+        """A function that reads the text for a task; ProtocolError, before it is read, if the
+        vocabulary's size is not the network's."""
         given = json.loads(task.settings)
         vocabulary = RunVocabulary.from_bytes(task.vocabulary, Provenance.none("a server sent it"))
         if vocabulary.size != given["model"]["vocab_size"]:
             raise ProtocolError(
-                f"the vocabulary has {vocabulary.size} ids, but the network "
+                f"the vocabulary has {vocabulary.size} ids, but the network has "
                 f"{given['model']['vocab_size']}"
             )
         split, cap = TOKENIZERS[given["text"]["tokenizer"]], int(given["text"]["max_tokens"])
@@ -205,10 +207,10 @@ class Participant:
     """One device.
 
     Args
-        allowed  by its owner, whatever a server promises
-        registered  keys of the devices that may take part; None: none are, and a server that lies
+        allowed  the limits of its owner, whatever a server promises
+        registered  keys of the devices that may take part; None: no keys, and a server that lies
                 about who sent what can open a single input
-        signer  its registered key; None without
+        signer  the registered key of this device; None without one
         order, rounding  the keys that order the text, and round the update of a task
     """
 
@@ -230,7 +232,7 @@ class Participant:
         self._engines: dict[str, tuple[LocalEngine, _Captured]] = {}
 
     def answer(self, data: bytes) -> bytes:
-        """To the bytes of a `Request`, those of an `DeviceAnswer`."""
+        """Answers the bytes of a `Request` with those of a `DeviceAnswer`."""
         try:
             request = from_bytes(Request, data)
             if request.step == "check-in":
@@ -243,7 +245,7 @@ class Participant:
                 try:
                     said = self._go_on(request)
                 except Exception:
-                    # Its next try would count as a participation again.
+                    # The next try would count as another participation.
                     self._in_round = None
                     raise
         except DlmError as exc:
@@ -267,8 +269,8 @@ class Participant:
         segments, compute = begin(task, given)
         if task.segments != segments:
             raise ProtocolError(
-                "the task's settings need other segments than it has; run the same dlm at server "
-                "and device"
+                "the task does not have the segments that its settings need; run the same version "
+                "of dlm on the server and the device"
             )
         read = self._text(task)
         state, said = device.advertise(task.terms, task.me, self._signer, self._draw)
@@ -279,7 +281,7 @@ class Participant:
         return self._clocks.after(run, index, gap, most, self._allowed)
 
     def _check(self, task: Task) -> None:
-        """Raises PrivacyError for what a server that lies would ask."""
+        """Raises PrivacyError for requests that a dishonest server could make."""
         verifying, registered = task.verifying, self._registered
         if not all(map(math.isfinite, (task.bound, task.tracked))):
             raise ProtocolError("a clip norm of the task is not finite")
@@ -289,16 +291,16 @@ class Participant:
             )
         if (registered is None) != (verifying is None):
             raise PrivacyError(
-                "the task has registered keys and this device none, or the reverse; give this "
-                "device the server's list (--devices)"
+                "only one of the task and this device has registered keys; give this device the "
+                "server's list (--devices)"
             )
         if registered is not None and verifying is not None:
             own = None if self._signer is None else self._signer.public
             known = registered.intersection(verifying.values())
             if len(known) < len(verifying) or verifying.get(task.me) != own:
                 raise PrivacyError(
-                    f"the task has {len(known)} registered keys for {len(verifying)} "
-                    "devices, or another key for this one; expected a key of its own for each. "
+                    f"the task has {len(known)} registered keys for {len(verifying)} devices; "
+                    "expected a separate key for each device, and for this device its own. "
                     "Give this device the server's list (--devices)"
                 )
 
@@ -306,8 +308,8 @@ class Participant:
         now = self._in_round
         if now is None:
             raise ProtocolError(
-                f"the step {request.step!r} is asked for before a task; a device that is "
-                "restarted within a round takes part from the next one on"
+                f"the step {request.step!r} was requested before a task; a device that restarts "
+                "during a round takes part again in the next round"
             )
         content = request.content
         if request.step == LEFT_OUT:
@@ -318,28 +320,28 @@ class Participant:
             roster = from_bytes(Roster, content)
             if len(roster.advertisements) < self._allowed.least_devices:
                 raise PrivacyError(
-                    f"{len(roster.advertisements)} devices take part; this one's owner asks for "
-                    f"{self._allowed.least_devices} or more"
+                    f"{len(roster.advertisements)} devices take part; the owner of this device "
+                    f"requires {self._allowed.least_devices} or more"
                 )
             state, said = device.share(now.state, roster, self._draw)
         elif request.step == "delivery":
             delivery = from_bytes(SharesDelivery, content)
-            now.state.after(device.MASKED)  # else nothing is counted or computed
+            now.state.after(device.MASKED)  # otherwise nothing is counted or computed
             state, said = device.mask(now.state, delivery, self._inputs(now))  # type: ignore[assignment]
-            # Before it leaves: an input counts even if its reply is lost.
+            # Recorded before the input leaves: it counts even if the reply is lost.
             self._clocks.set(now.task.run, now.clock)
         elif request.step == "survivors":
             state, said = device.consent(now.state, from_bytes(Survivors, content))  # type: ignore[assignment]
         elif request.step == "consents":
             state, said = device.open_shares(now.state, from_bytes(Consents, content))  # type: ignore[assignment]
         else:
-            raise ProtocolError(f"{request.step!r} is no step of a round")
+            raise ProtocolError(f"{request.step!r} is not a step of a round")
         self._in_round = replace(now, state=state)
         return said
 
     def _inputs(self, now: _InRound) -> tuple[Vector, ...]:
-        """What the device hands in: of no text if anything goes wrong with its own, since an error
-        would tell the server what the user wrote."""
+        """The device's input; if its text fails, that of an empty text, since an error would tell
+        the server what the user wrote."""
         try:
             inputs = now.compute(now.read())
             device.check_inputs(now.task.segments, inputs)
@@ -352,11 +354,11 @@ class Participant:
         model, local = rnn.RnnConfig(**given["model"]), LocalConfig(**given["local"])
         if max(local.epochs, local.unroll, local.batch_size) > MOST_STEPS:
             raise PrivacyError(
-                f"the task has {local.epochs} epochs, batches of {local.batch_size} and an unroll "
-                f"of {local.unroll}; a device computes at most {MOST_STEPS} of each"
+                f"the task has {local.epochs} epochs, a batch size of {local.batch_size} and an "
+                f"unroll of {local.unroll}; a device accepts at most {MOST_STEPS} for each of these"
             )
         params = params_of(model, task.parameters)
-        if task.settings not in self._engines:  # one: its functions are compiled once
+        if task.settings not in self._engines:  # keeps one engine, compiled once
             captured = _Captured(**given["aggregator"])
             engine = LocalEngine(model, local, aggregator=captured)
             self._engines = {task.settings: (engine, captured)}
@@ -380,7 +382,7 @@ class Participant:
         return segments_of(captured.encoding(rnn.parameter_count(params))), update
 
     def _counting(self, task: Task, given: dict[str, Any]) -> Work:
-        """How often the words of a task's list are in the text, as `dlm unigrams` counts them."""
+        """How often the words of a task's list occur in the text, counted like `dlm unigrams`."""
         config, ids = UnigramConfig(**given["counting"]), given["model"]["vocab_size"]
         segment = counts_segment(config, ids - FIRST_WORD_ID, given["goal"])
 
@@ -401,8 +403,8 @@ def params_of(model: rnn.RnnConfig, leaves: Sequence[bytes]) -> rnn.Params:
     wanted, kind = jax.tree.flatten(template)
     if [len(one) for one in leaves] != [4 * int(np.prod(one.shape)) for one in wanted]:
         raise ProtocolError(
-            "the task's parameters have other shapes than the network of its settings; run the "
-            "same dlm at server and device"
+            "the shapes of the task's parameters differ from those of the network in its settings; "
+            "run the same version of dlm on the server and the device"
         )
     found = [
         np.frombuffer(one, "<f4").reshape(want.shape).astype(np.float32)

@@ -1,6 +1,6 @@
-"""The cryptography that secure aggregation stands on, all of it `cryptography`'s.
+"""The cryptography behind secure aggregation, all from the package `cryptography`.
 
-Nobody outside of this project has reviewed how it is put together here.
+Nobody outside this project has reviewed how this module combines it.
 
     agreement    X25519 (RFC 7748), then HKDF with SHA-256 (RFC 5869) under a name of its own
     masks        ChaCha20 (RFC 8439) with a key of 256 bits, words rejected until uniform below M
@@ -38,7 +38,7 @@ Vector: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A pair for agreement; `repr` is without the secret half."""
+    """A key pair for key agreement; `repr` leaves out the secret half."""
 
     secret: bytes = field(repr=False)
     public: bytes
@@ -49,19 +49,19 @@ class KeyPair:
 
     @classmethod
     def of(cls, secret: bytes) -> KeyPair:
-        """The pair with this secret half."""
+        """The key pair with this secret half."""
         public = X25519PrivateKey.from_private_bytes(secret).public_key()
         return cls(secret, public.public_bytes_raw())
 
     def agree(self, public: bytes, purpose: str, about: bytes = b"") -> bytes:
-        """The 32 bytes that both holders share for one purpose, if both know what it is about.
-        PrivacyError if `public` has another length, or is a point of low order: anybody could know
-        what is agreed."""
+        """The 32 bytes that both holders share for one purpose and the same `about`. PrivacyError
+        if `public` has another length, or is a point of low order, since anybody could then know
+        the result."""
         try:
             mine = X25519PrivateKey.from_private_bytes(self.secret)
             shared = mine.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as exc:
-            raise PrivacyError(f"a key for agreement is refused: {exc}") from exc
+            raise PrivacyError(f"a key for key agreement is not usable: {exc}") from exc
         # Both public halves are bound, in an order that both sides know.
         salt = b"".join(sorted((self.public, public)))
         name = f"dlm secure aggregation 1 {purpose} ".encode() + about
@@ -79,7 +79,7 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
         return ChaCha20Poly1305(_directed(key, about)).decrypt(bytes(12), sealed, about)
     except InvalidTag:
         raise PrivacyError(
-            "an encrypted share cannot be opened: it was changed on its way, or is for another "
+            "an encrypted share cannot be decrypted: it was changed in transit, or is for another "
             "device"
         ) from None
 
@@ -89,12 +89,12 @@ def _directed(key: bytes, about: bytes) -> bytes:
 
 
 class MaskStream:
-    """Numbers that whoever has the 32 bytes of `seed` can make again, and nobody else can tell from
-    uniform ones."""
+    """Numbers that can be reproduced from the 32 bytes of `seed`; to anyone else they look
+    uniform."""
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != SECRET_BYTES:
-            raise ValueError(f"a seed has {SECRET_BYTES} bytes, not {len(seed)}")
+            raise ValueError(f"the seed has {len(seed)} bytes; expected {SECRET_BYTES}")
         self._cipher = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
 
     def take(self, size: int, modulus: int) -> Vector:
@@ -125,7 +125,7 @@ class Signer:
 
     @classmethod
     def read(cls, path: Path) -> Signer:
-        """The key of a PEM file; ConfigError if there is none."""
+        """Reads the key of a PEM file; ConfigError if there is none."""
         return cls(read_private_key(path).private_bytes_raw())
 
     def write(self, path: Path) -> None:

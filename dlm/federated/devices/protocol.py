@@ -1,17 +1,17 @@
-"""What devices and the server say to each other in one round of secure aggregation.
+"""The messages between devices and the server in one round of secure aggregation.
 
 Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning",
 Figure 4 with the consistency round of its active adversary; the graph is complete.
 
-    round  a device sends       the server returns when enough have
+    round  a device sends       the server returns when enough sent it
     0      Advertisement        Roster: all advertisements, U1
     1      Shares               SharesDelivery: the shares sealed for this device, U2
     2      MaskedInput          Survivors: who sent one, U3
     3      Consent              Consents: signatures of U3, by U4
     4      OpenedShares               nothing: the sum of U3's inputs is known
 
-Where we differ: a device commits to its shares (SHA-256), so that the server finds those that
-others open wrongly, and uses the right ones; the paper's servers could not tell.
+Difference: a device commits to its shares (SHA-256), so that the server detects wrongly opened
+shares, and uses the right ones; the paper's servers cannot.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class InputSegment:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its numbers on the wire: the fewest of 2, 4 and 8 bytes, little-endian, unsigned."""
+        """The type of its numbers on the wire: unsigned little-endian of 2, 4 or 8 bytes."""
         size = next(size for size in (2, 4, 8) if self.modulus <= 1 << 8 * size)
         return np.dtype(f"<u{size}")
 
@@ -48,12 +48,12 @@ class InputSegment:
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """What both sides know of a round before it begins.
+    """What both sides know about a round before it begins.
 
-    name       of the round and its task, never used twice; it is in all that is signed or sealed,
-               and in all masks between two devices
+    name       name of the round and its task, never used twice; everything signed or sealed
+               includes it, and so do all masks between two devices
     threshold  devices that must stay to the end; fewer learn nothing
-    segments   of each input, in order
+    segments   the segments of each input, in order
     verifying  device -> its registered key for signatures; None if no keys were registered: then a
                server that lies about who sent what can open a single device's input
     """
@@ -70,13 +70,14 @@ class RoundTerms:
             )
         if not all(0 < one.modulus <= 1 << 62 and one.size > 0 for one in self.segments):
             raise ConfigError(
-                "a segment has no numbers, or a modulus over 2^62 (lower the report goal)"
+                "a segment has no numbers, or its modulus is not from 1 to 2^62; if the modulus "
+                "is too large, lower the report goal"
             )
 
 
 def least_threshold(devices: int, *, active: bool) -> int:
-    """The least threshold that protects, for that many devices: above a half if the server follows
-    the protocol, above two thirds if it may lie and a third of them may help it (paper, section
+    """The smallest safe threshold for that many devices: above a half if the server follows the
+    protocol, above two thirds if it may lie and a third of the devices may help it (paper, section
     6)."""
     return max(LEAST_DEVICES, (2 * devices // 3 if active else devices // 2) + 1)
 
@@ -104,8 +105,8 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """For each other device, sealed: its shares of the two secrets. For each device, this one too,
-    a commitment to its shares, one after the other."""
+    """Sealed shares of the two secrets for each other device; and for every device, including this
+    one, a commitment to its shares, one after the other."""
 
     sealed: Mapping[int, bytes]
     commitments: Mapping[int, bytes]
@@ -113,14 +114,14 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class SharesDelivery:
-    """From each other device that sent shares: what it sealed for this one."""
+    """The shares that each other device sealed for this one."""
 
     sealed: Mapping[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedInput:
-    """The input of each segment plus all masks, modulo its modulus, as its dtype."""
+    """The input of each segment plus all masks, modulo the segment's modulus, in its dtype."""
 
     segments: tuple[bytes, ...]
 
@@ -132,7 +133,7 @@ class Survivors:
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """This device saw these survivors; empty without a registered key."""
+    """A signature that this device saw these survivors; empty without a registered key."""
 
     signature: bytes
 
@@ -144,8 +145,8 @@ class Consents:
 
 @dataclass(frozen=True, slots=True)
 class OpenedShares:
-    """Shares of the masking secret of devices that vanished, and of the own masks of others. Never
-    both of one device: together they open its input."""
+    """Shares of the masking secret of devices that vanished, and of the own masks of the others.
+    Never both for one device: together they reveal its input."""
 
     vanished: Mapping[int, bytes]
     own: Mapping[int, bytes]
@@ -156,7 +157,7 @@ def survivors_content(terms: RoundTerms, devices: Sequence[int]) -> bytes:
 
 
 def answer_content(terms: RoundTerms, device: int, step: str, answer: bytes) -> bytes:
-    """What a device signs with each answer: whoever carries it could else give another."""
+    """The content that a device signs with each answer, so that nobody can replace it."""
     return _content("answer", terms, [device], step.encode(), answer)
 
 
@@ -170,12 +171,12 @@ def sealed_about(terms: RoundTerms, sender: int, receiver: int) -> bytes:
 
 
 def mask_seed(terms: RoundTerms, mine: KeyPair, other: bytes) -> bytes:
-    """Of the mask between two devices; PrivacyError if the other one's key is none."""
+    """The seed of the mask between two devices; PrivacyError if the other's key is invalid."""
     return mine.agree(other, "mask", terms.name)
 
 
 def places_of(devices: Iterable[int]) -> dict[int, int]:
-    """Where each device's share of a secret lies: from 1, in the order of their numbers."""
+    """The place of each device's share of a secret: from 1, in the order of their numbers."""
     return {device: place for place, device in enumerate(sorted(devices), 1)}
 
 
@@ -190,6 +191,6 @@ def add_mask(
 
 
 def _content(kind: str, terms: RoundTerms, devices: Sequence[int], *rest: bytes) -> bytes:
-    """Each part with its length, so that no two contents are one text."""
+    """Each part with its length, so that no two contents give the same bytes."""
     parts = [kind.encode(), terms.name, *(b"%d" % one for one in devices), *rest]
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

@@ -1,4 +1,4 @@
-"""Secrets shared among devices, so that any `threshold` of them find one, and fewer learn nothing.
+"""Shares secrets among devices: any `threshold` of them recover a secret, but fewer learn nothing.
 
 Shamir, How to share a secret (1979): the secret is a polynomial's value at 0, a share its value at
 another place, over the integers modulo a prime just above 2^256.
@@ -16,12 +16,14 @@ SHARE_BYTES = 33
 
 
 def split(secret: bytes, places: Sequence[int], threshold: int, draw: Draw) -> dict[int, bytes]:
-    """A share of 33 bytes for each place, distinct and from 1; `threshold` of them find the
-    secret."""
+    """A share of 33 bytes per place (distinct, from 1); `threshold` of them recover the secret."""
     if len(secret) != SECRET_BYTES:
-        raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
+        raise ValueError(f"the secret has {len(secret)} bytes; expected {SECRET_BYTES}")
     if not 1 <= threshold <= len(places) or len(set(places)) < len(places) or min(places) < 1:
-        raise ValueError(f"a secret cannot be shared at places {places}, threshold {threshold}")
+        raise ValueError(
+            f"the places are {places} and the threshold is {threshold}; expected different places "
+            "from 1 up, at least as many as the threshold"
+        )
     coefficients = [int.from_bytes(secret, "big")]
     coefficients += [_uniform(draw) for _ in range(threshold - 1)]
     return {place: _at(coefficients, place).to_bytes(SHARE_BYTES, "big") for place in places}
@@ -29,17 +31,17 @@ def split(secret: bytes, places: Sequence[int], threshold: int, draw: Draw) -> d
 
 def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """The secret, from at least `threshold` shares by their places; PrivacyError if they are too
-    few, or of no secret."""
+    few, or belong to no secret."""
     if len(shares) < threshold:
         raise PrivacyError(
-            f"found {len(shares)} right shares of a secret; expected at least {threshold}"
+            f"found {len(shares)} valid shares of a secret; expected at least {threshold}"
         )
     used = list(shares.items())[:threshold]
     secret = _value_at_zero({place: int.from_bytes(share, "big") for place, share in used})
     if secret >> (8 * SECRET_BYTES):
         raise PrivacyError(
-            f"{len(shares)} shares give no secret: the device that made them does not follow the "
-            "protocol"
+            f"{len(shares)} shares do not yield a secret: the device that made them does not "
+            "follow the protocol"
         )
     return secret.to_bytes(SECRET_BYTES, "big")
 
@@ -65,7 +67,7 @@ def _at(coefficients: Sequence[int], place: int) -> int:
 
 def _uniform(draw: Draw) -> int:
     while True:
-        # Drawn again where it is over: a remainder would be biased.
+        # A number that is too large is drawn again: its remainder would be biased.
         found = int.from_bytes(draw(SHARE_BYTES), "big") & ((1 << 257) - 1)
         if found < PRIME:
             return found

@@ -1,8 +1,8 @@
-"""A device as a long-lived process behind a local socket: its keys, its clock and its compiled
-steps outlive whatever carries messages to it.
+"""A device as a long-lived process behind a local socket: its keys, clock and compiled steps
+outlive its connections.
 
-A message is its length (8 bytes, little-endian), then its bytes. A line carries one, and its
-answer.
+A message is its length (8 bytes, little-endian), then its bytes. A connection carries one message
+and its answer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dlm.errors import ConfigError, ProtocolError
 from dlm.files import lock_file, unlock
 
 LONGEST = 1 << 30
-MOST_PATH = 100  # bytes, of a socket's path; systems allow a few more
-LINE_S = 30.0  # for a message to come, and for its answer to go
-FIRST_S = 5.0  # for its length
-AT_ONCE = 100  # devices that are asked
+MOST_PATH = 100  # bytes of a socket's path; systems allow a few more
+LINE_S = 30.0  # seconds to receive a message, and to send its answer
+FIRST_S = 5.0  # seconds to receive its length
+AT_ONCE = 100  # devices that are asked at the same time
 _LENGTH = 8
 
 
@@ -33,7 +33,7 @@ def send(line: socket.socket, data: bytes, end_s: float) -> None:
 
 
 def receive(line: socket.socket, begin_s: float, end_s: float, most: int) -> bytes:
-    """A message that begins and ends by these moments."""
+    """Receives a message that begins and ends by these times."""
     size = int.from_bytes(_exactly(line, _LENGTH, begin_s), "little")
     if size > most:
         raise ProtocolError(f"a message has {size:,} bytes; expected at most {most:,}")
@@ -51,7 +51,7 @@ def _exactly(line: socket.socket, size: int, end_s: float) -> bytes:
 
 
 def _wait_until(line: socket.socket, end_s: float) -> None:
-    """Bounds the next call by a moment, however slowly bytes come; TimeoutError after it."""
+    """Bounds the next call by a time, however slowly bytes arrive; TimeoutError after it."""
     remaining = end_s - time.monotonic()
     if remaining <= 0:
         raise TimeoutError
@@ -62,28 +62,28 @@ def socket_of(folder: Path, name: str) -> Path:
     path = folder / f"{name}.sock"
     if len(str(path).encode()) > MOST_PATH:
         raise ConfigError(
-            f"{path} has more than {MOST_PATH} bytes, too long for a local socket; give a folder "
-            "with a shorter path"
+            f"the path {path} has more than {MOST_PATH} bytes, which is too long for a local "
+            "socket; give a folder with a shorter path"
         )
     return path
 
 
 class DeviceSocket:
-    """Serves one device at a path: a line at a time, so that neither idle nor many ones take more
-    than their turn. Its owner alone may use it, or also the group of a folder that hands its own
-    down (setgid), as to a login that passes messages on and must not read the text."""
+    """Serves one device at a path, one connection at a time, so that no connection takes more than
+    its turn. Only its owner may use it, or also the group of a setgid folder, such as a login that
+    passes messages on but must not read the text."""
 
     def __init__(self, path: Path, answer: Callable[[bytes], bytes]) -> None:
         self._path, self._answer = path, answer
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.parent.stat().st_mode & 0o022:
             raise ConfigError(
-                f"others may write to {path.parent}, and could listen in this device's place; "
+                f"other users can write to {path.parent}, so they could impersonate this device; "
                 f"run: chmod 700 {path.parent}"
             )
         self._lock_file = path.with_suffix(".lock")
         if (lock := lock_file(self._lock_file)) is None:
-            raise ConfigError(f"another process listens at {path}; end it, or give another --name")
+            raise ConfigError(f"another process listens on {path}; stop it, or give another --name")
         self._lock = lock
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -128,14 +128,14 @@ class LocalSockets:
                 for name, data in requests.items()
             }
             for one in as_completed(asked):
-                name = asked.pop(one)  # and with it the answer, once it is heard
+                name = asked.pop(one)  # frees the answer once it is heard
                 with suppress(EOFError, OSError, ProtocolError):
                     if hear(name, one.result()):
                         lines.end()
 
 
 class _Lines:
-    """On which threads wait for answers, until all waiting ends."""
+    """The connections on which threads wait for answers, until all waiting ends."""
 
     def __init__(self) -> None:
         self._lines: list[socket.socket] = []
@@ -143,7 +143,7 @@ class _Lines:
 
     def add(self, line: socket.socket) -> None:
         self._lines.append(line)
-        if self._is_over:  # looked at once the line is listed: `end`, or this, ends it
+        if self._is_over:  # checked after listing: `end` may have missed the line
             raise EOFError
 
     def end(self) -> None:

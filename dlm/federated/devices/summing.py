@@ -1,5 +1,5 @@
-"""The server in one round of secure aggregation: who has answered, and what each is told. Pure. It
-sees masked inputs, and at the end their sum. The caller decides how long each step waits."""
+"""The server in one round of secure aggregation: which devices answered, and the message for each.
+Pure. It sees masked inputs and, at the end, their sum. The caller decides how long a step waits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Reply: TypeAlias = Roster | SharesDelivery | Survivors | Consents
 
 
 class Step(IntEnum):
-    """What devices are asked for."""
+    """The steps that devices take."""
 
     KEYS = 0
     SHARES = 1
@@ -48,7 +48,7 @@ class Step(IntEnum):
     ENDED = 5
 
 
-# What devices are sent in each step, and the class of what they answer.
+# The messages to devices in each step, and the class of their answers.
 ASKED: Mapping[Step, tuple[str, type[Message]]] = {
     Step.KEYS: ("task", Advertisement),
     Step.SHARES: ("roster", Shares),
@@ -59,11 +59,11 @@ ASKED: Mapping[Step, tuple[str, type[Message]]] = {
 
 
 _ANY_KEY = KeyPair.of(bytes(32))
-_OF_MASKING, _OF_OWN = slice(32), slice(32, None)  # of the commitments to two shares
+_OF_MASKING, _OF_OWN = slice(32), slice(32, None)  # slices of the commitments to two shares
 
 
 class RoundAbandoned(PrivacyError):
-    """Fewer devices stayed than the threshold; of their inputs nothing is known."""
+    """Fewer devices than the threshold stayed; nothing is known of their inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,15 @@ class SummingState:
 
 
 def is_enough(state: SummingState) -> bool:
-    """Whether a step goes on at once: all who may answer have, or the goal of inputs is reached."""
+    """Whether a step can end at once: all expected devices answered, or the goal is reached."""
     expected = state.expected
     most = MOST_DEVICES if expected is None else len(expected)
     return len(state.heard) >= (min(most, state.goal) if state.step is Step.INPUTS else most)
 
 
 def hear(state: SummingState, device: int, message: Message) -> SummingState:
-    """The state with one message more. PrivacyError if that is late, a second one, of a device that
-    is not expected, or not allowed by the protocol; then the state stays as it was."""
+    """The state with one more message. PrivacyError if the message is late, repeated, from an
+    unexpected device, or not allowed by the protocol; the state then stays unchanged."""
     if state.step is Step.ENDED or not isinstance(message, ASKED[state.step][1]):
         raise PrivacyError(
             f"device {device} sent {type(message).__name__} while the round asks for "
@@ -114,18 +114,17 @@ def hear(state: SummingState, device: int, message: Message) -> SummingState:
         raise PrivacyError(f"device {device}: {wrong}")
     if isinstance(message, MaskedInput):
         state = replace(state, total=_added(state, message))
-        message = MaskedInput(())  # its numbers are in the sum
+        message = MaskedInput(())  # since its numbers are already in the sum
     return replace(state, heard={**state.heard, device: message})
 
 
 def go_on(state: SummingState) -> tuple[SummingState, dict[int, Reply]]:
-    """The next step, and what each device is told; RoundAbandoned if fewer answered than the
-    threshold."""
+    """The next step, and the message to each device; RoundAbandoned if too few answered."""
     heard, terms = state.heard, state.terms
     if len(heard) < terms.threshold:
         raise RoundAbandoned(
-            f"{len(heard)} devices took the step {state.step.name.lower()}; {terms.threshold} are "
-            "needed to go on"
+            f"{len(heard)} devices completed the step {state.step.name.lower()}; {terms.threshold} "
+            "are needed to continue"
         )
     after = replace(state, step=Step(state.step + 1))
     if state.step is Step.OPENED:
@@ -160,7 +159,7 @@ def summed(state: SummingState) -> tuple[tuple[Vector, ...], tuple[int, ...]]:
     total = [one.copy() for one in state.total]
 
     def found(device: int, which: slice) -> bytes:
-        """A device's secret, from those shares of it that it committed to."""
+        """A device's secret, from those of its shares that match its commitments."""
         shares, right = {}, state.shares[device].commitments
         for one, sent in opened.items():
             share = {**sent.own, **sent.vanished}.get(device, b"")
@@ -177,8 +176,8 @@ def summed(state: SummingState) -> tuple[tuple[Vector, ...], tuple[int, ...]]:
         pair = KeyPair.of(found(device, _OF_MASKING))
         if pair.public != state.roster[device].masking:
             raise RoundAbandoned(
-                f"device {device} left, and the secret that it had shared is not that of its key: "
-                "it does not follow the protocol"
+                f"device {device} left, and the secret that it had shared does not match its key, "
+                "so it does not follow the protocol"
             )
         for other in state.survivors:
             seed = mask_seed(terms, pair, state.roster[other].masking)
@@ -202,20 +201,20 @@ def _fault(state: SummingState, device: int, message: Message) -> str:
         known = None if terms.verifying is None else terms.verifying.get(device, b"")
         content = message.signed_content(terms, device)
         if known is not None and not is_signed(known, message.signature, content):
-            return "its keys are not signed by its registered key"
+            return "its keys are not signed with its registered key"
         taken = {key for one in state.heard.values() for key in _keys(one)}
         if len({*_keys(message), *taken}) < len(taken) + 2:
-            return "its keys are those of another device, or one key"
+            return "its two keys are equal, or another device has one of them"
     elif isinstance(message, Shares):
         if set(message.sealed) != set(state.roster) - {device}:
             return "it did not seal one share for each other device"
         if set(message.commitments) != set(state.roster):
             return "it did not commit to one share for each device"
         if any(len(s) > 200 for s in (*message.sealed.values(), *message.commitments.values())):
-            return "its shares or its commitments are too long"
+            return "one of its shares or commitments has more than 200 bytes"
     elif isinstance(message, MaskedInput):
         if [len(one) for one in message.segments] != [one.wire_bytes for one in terms.segments]:
-            return "its input has another length"
+            return "its input has the wrong length"
         for segment, one in zip(terms.segments, message.segments, strict=True):
             if np.frombuffer(one, segment.dtype).max() >= segment.modulus:
                 return f"its input has numbers outside 0..{segment.modulus - 1}"
@@ -225,12 +224,12 @@ def _fault(state: SummingState, device: int, message: Message) -> str:
             message.signature,
             survivors_content(terms, state.survivors),
         ):
-            return "its signature of the survivors is wrong"
+            return "its signature on the list of survivors is not valid"
     elif device not in message.own or not (
         message.own.keys() <= set(state.survivors)
         and message.vanished.keys() <= set(state.shares) - set(state.survivors)
     ):
-        return "it opened shares of other devices than it was asked for"
+        return "it opened shares that it was not asked for"
     return ""
 
 

@@ -1,5 +1,5 @@
-"""Runs whose users are devices: they keep their text, and the server their pseudonyms. What `dlm
-federate` trains and `dlm unigrams` counts, added up by secure aggregation."""
+"""Runs whose users are devices: they keep their text, and the server knows only pseudonyms. They do
+what `dlm federate` and `dlm unigrams` do, and add up by secure aggregation."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from dlm.federated.training.train import RoundReport, Training
 from dlm.federated.words import WordList
 from dlm.record.provenance import Provenance
 
-MOST_ABANDONED = 3  # rounds in a row, after which something must be mended
-POLL_S = 1.0  # between two calls to check in
-CHECK_IN_S = 60.0  # for the answers to one
-MOST_NAMED = 10  # devices that are waited for
-MOST_WORDS = 1 << 53  # of a user who is counted in full
-TELL_S = 10.0  # of waiting, after which it is told who is waited for
+MOST_ABANDONED = 3  # abandoned rounds in a row, after which the operator must find the cause
+POLL_S = 1.0  # seconds between two calls to check in
+CHECK_IN_S = 60.0  # seconds for the answers to one call to check in
+MOST_NAMED = 10  # names of missing devices in a message
+MOST_WORDS = 1 << 53  # words of a user who is counted in full
+TELL_S = 10.0  # seconds of waiting after which missing devices are reported
 
 
 class CheckedIn(AvailabilitySampler):
-    """Devices that check in now, in real time: as many as are asked, once they are here; in the
-    end, at least `goal`. `ready` says of each device whether it may take part in a round by its own
-    clock; None if it is not here."""
+    """Devices that check in, in real time: as many as are asked, once they are connected; at the
+    end of the wait, at least `goal`. `ready` says whether a device's own clock lets it take part in
+    a round; None if it is not connected."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class CheckedIn(AvailabilitySampler):
         return {**super().describe(), "report_goal": self._goal, "asked": self.report_goal}
 
     def available(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
-        """Who answers, and may take part by its own clock."""
+        """The devices that answer, and whose own clocks let them take part."""
         self._heard = self._ready(round)
         return np.array([one is True for one in self._heard])
 
@@ -85,8 +85,8 @@ class CheckedIn(AvailabilitySampler):
     ) -> tuple[Users, float]:
         """(devices, the time of day in seconds); UnavailableError if too few come.
 
-        Nobody takes part if enough are here whose clocks refuse this round, but not one a gap
-        later: a server was killed in it once they had sent their inputs.
+        Nobody takes part if the clocks of enough connected devices refuse this round, but not one a
+        gap later: a server was then killed in this round after they had sent inputs.
         """
         end_s, tell_s = time.monotonic() + self._wait_s, time.monotonic() + TELL_S
         while True:
@@ -104,9 +104,9 @@ class CheckedIn(AvailabilitySampler):
                 if over:
                     refusing = sum(one is False for one in self._heard)
                     exc.add_note(
-                        f"waited {self._wait_s:g} s (--wait-s); {refusing} more are connected, but "
-                        "refuse until their own pause has passed; run the same command again once "
-                        "more devices listen"
+                        f"waited {self._wait_s:g} s (--wait-s); {refusing} more devices are "
+                        "connected, but refuse to take part until their own pause has passed; run "
+                        "the same command again when more devices are available"
                     )
                     raise
             if time.monotonic() >= tell_s:
@@ -128,31 +128,33 @@ class OnDevices(FederatedRun[Done]):
         on_outcome: Callable[[RoundOutcome], None],
         tell: Callable[[str], None],
     ) -> None:
-        """ConfigError if rounds of so many inputs cannot be of devices."""
+        """Takes the settings; ConfigError if devices cannot do rounds with this many inputs."""
         self._fleet, self._given, self._goal = fleet, given, goal
         self._on_outcome, self._abandoned, self._tell = on_outcome, 0, tell
         asked = given.asked(goal)
         if not LEAST_DEVICES <= goal <= asked <= MOST_DEVICES:
             raise ConfigError(
                 f"report_goal is {goal}, for which {asked} devices are asked; expected "
-                f"{LEAST_DEVICES} to {MOST_DEVICES}, each of which shares secrets with each"
+                f"{LEAST_DEVICES} to {MOST_DEVICES} devices, since each shares secrets with every "
+                "other"
             )
         if (least := least_threshold(asked, active=fleet.keys is not None)) > goal:
             raise ConfigError(
                 f"over_selection is {given.over_selection:g}: {asked} devices are asked for {goal} "
-                f"inputs, but then {least} must stay to the end; lower it"
+                f"inputs, but then {least} of them must stay to the end; lower over_selection"
             )
 
     def _asked(self, index: int, users: Sequence[int]) -> DeviceCohort:
         return DeviceCohort(self._run_id, index, [self._fleet.names[user] for user in users])
 
     def _cohort(self, index: int) -> list[int]:
-        """As of the run; UnavailableError if the last rounds released noise alone: those that
-        follow would, too."""
+        """The run's cohort; UnavailableError if the last rounds released only noise, as further
+        rounds would."""
         if self._abandoned == MOST_ABANDONED:
             raise UnavailableError(
                 f"{MOST_ABANDONED} rounds in a row were abandoned, the last of them round "
-                f"{index - 1} (from 0). See above why devices left them; the same command goes on"
+                f"{index - 1} (from 0). The lines above say why devices left them; run the same "
+                "command again to continue"
             )
         return super()._cohort(index)
 
@@ -198,8 +200,8 @@ class OnDevices(FederatedRun[Done]):
 
 
 class DeviceTraining(OnDevices[RoundReport], Training):
-    """As `Training`, of the devices of a fleet that a network reaches. ConfigError also for
-    settings that need text or users on this machine."""
+    """`Training` on the devices of a fleet that a network reaches. ConfigError also for settings
+    that need text or users on this machine."""
 
     def __init__(
         self,
@@ -216,7 +218,7 @@ class DeviceTraining(OnDevices[RoundReport], Training):
         self._meet(fleet, given, settings.sampling.report_goal, on_outcome, progress)
         self._network = network
         super().__init__(settings, fleet, folder, progress=progress)
-        self.save_every = 1  # so that devices are asked for none again
+        self.save_every = 1  # so that no round is asked of devices again
 
     def _make_engine(self, aggregator: Aggregator | None) -> Engine:
         assert isinstance(aggregator, SecureAggregator) and self._vocabulary is not None
@@ -250,11 +252,11 @@ class DeviceTraining(OnDevices[RoundReport], Training):
 def _check(settings: TrainingSettings) -> None:
     sampling = settings.sampling
     wrong = {
-        f"aggregation.secure is {settings.aggregation.secure}; expected true: devices hand in "
-        "nothing in the clear": not settings.aggregation.secure,
-        f"sampling.kind is {sampling.kind}; expected timer: who checks in is not up to the "
-        "server": sampling.kind != "timer",
-        "sampling.low, high and zones say when simulated devices come; leave them out": (
+        f"aggregation.secure is {settings.aggregation.secure}; expected true: devices send nothing "
+        "unencrypted": not settings.aggregation.secure,
+        f"sampling.kind is {sampling.kind}; expected timer, since the server does not choose which "
+        "devices check in": sampling.kind != "timer",
+        "sampling.low, .high and .zones apply only to simulated devices; leave them out": (
             sampling.diurnal() is not None
         ),
         f"local.users_at_once is {settings.local.users_at_once}; expected 1: a device has one "
@@ -266,7 +268,7 @@ def _check(settings: TrainingSettings) -> None:
 
 
 class DeviceCollection(OnDevices[RoundMetrics], Collection):
-    """As `Collection`, of the devices of a fleet; ConfigError also without a finite lambda."""
+    """`Collection` on the devices of a fleet; ConfigError also without a finite lambda."""
 
     def __init__(
         self,
@@ -316,7 +318,7 @@ class DeviceCollection(OnDevices[RoundMetrics], Collection):
             list_record=list_record,
             **limits,
         )
-        self.save_every = 1  # so that devices are asked for none again
+        self.save_every = 1  # so that no round is asked of devices again
 
     def _summed(self, index: int, users: Sequence[int]) -> Floats:
         vectors, _ = self._devices.summed(

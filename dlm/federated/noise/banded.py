@@ -1,4 +1,4 @@
-"""Banded matrix factorisation (BandMF): the banded C of least RmsLoss, not Toeplitz.
+"""Banded matrix factorisation (BandMF): the banded C with the least RmsLoss, not Toeplitz.
 
 Columns have norm 1 and at most `bands` rows, so the sensitivity for participations at least `bands`
 rounds apart is sqrt(participations). The noise of `bands - 1` earlier rounds is kept.
@@ -37,8 +37,8 @@ class BandMF(Base):
     def truncated(self, rounds: int) -> BandMF:
         if rounds > self.rounds:
             raise ConfigError(
-                f"this matrix is for {self.rounds} rounds, but {rounds} were asked for; make one "
-                "for as many"
+                f"this matrix is for {self.rounds} rounds, but {rounds} rounds were requested; "
+                "make a matrix for that many"
             )
         return BandMF(self.rows[:rounds, : min(self.rows.shape[1], rounds)])
 
@@ -85,8 +85,8 @@ def optimise_bandmf(
     bands = min(bands, rounds)
     if rounds > MOST_ROUNDS:
         raise ConfigError(
-            f"BandMF for {rounds} rounds needs matrices of {rounds} x {rounds}; the most is "
-            f"{MOST_ROUNDS} rounds. Use bandtoep or blt, or a shorter run"
+            f"BandMF for {rounds} rounds needs matrices of {rounds} x {rounds}; at most "
+            f"{MOST_ROUNDS} rounds are supported. Use bandtoep or blt, or a shorter run"
         )
     settings = {"mechanism": "bandmf", "rounds": rounds, "bands": bands}
     found = cached(settings, 2, lambda: _optimise(rounds, bands, progress))
@@ -187,7 +187,7 @@ def _dense(columns: Floats) -> Floats:
 
 
 def _solve_lower(dense: Floats, right: Floats, bands: int) -> Floats:
-    """C^-1 times `right` (which is overwritten), C having `bands` diagonals, block by block."""
+    """C^-1 times `right` (which is overwritten), block by block; C has `bands` diagonals."""
     rounds = len(dense)
     block = max(bands, 64)
     for first in range(0, rounds, block):
@@ -216,7 +216,7 @@ def _stretched(columns: Floats, rounds: int, bands: int) -> Floats:
 
 
 def _between(many: int, few: int) -> tuple[NDArray[np.int64], Floats]:
-    """For each of `many` places: the one of `few` before it, and the fraction to the next."""
+    """For each of `many` places, the place of `few` before it, and the fraction to the next one."""
     place = np.arange(many) * (few - 1) / (many - 1)
     before = np.minimum(place.astype(np.int64), few - 2)
     return before, place - before

@@ -49,7 +49,7 @@ class BltParameters:
             raise ConfigError(
                 f"a BLT with decays {self.decay} and scales {self.scale} has coefficients that "
                 "rise or are negative, so its sensitivity is not known: decays must be in (0, 1], "
-                "scales above 0 with a sum of at most 1"
+                "and scales must be above 0 and sum to at most 1"
             )
 
     def coefs(self, rounds: int) -> Floats:
@@ -92,7 +92,7 @@ class Blt(Base):
         )
 
     def prefix_variances(self) -> Floats:
-        """BLT Proposition 3.3."""
+        """The variances by BLT Proposition 3.3."""
         return _prefix_variances(self.parameters, self.rounds)
 
 
@@ -138,7 +138,7 @@ def optimise_blt(
     if buffers < 1 or buffers > 10:
         raise ConfigError(f"buffers is {buffers}; it must be between 1 and 10, and 2 to 4 suffice")
     if error not in ("max", "mean"):
-        raise ConfigError(f"error is {error!r}; a BLT is optimised for 'max' or 'mean'")
+        raise ConfigError(f"error is {error!r}; expected 'max' or 'mean'")
     settings = {
         "mechanism": "blt", "rounds": rounds, "gap": gap, "max_participations": times,
         "buffers": buffers, "error": error,
@@ -154,7 +154,7 @@ def optimise_blt(
 def _optimise(rounds: int, gap: int, times: int, buffers: int, error: str) -> dict[str, Any]:
     candidates = []
     for start in _starts(rounds, gap, buffers):
-        done = minimize(  # at the edge of doubles it stops early, which is fine
+        done = minimize(  # at the limits of doubles it stops early, which is fine
             log_loss, start, args=(rounds, gap, times, error), jac=True, method="BFGS",
             options={"gtol": 1e-7, "maxiter": 400},
         )  # fmt: skip
@@ -162,7 +162,7 @@ def _optimise(rounds: int, gap: int, times: int, buffers: int, error: str) -> di
         scale = _scales(decay, inverse)
         try:
             made = BltParameters(tuple(map(float, decay)), tuple(map(float, scale)))
-        except ConfigError:  # an end at the edge, where rounding exceeds the bounds
+        except ConfigError:  # it ended at a limit, where rounding exceeds the bounds
             continue
         blt = Blt(rounds, made)
         losses = [
@@ -205,9 +205,9 @@ def _scales(own: Floats, other: Floats) -> Floats:
 
 
 def log_loss(x: Floats, rounds: int, gap: int, times: int, error: str) -> tuple[float, Floats]:
-    """(logarithm of the squared loss, its gradient) of `x` (2 buffers,), as of `_decays` (BLT
-    Algorithm 4); smooth: the last running sum errs most."""
-    if np.any(np.abs(x) > 40):  # doubles cannot distinguish these decays, or not from 0 and 1
+    """(logarithm of the squared loss, its gradient) of `x` (2 buffers,), like `_decays` (BLT
+    Algorithm 4). It is smooth, since the last running sum errs most."""
+    if np.any(np.abs(x) > 40):  # in doubles, such decays may equal others, or 0 or 1
         return 1e3, np.zeros(len(x))
     decay, inverse = _decays(x)
     both = np.concatenate([decay, inverse])

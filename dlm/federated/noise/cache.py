@@ -1,5 +1,5 @@
-"""Caches optimised parameters on disk, so that minutes of optimisation are spent once. A file that
-is damaged or does not match its name is made again."""
+"""Caches optimised parameters on disk, so that minutes of optimisation are needed only once. A file
+that is damaged or does not match its name is made again."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
 def cached(
     settings: Mapping[str, Any], version: int, make: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The result of `make` for these settings, from disk if this version of the optimiser is there.
-    It has numbers, lists, strings and float64 arrays, `loss` among them. A folder that is not
+    """The result of `make` for these settings, from disk if this version of the optimiser stored
+    it. It has numbers, lists, strings and float64 arrays, including `loss`. A folder that is not
     writable only costs time."""
     asked = json.loads(json.dumps({**settings, "version": version}))
     text = json.dumps(asked, sort_keys=True)

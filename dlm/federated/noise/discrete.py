@@ -1,4 +1,4 @@
-"""The mechanisms of `noise` on a grid: whole numbers of steps, released exactly.
+"""The mechanisms of `noise` on a grid: integer multiples of a step, released exactly.
 
 The noise of a round is w_t = z_t + r_t: z_t are independent discrete Gaussian numbers; r_t is the
 mechanism's row applied to earlier noise w, rounded. A tree adds noise to whole nodes and rounds
@@ -37,8 +37,8 @@ _BLOCK = 1 << 14  # numbers summed at a time, so that they stay in the cache
 class DiscreteState(NamedTuple):
     """The state of a stream of discrete noise, after `round` rounds.
 
-    `key` is for the draws of all rounds to come, each by its own name; `buffers`, of the shapes of
-    `DiscreteNoise.shapes`, are as secret.
+    `key` is for the draws of all later rounds, each by its own name; `buffers`, with the shapes of
+    `DiscreteNoise.shapes`, are equally secret.
     """
 
     key: Key
@@ -50,12 +50,12 @@ class DiscreteState(NamedTuple):
 
     def __reduce__(self) -> NoReturn:
         raise PrivacyError(
-            "a noise state with its key is not written anywhere; a checkpoint keeps the buffers"
+            "a noise state with its key must not be saved; a checkpoint keeps the buffers only"
         )
 
 
 class DiscreteNoise:
-    """A mechanism on a grid; each subclass makes the noise of one family.
+    """A mechanism on a grid; each subclass draws the noise of one family.
 
     Guarantees
         with `bound` steps of clip norm, noise multiplier z and d numbers, the releases of all
@@ -77,7 +77,7 @@ class DiscreteNoise:
         """(int64 noise of this round's sum, in steps; the state after it). Pure.
 
         Args    parts         (how many numbers, standard deviation of their draws), in steps
-        Raises  PrivacyError  a round past the last; noise beyond 64 bits or the bound on rounding
+        Raises  PrivacyError  a round after the last; noise beyond 64 bits or the bound on rounding
         """
         now = state.round
         if now >= self.rounds:
@@ -97,23 +97,23 @@ class DiscreteNoise:
         return noise, DiscreteState(state.key, now + 1, buffers)
 
     def limit(self, deviation: float) -> float:
-        """Steps that no number in the noise or the buffers exceeds: a weighted sum of draws exceeds
-        `LIMIT` times its standard deviation with a probability below exp(-2048)."""
+        """The number of steps that no number in the noise or the buffers exceeds: a weighted sum of
+        draws exceeds `LIMIT` times its standard deviation with a probability below exp(-2048)."""
         return LIMIT * self._gain * (deviation + self.rounds + 2 * STRIPS)
 
     @functools.cached_property
     def _gain(self) -> float:
-        """The largest deviation, in those of one draw, of a number in the noise or the buffers: a
-        difference, or a decaying average of differences, of two running sums."""
+        """The largest deviation of a number in the noise or the buffers, over that of one draw. The
+        number is a difference, or a decaying average of differences, of two running sums."""
         return 2 * math.sqrt(float(np.max(self.mechanism.prefix_variances())))
 
     def added(self, size: int, deviation: float) -> float:
         """Steps that rounding adds to the sensitivity, 2 kappa sqrt(size trace(C's diagonal^2));
-        `deviation` is the largest of the draws."""
+        `deviation` is the largest deviation of the draws."""
         return 2 * self.kappa(deviation) * math.sqrt(size * self._diagonal_squares())
 
     def kappa(self, deviation: float) -> float:
-        """Most steps from r_t to the exact row; 0 without rounding."""
+        """The maximum number of steps from r_t to the exact row; 0 without rounding."""
         return 0.0
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
@@ -156,7 +156,7 @@ class IndependentNoise(DiscreteNoise):
 
 
 class TreeNoise(DiscreteNoise):
-    """Whole numbers on the nodes of trees; releases the rounded estimate from noisy nodes.
+    """Noise of integers on the nodes of trees; releases the rounded estimate from noisy nodes.
 
     With the noise z of a node of height h and N = 2^h z + N of its halves, the estimate of
     `TreeAgg` is N / (2^(h+1) - 1). A node's sum is whole, so its rounded estimate is a function of
@@ -172,13 +172,13 @@ class TreeNoise(DiscreteNoise):
         return [(size,)] * self._count(done).bit_count()
 
     def limit(self, deviation: float) -> float:
-        """N of a node is up to 2^h times its estimate."""
+        """See `DiscreteNoise.limit`; N of a node is up to 2^h times its estimate."""
         levels = self.rounds.bit_length()
         limit = LIMIT * (deviation + 2 * STRIPS) * levels * 2.0 ** (levels - 1)
         if limit >= 2.0**61:
             raise PrivacyError(
                 f"the nodes of a tree of {self.rounds} rounds with draws of {deviation:.3g} steps "
-                "do not fit into 64 bits: lower the noise multiplier"
+                "do not fit in 64 bits: lower the noise multiplier"
             )
         return limit
 
@@ -375,8 +375,8 @@ def _check_size(noise: Whole, limit: float) -> None:
 def _check_limit(largest: float, limit: float) -> None:
     if largest > limit:
         raise PrivacyError(
-            f"noise of {largest:.3g} steps is beyond {limit:.3g}, up to which rounding is bounded: "
-            "the probability of this is below 2^-1000, so something else is wrong"
+            f"noise of {largest:.3g} steps exceeds {limit:.3g}, the limit below which rounding "
+            "errors are bounded. Its probability is below 2^-1000: this is a bug in dlm; report it"
         )
 
 
@@ -391,4 +391,6 @@ def discrete(mechanism: Mechanism) -> DiscreteNoise:
         return BandedNoise(mechanism)
     if isinstance(mechanism, Blt):
         return BltNoise(mechanism)
-    raise ConfigError(f"the mechanism {mechanism.name} has no discrete noise; use another")
+    raise ConfigError(
+        f"the mechanism {mechanism.name} has no discrete noise; use another mechanism"
+    )

@@ -1,7 +1,7 @@
-"""The discrete Gaussian, exactly: whole numbers x by weights exp(-x^2 / 2 deviation^2).
+"""The discrete Gaussian, exactly: integers x with weights exp(-x^2 / 2 deviation^2).
 
-The law has no rounding; its only end is that of 64 bits, which is refused (`LIMIT`). What 64 random
-bits do not decide, Python's integers do (`exact_trial`).
+The distribution has no rounding; its only limit is that of 64 bits, beyond which it is refused
+(`LIMIT`). Python's integers decide what 64 random bits cannot (`exact_trial`).
 
 Paper  Canonne, Kamath and Steinke 2020 (the law); Karney 2016, Algorithm D (trials)
 """
@@ -22,11 +22,11 @@ from dlm.federated.noise.kernels import STRIPS, WORDS, draw
 from dlm.federated.noise.stream import Words, WordStream
 
 Whole = npt.NDArray[np.int64]
-Bounds = Callable[[int], tuple[int, int]]  # bits -> low and high, of a number times 2^bits
+Bounds = Callable[[int], tuple[int, int]]  # bits -> (low, high) of a number times 2^bits
 
 LIMIT = 64  # standard deviations; a draw beyond it has a probability below exp(-2048)
 _REACH = 10  # standard deviations that the table covers
-_TRIALS = 1 << 16  # number whose words are drawn at once
+_TRIALS = 1 << 16  # trials whose words are drawn at a time
 
 
 def whole_deviation(deviation: float) -> int:
@@ -35,7 +35,7 @@ def whole_deviation(deviation: float) -> int:
     if not 0 < deviation < 2.0**52:
         raise PrivacyError(
             f"the noise's standard deviation is {deviation} grid steps; it must be above 0 and "
-            "below 2^52: lower the noise multiplier"
+            "below 2^52: raise or lower the noise multiplier"
         )
     # `deviation` was computed in double precision: a little more covers its rounding.
     least = deviation * (1 + 2.0**-40)
@@ -43,9 +43,9 @@ def whole_deviation(deviation: float) -> int:
 
 
 def draw_discrete(key: Key, parts: Sequence[tuple[int, int]]) -> Whole:
-    """Independent discrete Gaussian numbers of a key's stream, so many of each standard deviation.
-    The law is exact, conditional on no draw beyond `LIMIT` standard deviations, which raises
-    PrivacyError; the same key and parts give the same numbers."""
+    """Independent discrete Gaussian numbers of a key's stream, a number of them for each standard
+    deviation. The distribution is exact, conditional on no draw beyond `LIMIT` standard deviations,
+    which raises PrivacyError; the same key and parts give the same numbers."""
     stream, more = WordStream(key.fold("trials")), WordStream(key.fold("more"))
     out = np.empty(sum(count for count, _ in parts), np.int64)
     at = 0
@@ -54,7 +54,8 @@ def draw_discrete(key: Key, parts: Sequence[tuple[int, int]]) -> Whole:
         _fill(numbers, deviation, stream.words, more.words)
         if count and max(int(numbers.max()), -int(numbers.min())) > LIMIT * deviation:
             raise PrivacyError(
-                f"a draw is beyond {LIMIT} standard deviations: the generator is broken"
+                f"a draw is beyond {LIMIT} standard deviations: the random generator is broken. "
+                "Report this"
             )
         at += count
     return out
@@ -71,7 +72,7 @@ def _fill(
     luck = (1 << 64) % span
     filled = 0
     while filled < len(out):
-        # A few more trials than numbers: a rejected one yields no number.
+        # A few more trials than numbers, since a rejected trial yields no number.
         wanted = 64 + (len(out) - filled) * 5 // (4 if table.strips > 4 else 3)
         block = words(WORDS * min(_TRIALS, wanted))
         trial, trials = 0, len(block) // WORDS
@@ -124,7 +125,7 @@ def _floor(bounds: Bounds, bits: int) -> int:
 
 
 def exact_trial(words: Words, deviation: int, more: Callable[[int], Words]) -> int | None:
-    """One trial of `kernels.draw`, of its words, in exact arithmetic: a number, or None if
+    """One trial of `kernels.draw`, from its words, in exact arithmetic: a number, or None if
     rejected. `more` gives further random words, for undecided comparisons."""
     strips = strips_of(deviation)
     span = deviation // strips
@@ -172,7 +173,10 @@ def exp_bounds(numerator: int, denominator: int) -> Bounds:
         work = bits + 64
         halvings = max((2 * numerator // denominator).bit_length(), 1)
         if halvings > 24:
-            raise PrivacyError(f"exp(-{numerator / denominator:g}) is out of range")
+            raise PrivacyError(
+                f"exp(-{numerator / denominator:g}) is out of range. This is a bug in dlm; report "
+                "it"
+            )
         part = (numerator << work) // (denominator << halvings)
         term = total = 1 << work
         for place in itertools.count(1):
@@ -189,12 +193,12 @@ def exp_bounds(numerator: int, denominator: int) -> Bounds:
 
 @functools.lru_cache(1024)
 def strip_edge(strips: int, index: int) -> Bounds:
-    """Bounds on the probability of a strip before `index`; i weighs exp(-i^2 / 2 strips^2)."""
+    """Bounds on the probability of strips below `index`; strip i weighs exp(-i^2 / 2 strips^2)."""
 
     def bounds(bits: int) -> tuple[int, int]:
         low, high = _sums(strips, bits + 32, index)
         all_low, all_high = _sums(strips, bits + 32, _last(strips, bits + 32))
-        # All strips beyond the last one added weigh less than a unit together.
+        # All strips after the last one added weigh less than a unit together.
         return (low << bits) // (all_high + 1), -(-(high << bits) // all_low)
 
     return bounds

@@ -1,4 +1,4 @@
-"""Kernels that draw discrete Gaussians and sum earlier noise: arrays in, arrays out, no GIL."""
+"""Kernels that draw discrete Gaussians and sum earlier noise. They run without the GIL."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations

@@ -18,7 +18,7 @@ NAMES = (
     "bandfhu",
     "blt",
 )
-BUFFERS = 4  # of a BLT, as in BLT 5; more do not lower the loss
+BUFFERS = 4  # buffers of a BLT, as in BLT 5; more do not lower the loss
 
 
 def make_mechanism(
@@ -35,15 +35,15 @@ def make_mechanism(
 ) -> Mechanism:
     """The mechanism `name`, for `rounds` rounds and, if it is optimised, for that participation.
 
-    Args    restarts  of tree-restart: the rounds at whose start a new tree begins
-            bands     of bandmf, bandtoep and bandfhu; by default the gap
-            error     of blt: "max" or "mean", the loss that is optimised; the others: mean
+    Args    restarts  for tree-restart: the rounds at whose start a new tree begins
+            bands     for bandmf, bandtoep and bandfhu; by default the gap
+            error     for blt: "max" or "mean", the loss that is optimised; otherwise mean
     Raises  ConfigError  an unknown name, or a setting of another mechanism
     """
     if (name == "tree-restart") != bool(restarts):
         raise ConfigError(
-            f"{name} with the restarts {list(restarts)}: tree-restart needs restarts, and other "
-            "mechanisms take none"
+            f"{name} was given the restarts {list(restarts)}; tree-restart needs restarts, and "
+            "other mechanisms accept none"
         )
     check_rounds(rounds)
     check_participation(rounds, gap, max_participations)

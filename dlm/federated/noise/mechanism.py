@@ -1,9 +1,9 @@
 """The interface of all mechanisms, their shared base class, and independent noise.
 
 A mechanism adds noise to the sum of each round so that *running sums* of rounds carry little of it.
-It is given by a matrix C: the noise of round t is row t of C^-1 z, z being independent draws (BLT
-equation 1). C determines the sensitivity, A C^-1 the error, with A the matrix of running sums.
-`discrete` draws the noise.
+It is given by a matrix C: the noise of round t is row t of C^-1 z, where z are independent draws
+(BLT equation 1). C determines the sensitivity, and A C^-1 the error, where A is the matrix of
+running sums. `discrete` draws the noise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dlm.errors import ConfigError
 from dlm.federated.noise.participation import check_participation
 
-MOST_ROUNDS = 1_000_000  # mechanisms have arrays of a number or more per round
+MOST_ROUNDS = 1_000_000  # mechanisms have arrays with at least one number per round
 Floats = NDArray[np.float64]
 
 
@@ -46,7 +46,7 @@ class Mechanism(Protocol):
         ...
 
     def sensitivity(self, *, gap: int, max_participations: int) -> float:
-        """Of C, for a clip norm of 1 and the worst pattern of participation."""
+        """The sensitivity of C, for a clip norm of 1 and the worst pattern of participation."""
         ...
 
     def sensitivity_is_exact(self, *, gap: int, max_participations: int) -> bool:
@@ -70,20 +70,20 @@ class Mechanism(Protocol):
         ...
 
     def matrix(self) -> dict[str, Any]:
-        """What determines C besides its name: options of `dlm privacy account`, as plain values.
+        """The facts that determine C besides its name: plain options of `dlm privacy account`.
 
-        With `rounds`, sensitivity is that of so many rounds, even if a run stops earlier. BandMF
-        has too many entries; only its bands are here.
+        With `rounds`, the sensitivity is that of this many rounds, even if a run stops earlier.
+        BandMF has too many entries; only its bands are here.
         """
         ...
 
     def digest(self) -> str:
-        """Of the matrix C: a stream that went on with another one would have neither's law."""
+        """A digest of C: a stream that continued with another matrix would follow neither law."""
         ...
 
 
 class Base:
-    """Shared losses. Subclasses define the matrix and its figures."""
+    """The losses of all mechanisms. Subclasses define the matrix and its figures."""
 
     name: str
     rounds: int
@@ -129,7 +129,7 @@ class Base:
 
 
 def check_rounds(rounds: int) -> int:
-    """`rounds`, if mechanisms can have so many; else ConfigError."""
+    """`rounds`, if a mechanism can have that many; otherwise ConfigError."""
     if not 1 <= rounds <= MOST_ROUNDS:
         raise ConfigError(
             f"rounds is {rounds:,}; expected 1 to {MOST_ROUNDS:,}, since noise is planned for all "

@@ -1,4 +1,4 @@
-"""Which rounds one user may take part in, and the sensitivity that follows.
+"""The rounds in which one user may take part, and the resulting sensitivity.
 
 The **gap** is the least difference between the rounds of a user's successive participations (1:
 every round). The papers' tables print the *number of rounds between* them, MinS, which is one less;
@@ -23,14 +23,14 @@ from dlm.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
-DENSE_GAP = 24  # up to this gap, arrays are the faster way to search patterns over trees
+DENSE_GAP = 24  # up to this gap, `_dense_forest` is faster
 
 
 def gap_from_min_separation(min_separation: int) -> int:
     """The gap, from the number of rounds between two participations (GDP, BLT: MinS)."""
     if min_separation < 0:
         raise ConfigError(
-            f"the rounds between participations are {min_separation}; expected 0 or more"
+            f"the number of rounds between participations is {min_separation}; expected 0 or more"
         )
     return min_separation + 1
 
@@ -41,8 +41,7 @@ def min_separation_from_gap(gap: int) -> int:
 
 
 def check_participation(rounds: int, gap: int, max_participations: int) -> int:
-    """How many participations fit: at most `max_participations`, and as many as `rounds` have room
-    for."""
+    """The number of participations that fit in `rounds`, at most `max_participations`."""
     for name, value in (
         ("rounds", rounds),
         ("gap", gap),
@@ -60,7 +59,7 @@ def most_participations(rounds: int, gap: int) -> int:
 
 
 def check_restarts(restarts: Sequence[int], rounds: int) -> tuple[int, ...]:
-    """`restarts`, if they are ascending rounds after the first; else ConfigError."""
+    """`restarts`, if they are ascending rounds after the first; otherwise ConfigError."""
     if any(b <= a for a, b in itertools.pairwise([0, *restarts, rounds])):
         raise ConfigError(
             f"restarts are {list(restarts)}; expected ascending rounds between 1 and {rounds - 1}"
@@ -69,7 +68,7 @@ def check_restarts(restarts: Sequence[int], rounds: int) -> tuple[int, ...]:
 
 
 def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_participations: int) -> float:
-    """Of a lower triangular Toeplitz matrix, exactly.
+    """The sensitivity of a lower triangular Toeplitz matrix, exactly.
 
     `coefs` (<= rounds,) are its first column; missing coefficients are 0.
 
@@ -97,14 +96,13 @@ def separated_sums(column: Floats, gap: int, times: int) -> Floats:
 
 
 def orthogonal_sensitivity(norms_squared: Floats, gap: int, max_participations: int) -> float:
-    """Of a matrix whose columns, of (rounds,) squared norms, are orthogonal at distance `gap` or
-    more."""
+    """The sensitivity of columns of these squared norms, orthogonal at distance `gap` or more."""
     best = best_separated_sum(norms_squared, gap, max_participations)
     return math.sqrt(best)
 
 
 def best_separated_sum(weights: Floats, gap: int, max_participations: int) -> float:
-    """The largest sum of at most `max_participations` weights >= 0 whose places are `gap` or more
+    """The largest sum of up to `max_participations` weights >= 0 whose places are at least `gap`
     apart."""
     rounds = len(weights)
     times = check_participation(rounds, gap, max_participations)
@@ -118,7 +116,7 @@ def best_separated_sum(weights: Floats, gap: int, max_participations: int) -> fl
 
 
 def banded_sensitivity(bands: Floats, gap: int, max_participations: int) -> tuple[float, bool]:
-    """Of a matrix C with banded C^T C, and whether that is exact or an upper bound.
+    """The sensitivity of a matrix C with banded C^T C, and whether it is exact or an upper bound.
 
     Exact if a participation overlaps only the previous and the next (b <= 2 gap; products count by
     absolute value, since each contribution may flip the sign of the next). Otherwise an upper
@@ -148,7 +146,7 @@ def banded_sensitivity(bands: Floats, gap: int, max_participations: int) -> tupl
 
 
 def _chain(size: Floats, gap: int, times: int) -> float:
-    """The largest sum over patterns of diagonal terms and twice those of neighbours."""
+    """The largest sum over patterns of diagonal terms and twice the terms of neighbours."""
     width, rounds = size.shape
     ending = size[0].copy()  # value of the best pattern of the participations so far, last at j
     best = float(ending.max())
@@ -169,7 +167,7 @@ def forest_sizes(rounds: int) -> list[int]:
 
 
 def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participations: int) -> int:
-    """Of the matrix with one row per node of a sequence of complete binary trees, exactly.
+    """The squared sensitivity of a matrix with one row per node of complete binary trees, exactly.
 
     A user adds the number of their participations to each node above them; the result is the
     largest sum of the squares. Patterns are searched by halves: only the number of rounds forbidden
@@ -200,7 +198,7 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participati
             for second, after in tree(half, between, count - here)
         )
 
-    # By participations so far: best (value, rounds closed at the start of the next tree).
+    # For each count of participations, the best (value, rounds closed when the next tree starts).
     states: list[tuple[tuple[int, int], ...]] = [((0, 0),)] + [()] * times
     for size in sizes:
         states = [
@@ -216,8 +214,8 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participati
 
 
 def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
-    """The same if only the gap bounds the participations: a part with more participations, a larger
-    value and fewer rounds closed after it is always better, so few candidates per part are kept."""
+    """The squared sensitivity if only the gap bounds participations: a part with more of them, a
+    larger value and fewer rounds closed after it is always better, so few candidates are kept."""
 
     @functools.cache
     def tree(size: int, closed: int) -> tuple[tuple[int, int, int], ...]:
@@ -245,7 +243,7 @@ def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
 
 
 def _dense_forest(sizes: tuple[int, ...], gap: int, times: int) -> int:
-    """The same for short gaps, whose patterns have many participations: best[closed before, closed
+    """The squared sensitivity for short gaps, with many participations: best[closed before, closed
     after, participations] is a part's largest sum of squares."""
     leaf = np.full((gap, gap, 2), -np.inf)
     leaf[0, gap - 1, 1] = 1.0
@@ -298,7 +296,7 @@ def _three_way_front(states: Any) -> tuple[tuple[int, int, int], ...]:
 def named_sensitivity(
     name: str, rounds: int, gap: int, max_participations: int, restarts: tuple[int, ...] = ()
 ) -> float:
-    """Of a mechanism without parameters: gaussian, tree, tree-full or tree-restart."""
+    """The sensitivity of gaussian, tree, tree-full or tree-restart, which have no parameters."""
     if name == "gaussian":
         return math.sqrt(check_participation(rounds, gap, max_participations))
     edges = [0, *check_restarts(restarts, rounds), rounds]

@@ -14,7 +14,7 @@ Words = npt.NDArray[np.uint64]
 
 
 class WordStream:
-    """The words of one name in order; none is returned twice.
+    """The words of one name in order; no word is returned twice.
 
     The same key gives the same words. Counter and nonce start at 0, and the key is derived from the
     name: streams of two names share no position.
@@ -34,4 +34,4 @@ class WordStream:
         return out.astype("<u8", copy=False)
 
     def __reduce__(self) -> str:
-        raise TypeError("a stream of noise is not copied: two copies would give the same words")
+        raise TypeError("a stream of noise cannot be copied: two copies would give the same noise")

@@ -24,12 +24,15 @@ class BandedToeplitz(Base):
         self.name = name
         self.rounds = check_rounds(rounds)
         if len(coefs) > rounds or not coefs[0] > 0:
-            raise ConfigError(f"{len(coefs)} bands do not fit into {rounds} rounds")
+            raise ConfigError(
+                f"found {len(coefs)} bands for {rounds} rounds; expected at most one band per "
+                "round, and a first coefficient above 0"
+            )
         self.coefs = np.asarray(coefs, np.float64)
         self.buffer_count = len(coefs) - 1
 
     def matrix(self) -> dict[str, Any]:
-        """The column; of BandFHU, whose coefficients are known, its bands."""
+        """The first column or, for BandFHU, whose coefficients are known, the bands."""
         if self.name == "bandfhu":
             return {**super().matrix(), "bands": len(self.coefs)}
         return {**super().matrix(), "coefficients": self.coefs.tolist()}
@@ -60,7 +63,7 @@ class BandedToeplitz(Base):
         return self._falls() or banded_sensitivity(self._gram(), gap, max_participations)[1]
 
     def prefix_variances(self) -> Floats:
-        """BLT Proposition 3.3."""
+        """The variances by BLT Proposition 3.3."""
         return np.cumsum(np.cumsum(inverse_coefs(self.coefs, self.rounds)) ** 2)
 
 

@@ -51,7 +51,7 @@ class TreeAgg(Base):
         return self._restarts
 
     def matrix(self) -> dict[str, Any]:
-        """The restarts: the nodes of a round do not depend on later ones."""
+        """The restarts only, since the nodes of a round do not depend on later rounds."""
         return {"restarts": list(self._restarts)} if self._restarts else {}
 
     def sensitivity(self, *, gap: int, max_participations: int) -> float:
@@ -102,7 +102,7 @@ class TreeAggFull(Base):
         return math.sqrt(forest_sensitivity_squared(tuple(self._sizes), gap, max_participations))
 
     def prefix_variances(self) -> Floats:
-        """From the covariance of each tree; trees are independent of each other."""
+        """Computed from the covariance of each tree; trees are independent of each other."""
         parts = []
         before = 0.0
         for size in self._sizes:
@@ -118,8 +118,8 @@ def _full_variances(size: int) -> Floats:
     alone = node_variances(levels)
 
     def inside(level: int, whole: float) -> tuple[Floats, Floats]:
-        """For a subtree whose whole has variance `whole` given all above it: (variance of each
-        running sum in it, covariance of each with the whole)."""
+        """For a subtree whose whole sum has variance `whole`, given all nodes above it: (variance
+        of each running sum in it, covariance of each with the whole)."""
         if level == 0:
             return np.array([whole]), np.array([whole])
         # Given the whole, the left half is half of it plus an independent residual.

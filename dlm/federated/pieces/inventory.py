@@ -1,7 +1,7 @@
-"""Words in pieces: an inventory made only from the distribution of words (FNG 6).
+"""Wordpieces: an inventory made only from the distribution of words (FNG 6).
 
 SentencePiece estimates the unigram model of Kudo (2018), but collects candidate substrings without
-counts; so they are collected here with weights, and passed to it.
+counts; so this module collects them with weights, and passes them to it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from google.protobuf import descriptor_pb2, message_factory
 from dlm.errors import ConfigError, EstimationError, FormatError
 from dlm.federated.pieces.settings import PieceSettings
 from dlm.files import scratch_folder
+from dlm.pieces import Pieces
 from dlm.record.counts_file import WordCounts
 from dlm.record.provenance import Provenance, content_digest
 from dlm.record.sidecar import PIECES_DIGEST, read_record, write_recorded
@@ -30,8 +31,8 @@ from dlm.units import counted
 SIZES = {"4k": 4_000, "16k": 16_000, "30k": 30_000}  # FNG Table 2: S_e / N_e
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of <unk>, <s>, </s>
 SPACE = "▁"  # U+2581: where a word begins
-# The first is SentencePiece's mark of a word, the others what it uses inside.
-# The last it cuts out of words, whose characters would then be no pieces.
+# The first is SentencePiece's mark of a word; it uses the others internally. It cuts marks such as
+# </s> out of words, so a character only in them would be no piece.
 FORBIDDEN = (SPACE, "\u2585", "\u2047", "\0", "<unk>", "<s>", "</s>")
 SEEDS_PER_PIECE = 8  # substrings to choose from for each piece that is kept
 MAX_SEEDS = 1_000_000
@@ -45,17 +46,11 @@ class Inventory:
     """Wordpieces with ids; a word is split into its most probable pieces, none of them unknown if
     its characters were counted, and decoded to itself."""
 
-    model: bytes  # SentencePiece's
+    model: bytes  # SentencePiece's model, serialised
     provenance: Provenance
 
     def __post_init__(self) -> None:
-        import sentencepiece
-
-        processor = sentencepiece.SentencePieceProcessor()
-        try:
-            processor.LoadFromSerializedProto(self.model)
-        except RuntimeError as exc:
-            raise FormatError(f"not a SentencePiece model: {exc}") from exc
+        processor = Pieces(self.model).processor
         ids = (processor.unk_id(), processor.bos_id(), processor.eos_id())
         if ids != (UNKNOWN, BEGIN, END):
             raise FormatError(
@@ -116,16 +111,15 @@ class Inventory:
             found = cls(model, Provenance.none("not said yet"))
         except FormatError as exc:
             raise FormatError(
-                f"{path}: {exc} (a file named .model holds wordpieces from dlm pieces; give a list "
-                "of words another name)"
+                f"{path}: {exc} (a file whose name ends in .model must hold wordpieces from dlm "
+                "pieces; give a list of words another name)"
             ) from exc
         record = read_record(path, model, digest_name=PIECES_DIGEST, kind="wordpieces")
         return dataclasses.replace(found, provenance=record)
 
 
 def inventory_of(encode: object) -> Inventory | None:
-    """The wordpieces that `encode` is the method of; None for any other function, even of a derived
-    class."""
+    """The wordpieces whose method `encode` is; None for others, even of a derived class."""
     owner = getattr(encode, "__self__", None)
     return owner if type(encode) is MethodType and type(owner) is Inventory else None
 
@@ -139,29 +133,29 @@ def build_inventory(
 ) -> Inventory:
     """An inventory of `size` pieces from words and how often they are used.
 
-    Nobody's text is looked at again, so the inventory has the guarantee of the counts, or none.
+    No text is read again, so the inventory has the guarantee of the counts, or none.
 
     Guarantees  every character of every word is a piece, so that no word is partly unknown; words
                 come back from their pieces as they were, since nothing is normalised
-    Raises      ConfigError      a word that could not come back: with white space or a mark
+    Raises      ConfigError      a word could not come back, since it has white space or a mark
                 EstimationError  the words do not give so many pieces, or have too many characters
     Paper       FNG 6: inventories of 4K, 16K, 30K with 100 % character coverage; Kudo 2018
     """
     import sentencepiece
 
-    PieceSettings(size, max_piece_length)  # checks them
+    PieceSettings(size, max_piece_length)  # checks both numbers
     for word in counts.words:
         if word.split() != [word] or any(mark in word for mark in FORBIDDEN):
             raise ConfigError(
-                f"{word!r} has white space or a mark of wordpieces ({', '.join(FORBIDDEN[4:])}, "
+                f"{word!r} contains white space or a wordpiece mark ({', '.join(FORBIDDEN[4:])}, "
                 "U+2581, U+2585, U+2047, NUL); remove it from the list"
             )
     weights = scaled(counts.counts)
     characters = {c for word in counts.words for c in word} | {SPACE}
     if len(characters) + 3 > size:
         raise EstimationError(
-            f"the words use {len(characters)} different characters, which with <unk>, <s> and "
-            f"</s> do not fit into {size} pieces; set --size to at least {len(characters) + 3}"
+            f"the words use {len(characters)} different characters, which together with <unk>, <s> "
+            f"and </s> do not fit in {size} pieces; set --size to at least {len(characters) + 3}"
         )
     seeds = seed_pieces(
         counts.words, weights, min(MAX_SEEDS, SEEDS_PER_PIECE * size), max_piece_length
@@ -185,9 +179,9 @@ def build_inventory(
                 model_type="unigram",
                 vocab_size=size,
                 character_coverage=1.0,
-                # Words are what the distribution says they are.
+                # The distribution defines the words.
                 normalization_rule_name="identity",
-                # A longer line is left out in silence.
+                # SentencePiece silently leaves out longer lines.
                 max_sentence_length=max(len(w.encode()) for w in counts.words) + 64,
                 max_sentencepiece_length=max_piece_length,
                 num_threads=threads,
@@ -197,9 +191,9 @@ def build_inventory(
                 pad_id=-1,
                 minloglevel=2,
             )
-        # A size that is no int of 32 bits is a ValueError.
+        # A size that does not fit into 32 bits raises ValueError.
         except (RuntimeError, OSError, ValueError) as exc:
-            # Of its message, "INTERNAL: src/...cc(744) [...]", only the limit helps.
+            # Only the limit in its message, "INTERNAL: src/...cc(744) [...]", helps.
             limit = re.search(r"<= (\d+)", str(exc))
             why = f"at most {limit[1]} are possible" if limit else str(exc).rstrip(". ")
             raise EstimationError(
@@ -212,8 +206,8 @@ def build_inventory(
     return Inventory(made, record)
 
 
-# Of SentencePiece's messages, the fields that name files; protobuf keeps all others as they are.
-# Its generated classes need the newest protobuf.
+# The fields of SentencePiece's messages that name files; protobuf keeps all others as they are.
+# SentencePiece's own generated classes need the newest protobuf.
 _FILE_NAMES = descriptor_pb2.FileDescriptorProto(
     name="dlm/file_names.proto",
     message_type=[
@@ -247,17 +241,17 @@ def _without_paths(model: bytes) -> bytes:
 
 
 def scaled(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    shares = counts / counts.max()  # whose sum is finite, whatever the counts are
+    shares = counts / counts.max()  # their sum is finite for all counts
     whole: npt.NDArray[np.int64] = np.rint(shares * (TOTAL / shares.sum())).astype(np.int64)
     return np.maximum(whole, 1)
 
 
 def lone_characters(words: Iterable[str]) -> list[str]:
-    """Words of two characters that no word has side by side, one for each character to end with.
+    """Words of two characters that no word has side by side, one word for each last character.
 
-    At its first pruning SentencePiece drops each piece that no word needs. Were every word a piece
-    by then, these would be all others, characters too, and without characters it takes short
-    frequent words for the next that can go. In each of these words the last character is needed.
+    At its first pruning SentencePiece drops each piece that no word needs. If every word were a
+    piece by then, it would drop all others, including characters, and without characters it would
+    drop short frequent words next. In each of these words the last character is needed.
     """
     pairs = {word[at : at + 2] for word in words for at in range(len(word) - 1)}
     characters = sorted({c for word in words for c in word})
@@ -275,8 +269,8 @@ def seed_pieces(
     """The substrings that a unigram model is chosen from: (substring, weighted occurrences).
 
     At most `count` of two characters or more, those first that cover the most text (occurrences
-    times length), as SentencePiece takes them, but with each occurrence weighing what its word
-    does. One that occurs only inside a longer one as often is left out.
+    times length), as SentencePiece takes them, but each occurrence has the weight of its word. A
+    substring that always occurs inside a longer one is left out.
 
     Cost  O(characters of the list) times `max_length`; substrings of two lengths in memory
     """

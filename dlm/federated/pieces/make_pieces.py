@@ -1,4 +1,4 @@
-"""Makes wordpieces from a file of counts, with their record: what `dlm pieces` does."""
+"""Makes wordpieces from a file of counts, with their record, for `dlm pieces`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dlm.record.signature import require_signed
 
 @dataclass(frozen=True)
 class MadePieces:
-    """What `make_pieces` wrote, and the mean pieces per word, weighted by use."""
+    """The result of `make_pieces`, and the mean number of pieces per word, weighted by use."""
 
     inventory: Inventory
     per_word: float
@@ -32,20 +32,21 @@ def make_pieces(
     public_key: Path | None = None,
 ) -> MadePieces:
     """Builds an inventory of the words of `counts`, and writes it to FILE.model, with its record.
-    Raises as `read_counts`, `require_signed` and `build_inventory`; ConfigError, too, for users'
-    counts that are declared public, and for both `public` and `public_key`."""
+    Raises what `read_counts`, `require_signed` and `build_inventory` raise; also ConfigError for
+    users' counts that are declared public, and for both `public` and `public_key`."""
     # Checked before the long estimation, and before any output is replaced.
     _check_name(output)
     if public is not None and (beside := traces_of_users(counts)):
         raise ConfigError(
-            f"--public-attested-by, but {beside[0]} says that {counts} comes from users; leave "
-            "--public-attested-by out"
+            f"--public-attested-by was given, but {beside[0]} says that {counts} comes from users; "
+            "leave --public-attested-by out"
         )
     if public is not None and public_key is not None:
         raise ConfigError(
-            "--public-attested-by and --public-key were both given; public counts have no record"
+            "--public-attested-by and --public-key were both given, but public counts have no "
+            "record; give only one"
         )
-    content = counts.read_bytes()  # once: what is verified is what pieces are made of
+    content = counts.read_bytes()  # read once: pieces are made of the verified bytes
     found = read_counts(counts, content)
     if public_key is not None:
         signed = require_signed(counts, public_key, content)
@@ -61,6 +62,6 @@ def make_pieces(
 def _check_name(output: Path) -> None:
     if output.suffix != PIECES_SUFFIX:
         raise ConfigError(
-            f"--output is {output}; expected a name in {PIECES_SUFFIX}, by which dlm federate "
-            "recognises wordpieces"
+            f"--output is {output}; expected a name that ends in {PIECES_SUFFIX}, since dlm "
+            "federate recognises wordpieces by it"
         )

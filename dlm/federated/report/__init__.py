@@ -1,1 +1,1 @@
-"""What a run guarantees, in words, and measures of it."""
+"""The guarantee of a run, in words and in figures."""

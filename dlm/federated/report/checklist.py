@@ -1,4 +1,4 @@
-"""The text of a privacy report: what it says about a run for each point of the papers' checklist
+"""The text of a privacy report: its statements about a run for each point of the papers' checklist
 (GDP Appendix A, BLT Appendix C), and a fourth part of our own."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 from dlm.record.provenance import UnverifiedInput
 from dlm.units import counted
 
-# What an engine of real devices says of itself in a stage's extras.
+# How an engine of real devices describes itself in a stage's extras.
 ENGINE = "DevicesEngine"
 REGISTERED = "secure aggregation with registered keys"
 UNREGISTERED = "secure aggregation without registered keys"
@@ -19,8 +19,8 @@ SETTING = (
     "unchanged, and to keep its private files to itself.\n"
     "The adversary sees every intermediate model and everything else that is released, including "
     "this report, knows the program and its settings, and may know the text of every other user. "
-    "They do not see sums before noise is added, the keys, or the private files. Users are not "
-    "protected from the provider."
+    "The adversary does not see sums before noise is added, the keys, or the private files. Users "
+    "are not protected from the provider."
 )
 SECURE_SETTING = (
     "\nUpdates were encoded for secure aggregation, and added up in a simulation of it: no "
@@ -33,11 +33,12 @@ _DEVICES_SETTING = (
     "of a sum follow the protocol."
 )
 _KEYS = {
-    True: "Devices held a list of each other's keys: while fewer than a third of a round's devices "
-    "help it, a server that lies could learn only sums over devices that all had the same task. It "
-    "chooses the task and who is asked, so it could make one user's update stand out in a sum.",
-    False: "No keys were registered: it hid single updates from a server that follows the "
-    "protocol, not from one that lies about who takes part.",
+    True: "Devices held a list of each other's keys: unless a third or more of a round's devices "
+    "help it, a dishonest server could learn only sums over devices that all had the same "
+    "task. The server chooses the task and the devices, so it could make one user's update "
+    "stand out in a sum.",
+    False: "No keys were registered: secure aggregation hid single updates from a server that "
+    "follows the protocol, but not from one that lies about who takes part.",
 }
 _ACCESSES = (
     "The text of every user who took part in this one run and followed the algorithm, including "
@@ -45,12 +46,12 @@ _ACCESSES = (
     "Not covered: choosing settings by looking at users' data, choosing a checkpoint by metrics or "
     "A/B tests, and other runs. (dlm privacy compose gives the guarantee of several runs.)"
 )
-_OTHERS = "A user who does not follow it does not weaken anyone else's guarantee."
+_OTHERS = "A user who does not follow the algorithm does not weaken anyone else's guarantee."
 _OTHER_DEVICES = (
-    "The others in a sum are covered if all its devices follow it: one that sends numbers that the "
-    "encoding does not allow can make the sum wrap around its modulus, by more than the noise. And "
-    "whether and when a device answers must not depend on its text: that decides whose inputs are "
-    "in a sum, and whether there is one."
+    "The others in a sum are covered if all its devices follow the algorithm: a device that sends "
+    "numbers that the encoding does not allow can make the sum wrap around its modulus, by more "
+    "than the noise. Also, a device's text must not influence whether and when it answers, since "
+    "that decides whose inputs are in a sum, and whether there is a sum."
 )
 OUTPUT = (
     "The whole sequence of noised sums. So the guarantee holds for the final model, for every "
@@ -74,17 +75,16 @@ TRANSPARENCY = (
     "provider's word, which a signature (dlm privacy sign) ties to a key."
 )
 CHECKS = (
-    "Each command prints the rho below it, and each event is the same for dp-accounting; of a "
-    "Poisson-sampled stage, its RdpAccountant gives this epsilon with the orders 2 to 128 and 136 "
-    "to 512 in steps of 8. "
-    'The epsilon of this report is that of the last command, in its line "as a run reports it '
-    '(discrete noise)". (If a stage of several has Poisson-sampled cohorts, dlm privacy verify '
-    "composes them numerically.)"
+    "Each command prints the rho below it, and each event is the equivalent for dp-accounting; for "
+    "a Poisson-sampled stage, the RdpAccountant of dp-accounting gives this epsilon with the "
+    "orders 2 to 128 and 136 to 512 in steps of 8. The epsilon of this report is that of the last "
+    'command, in its line "as a run reports it (discrete noise)". (If a stage of several has '
+    "Poisson-sampled cohorts, dlm privacy verify composes them numerically.)"
 )
 
 
 def secure_setting(stages: Sequence[Mapping[str, Any]]) -> str:
-    """How updates were added up, where they were encoded for secure aggregation."""
+    """How updates were added up, if they were encoded for secure aggregation."""
     adding = [(stage.get("extras") or {}).get("aggregator", "") for stage in stages]
     if not any(_of_devices(stage) for stage in stages):
         return SECURE_SETTING
@@ -134,7 +134,7 @@ def trusted(
     public: Sequence[str],
     unverified: Sequence[UnverifiedInput],
 ) -> str:
-    """What the guarantee depends on but nothing here checks."""
+    """The assumptions of the guarantee that dlm cannot check."""
     lines = [
         "This program, the packages that it uses, the machine and its random numbers, and any "
         "other code in its process.",
@@ -184,7 +184,7 @@ def enforced(
             else f"at most {counted(kept['max_participations'], 'participation')}"
         )
         clock = (
-            "each device kept a clock of its own, too, and refused to take part more often"
+            "each device also kept its own clock, and refused to take part more often than that"
             if _of_devices(stage)
             else "no timer on a device was involved"
         )
@@ -198,10 +198,10 @@ def enforced(
 
 def limits(held_out: int) -> str:
     lines = [
-        "If a copy of the run's folder is resumed, that is not detected while it runs, and its "
-        "rounds are released twice. Given the reports of both, dlm privacy compose says so and "
-        "counts both.",
-        "That something is public is somebody's word. Nothing checks it.",
+        "If somebody resumes a copy of the run's folder, the program does not detect it, and the "
+        "same rounds are released twice. Given the reports of both runs, dlm privacy compose says "
+        "so and counts both.",
+        "That an input is public is somebody's word. Nothing checks it.",
     ]
     if held_out:
         lines.append(

@@ -1,4 +1,4 @@
-"""Whether the noise of a run is larger than what its users contribute: from released figures."""
+"""Finds from released figures whether a run's noise is larger than its users' contributions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 
 from dlm.federated.training.settings import TrainingSettings
 
-# Noise of its own in every round adds up as the square root of their number. Correlated noise
-# cancels over rounds, at best down to that of one round.
+# Independent noise grows with the square root of the number of rounds. Correlated noise cancels
+# over rounds, at best down to that of one round.
 INDEPENDENT = ("gaussian",)
 
 
 def noise_over_signal(
     rounds: Iterable[Mapping[str, Any]], *, mechanism: str, users_over_denominator: float = 1.0
 ) -> float:
-    """How many times the noise of a run is the most that its users can have contributed, at least,
-    by `clip_norm` and `released_norm` of its rounds.
+    """A lower bound on the noise of a run, divided by its users' largest possible contribution,
+    from `clip_norm` and `released_norm` of its rounds.
 
     Below 1, the users' updates may outweigh the noise. Above 1 they cannot, even if every user
-    pulls the same way in every round. 0 without rounds. `users_over_denominator` are users of a
-    round over what their sum is divided by.
+    pulls the same way in every round. 0 without rounds. `users_over_denominator` is the number of
+    users of a round over the divisor of their sum.
     """
     found: list[tuple[float, float]] = [
         (line["clip_norm"], line["released_norm"])
@@ -42,12 +42,11 @@ def noise_over_signal(
 
 
 def noise_warning(journal: Path, settings: TrainingSettings) -> str | None:
-    """What to say of a run, by its journal, whose noise is larger than its signal; None of
-    another."""
+    """A warning if a run's noise, by its journal, is larger than its signal; otherwise None."""
     privacy, sampling = settings.privacy, settings.sampling
     users_over_denominator = 1.0
     if privacy.denominator:
-        if sampling.kind == "poisson":  # the users of a round are not known here
+        if sampling.kind == "poisson":  # the number of users of a round is random
             return None
         users_over_denominator = sampling.report_goal / privacy.denominator
     lines = rounds_of(journal)
@@ -59,9 +58,9 @@ def noise_warning(journal: Path, settings: TrainingSettings) -> str | None:
     norms = [line["released_norm"] for line in lines if line.get("released_norm") is not None]
     return (
         "WARNING: the noise is larger than the signal, so the network has learned little or "
-        f"nothing: a round's update has norm {statistics.median(norms):.3g}, of which its users "
-        f"contribute at most {users_over_denominator * lines[-1]['clip_norm']:.3g}. Use more users "
-        "per round (sampling.report_goal) or a smaller network"
+        f"nothing: a round's update has a norm of {statistics.median(norms):.3g}, of which its "
+        f"users contribute at most {users_over_denominator * lines[-1]['clip_norm']:.3g}. Use more "
+        "users per round (sampling.report_goal) or a smaller network"
     )
 
 
@@ -69,6 +68,6 @@ def rounds_of(journal: Path) -> list[dict[str, Any]]:
     found = []
     if journal.exists():
         for text in journal.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # a stop may have cut the last one
+            with contextlib.suppress(ValueError):  # a stop may have cut off the last line
                 found.append(json.loads(text))
     return found

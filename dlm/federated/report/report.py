@@ -1,5 +1,5 @@
-"""The privacy report of a model: what was guaranteed, to whom, and the evidence for it; `checklist`
-has its text."""
+"""The privacy report of a model: the guarantee, the people it covers, and the evidence; `checklist`
+has the text."""
 
 from __future__ import annotations
 
@@ -77,13 +77,14 @@ class PrivacyReport:
         if self.numbers is None:
             return "None: there is nothing to account for."
         text = (
-            "Stages compose by zero-concentrated differential privacy, adaptively, with a bound "
-            "that holds whatever was released; epsilon holds for every mechanism of that rho."
+            "Stages are composed adaptively, as zero-concentrated differential privacy, with a "
+            "bound rho that holds whatever was released; epsilon holds for every mechanism with "
+            "that rho."
         )
         if any(stage.get("sampling_rate") is not None for stage in self.stages):
             text += (
-                " Stages with Poisson-sampled cohorts are amplified by sampling, by Renyi "
-                "divergences of whole orders."
+                " For stages with Poisson-sampled cohorts, amplification by sampling is computed "
+                "from Renyi divergences of integer orders."
             )
         return " ".join([text, *(f"{note}." for note in self.notes)])
 
@@ -126,7 +127,9 @@ class PrivacyReport:
             if ledger is None or ledger["observed"] is None:
                 continue
             seen = ledger["observed"]
-            gap_seen = "nobody came back" if seen["gap"] is None else f"a gap of {seen['gap']}"
+            gap_seen = (
+                "nobody came back" if seen["gap"] is None else f"a gap of {seen['gap']} rounds"
+            )
             lines.append(
                 f"Of {ledger['population']} users, {ledger['participants']} took part; observed: "
                 f"{gap_seen}, at most {counted(seen['max_participations'], 'participation')} of a "
@@ -138,13 +141,13 @@ class PrivacyReport:
         out = ["# Privacy report", "", f"**{self.statement()}**", ""]
         out += [f"* {what}: {value}" for what, value in self._head().items()] + [""]
         for title, text in self.checklist():
-            # Paragraphs, or a list.
+            # Lines of a list stay together; others become paragraphs.
             gap = "\n" if text.startswith("* ") else "\n\n"
             out += [f"## {title}", "", text.replace("\n", gap), ""]
         out += [
             "## Stages",
             "",
-            "| stage | mechanism | noise multiplier | rounds | gap | max part |",
+            "| stage | mechanism | noise multiplier | rounds | gap | max participations |",
         ]
         out += ["| --- | --- | --- | --- | --- | --- |"]
         for stage in self.stages:
@@ -258,19 +261,19 @@ def build(
         under_way    whether the stages have more rounds than the ledgers so far
         data         `name` of the users' data set, and its keyed `digest`: a plain one would be a
                      release without noise
-    Raises  PrivacyError  as `check_stage`
+    Raises  PrivacyError  see `check_stage`
     """
     if not stages:
         raise ConfigError("a report needs at least one stage that used users' data")
     if not 0 < delta < 1:
-        raise ConfigError(f"delta is {delta}; expected a number between 0 and 1")
+        raise ConfigError(f"delta is {delta}; expected a number above 0 and below 1")
     records = [_as_dict(stage) for stage in stages]
     books = dict(ledgers or {})
     unknown = sorted(set(books) - {str(record["stage"]) for record in records})
     if unknown:
         raise ConfigError(
-            f"a ledger is given for {', '.join(unknown)}, not a stage of this report; give the "
-            "ledgers of its stages only"
+            f"a ledger is given for {', '.join(unknown)}, which is not a stage of this report; "
+            "give the ledgers of its stages only"
         )
     reasons = list(void)
     for record in records:
@@ -284,7 +287,8 @@ def build(
         else:
             check_stage(record, book, under_way=under_way)
             reasons += unenforced(record, book)
-            # Which run it was: the same stage is composed once, that of another run again.
+            # Identifies the run: the same stage is composed once, a stage of another run
+            # separately.
             record["extras"] = {**(record.get("extras") or {}), "ledger": book.digest}
     made = compose_records(
         inputs or {},
@@ -296,7 +300,7 @@ def build(
         config=config,
         content=content,
     )
-    # What a guarantee rests on nobody knowing: who was sampled, and so how many.
+    # The guarantee assumes that nobody knows which users were sampled, or how many.
     sampled = {str(r["stage"]) for r in records if r.get("sampling") == "poisson"}
     secret = sampled if made.provenance.simulated is None else set()
     return PrivacyReport(
@@ -327,9 +331,9 @@ def check_stage(
         )
     if ledger.rounds != int(stage["rounds"]) and not under_way:
         raise PrivacyError(
-            f"{stage['stage']}: the ledger is of {ledger.rounds} rounds, but the stage has "
-            f"{stage['rounds']}: it is another ledger, or was cut off. Give this "
-            "stage's own"
+            f"{stage['stage']}: the ledger has {ledger.rounds} rounds, but the stage has "
+            f"{stage['rounds']}: it belongs to another stage, or was cut off. Give this stage's "
+            "own ledger"
         )
     if stage.get("sampling_rate") is not None:
         ledger.check_poisson(float(stage["sampling_rate"]))
@@ -359,7 +363,7 @@ def _as_dict(record: Any) -> dict[str, Any]:
         return dataclasses.asdict(record)
     if isinstance(record, Mapping):
         return dict(record)
-    raise ConfigError(f"{type(record).__name__} is not a record of a stage")
+    raise ConfigError(f"a stage is a {type(record).__name__}; expected a StageRecord or its JSON")
 
 
 def _is_raw(stage: Mapping[str, Any]) -> bool:

@@ -1,1 +1,1 @@
-"""Rounds over users: who takes part, and the folder from which they resume."""
+"""Rounds over users: the choice of users, and the folder from which rounds resume."""

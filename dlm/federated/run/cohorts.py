@@ -1,4 +1,4 @@
-"""Who takes part in the rounds of a run: drawn, and recorded before anybody is counted."""
+"""Draws the users of each round of a run, and records them before anybody is counted."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dlm.record.ledger import ParticipationLedger
 
 
 class Population(Protocol):
-    """Users whose text is here, or devices that keep theirs."""
+    """Users with text on this machine, or devices that keep their text."""
 
     def __len__(self) -> int: ...
 
     def user_id(self, user: int) -> str:
-        """What the ledger knows a user by."""
+        """The name of a user in the ledger."""
         ...
 
     def tokens(
@@ -31,7 +31,7 @@ class Population(Protocol):
         cap: int | None = None,
         split: Callable[[str], list[str]] = str.split,
     ) -> list[Ids]:
-        """A user's utterances as ids, at most `cap` in all; none where devices keep them."""
+        """A user's utterances as ids, at most `cap` in total; none if devices keep them."""
         ...
 
     def split(self, fraction: float) -> tuple[Self, Self]:
@@ -40,13 +40,13 @@ class Population(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of all that makes two populations the same, which a resumed run compares."""
+        """A digest of what identifies a population, which a resumed run compares."""
         ...
 
 
 class Cohorts:
-    """A sampler of as many users, its clock, and the ledger of whom it drew, which enforces gap and
-    participations unless they are None. Timers count from `round_s`, between beginnings of
+    """A sampler of users, its clock, and the ledger of the users that it drew, which enforces gap
+    and participations unless they are None. Timers count from `round_s`, between beginnings of
     rounds."""
 
     def __init__(
@@ -61,8 +61,8 @@ class Cohorts:
     ):
         if sampler.users != len(users):
             raise ConfigError(
-                f"the sampler is for {sampler.users} users, but the dataset has {len(users)}; "
-                "make it for as many"
+                f"the sampler is for {sampler.users} users, but the dataset has {len(users)}; make "
+                "a sampler for all users of the dataset"
             )
         self.users, self.sampler = users, sampler
         self.ledger = ParticipationLedger(
@@ -77,7 +77,7 @@ class Cohorts:
 
     def draw(self, index: int) -> list[int]:
         """Places of the users of a round, who are in the ledger from then on; ConfigError if there
-        is no cohort, PrivacyError for one that breaks what the ledger enforces."""
+        is no cohort, PrivacyError for one that breaks the ledger's limits."""
         if isinstance(self.sampler, AvailabilitySampler):
             cohort, self.now_s = self.sampler.cohort_when_ready(index, self.now_s)
             self.now_s += self._round_s
@@ -101,7 +101,7 @@ class Cohorts:
         self.ledger, self.now_s = ledger, now_s
 
     def bounds(self, rounds: int) -> tuple[int, int]:
-        """(gap, most participations of a user) that accounting may use: what is enforced, or the
+        """(gap, most participations of a user) that accounting may use: the enforced limits, or the
         worst case."""
         gap = self.ledger.gap or 1
         return gap, self.ledger.max_participations or max(-(-rounds // gap), 1)
@@ -116,10 +116,10 @@ class Cohorts:
         simulated: bool,
         **more: Any,
     ) -> dict[str, Any]:
-        """An `account.compose.StageRecord`, as JSON, of so many rounds, done or planned."""
+        """An `account.compose.StageRecord`, as JSON, for this number of rounds, done or planned."""
         gap, most = self.bounds(rounds)
         drawn = self.ledger.sampling
-        # Amplification is known for independent noise alone, and by whom who took part was drawn.
+        # Amplification is known only for independent noise, and depends on how users were drawn.
         ours = type(self.sampler) is PoissonSampler
         amplified = ours and drawn["kind"] == "poisson" and mechanism == "gaussian"
         return {

@@ -1,5 +1,5 @@
-"""One process of a run: it begins or resumes, does its rounds, and each counts once. No file
-contains a key, and once the run has ended none contains its noise."""
+"""One process of a run: it begins or resumes, and does its rounds, each of which counts once. No
+file contains a key, and after the run has ended none contains its noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dlm.record.ledger import ParticipationLedger
 from dlm.record.provenance import Provenance
 from dlm.resources import Closeable
 
-Done = TypeVar("Done")  # what is told of a round
+Done = TypeVar("Done")  # what is reported about a round
 
 
 class FederatedRun(Closeable, Generic[Done]):
@@ -28,8 +28,8 @@ class FederatedRun(Closeable, Generic[Done]):
     A run stopped anywhere and resumed with the same seed ends in the same bits, including the
     journal; a round is reported only after it is saved.
 
-    `binding` is what makes two runs the same. Only simulations can repeat rounds that are
-    `released`.
+    `binding` is what two runs must share to be the same. Only simulations can repeat rounds that
+    are `released`.
     """
 
     rounds: int
@@ -41,7 +41,7 @@ class FederatedRun(Closeable, Generic[Done]):
     rounds_done: int = 0
     resumed: bool = False
     _ends: bool = False  # whether the next checkpoint is the last for now
-    _in_round: bool = False  # also after an interrupted one
+    _in_round: bool = False  # also true after an interrupted round
     _over: str = ""  # why the run ended early; "" while it has not
 
     def _begin(self, folder: RunFolder | Path | None) -> None:
@@ -73,7 +73,7 @@ class FederatedRun(Closeable, Generic[Done]):
         Raises
             PrivacyError      a participation that breaks the enforced limits; a round of this run
                               was interrupted in this process; its noise was erased before
-            TrainingDiverged  after the round that shows it, which counts; and at once if a run
+            TrainingDiverged  after the round that shows it, which counts; and immediately if a run
                               resumes from there
         """
         if self._over:
@@ -82,11 +82,11 @@ class FederatedRun(Closeable, Generic[Done]):
         if self.folder is not None and self.folder.has_ended and self.rounds_done < last:
             raise PrivacyError(
                 f"the run in {self.folder.path} was ended after {self.rounds_done} of "
-                f"{self.rounds} rounds, and its noise erased, so it cannot go on. Start a new run "
-                "in another folder; the privacy costs of both add up"
+                f"{self.rounds} rounds and its noise was erased, so it cannot continue. Start a "
+                "new run in another folder; the privacy costs of both add up"
             )
         if self.folder is not None:
-            # If this is killed, no report of fewer rounds must remain beside newer output.
+            # If this process is killed, no report of fewer rounds must remain beside newer output.
             for path in self.folder.reports:
                 path.unlink(missing_ok=True)
         waiting: list[Done] = []
@@ -123,8 +123,8 @@ class FederatedRun(Closeable, Generic[Done]):
         return self.cohorts.draw(index)
 
     def _releases(self) -> dict[str, str]:
-        """Which run it is and what it released (`lineage`), for the extras of a stage whose rounds
-        are releases; a resumed simulation draws the same noise again."""
+        """The run and its releases (`lineage`), for the extras of a stage whose rounds are
+        releases; a resumed simulation draws the same noise again."""
         if self.folder is None or not self.released:
             return {}
         return {"run": self.folder.run_id, "released": checkpoint.digest(self._arrays()[0])}
@@ -147,13 +147,12 @@ class FederatedRun(Closeable, Generic[Done]):
         self.folder.save(state, self.binding, lines, released=self.released, record=record)
 
     def _record(self, public: Arrays) -> Provenance | None:
-        """The record for a checkpoint with these arrays; None if a record stands beside a separate
-        file."""
+        """The record for a checkpoint with these arrays; None if it is beside a separate file."""
         return None
 
     @abstractmethod
     def report(self, *, at: datetime | None = None, data_name: str = "") -> PrivacyReport:
-        """The privacy report of the rounds that count, from their ledger, made `at` a time."""
+        """The privacy report of the rounds that count, from their ledger, as of the time `at`."""
 
     @abstractmethod
     def _first(self) -> None:

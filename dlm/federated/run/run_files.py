@@ -1,4 +1,4 @@
-"""The files in a run's folder: their names, and whether they are of one run at one time."""
+"""The files in a run's folder: their names, and checks that they belong to one state of one run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS = "metrics.jsonl"
 STORE = "users.store"
 LEDGER = "ledger.state"
 REPORTS = ("privacy.md", "privacy.json")
-PIPELINE_JOURNAL = "journal.json"  # of a pipeline's folder, whose reports have the same names
+PIPELINE_JOURNAL = "journal.json"  # file in a pipeline's folder, which has the same `REPORTS`
 PRIVATE = "private-*.state"
 
 
@@ -51,21 +51,21 @@ def check_history(
             )
     elif last >= done:
         raise PrivacyError(
-            f"the journal of {place} has round {last} (from 0), but the checkpoint only {done} "
-            "rounds: it is an older one. The later rounds were released, and repeating them with "
-            "other noise and users would void the guarantee. Restore the latest checkpoint and its "
+            f"the journal of {place} has round {last} (from 0), but the checkpoint has only {done} "
+            "rounds, so it is older. The later rounds were released, and repeating them with other "
+            "noise and users would void the guarantee. Restore the latest checkpoint and its "
             "private part, or start in another folder and account for both runs"
         )
 
 
 def private_parts(folder: Path) -> list[Path]:
-    """Files in a run's folder that hold noise, unfinished ones too."""
+    """Files in a run's folder that hold noise, including unfinished ones."""
     return [*folder.glob(PRIVATE), *folder.glob(f".{PRIVATE}.*{SUFFIX}")]
 
 
 def ended_part(folder: Path, found: Checkpoint) -> Checkpoint | None:
     """The `ledger.state` of a run that has ended; None if rounds may remain. It is written before
-    the last checkpoint, so it counts only if it has that one's ledger."""
+    the last checkpoint, so it counts only if it has that checkpoint's ledger."""
     if not (folder / LEDGER).exists():
         return None
     kept = checkpoint.read(folder / LEDGER)
@@ -74,16 +74,16 @@ def ended_part(folder: Path, found: Checkpoint) -> Checkpoint | None:
 
 
 def private_part(folder: Path, found: Checkpoint) -> Checkpoint:
-    """The private part of a checkpoint; raises as `run_folder.RunFolder.load`."""
+    """The private part of a checkpoint; see `run_folder.RunFolder.load` for errors."""
     part = folder / f"private-{found.facts['round']}.state"
     if not part.exists():
         raise FormatError(
-            f"{part} is missing; without its noise state and ledger this run cannot resume under "
-            "its guarantee. Restore it together with the checkpoint"
+            f"{part} is missing; without the noise and ledger in this file, the run cannot resume "
+            "under its guarantee. Restore the file together with the checkpoint"
         )
     if file_digest(part) != found.facts["private"]:
         raise PrivacyError(
-            f"{part} is not the one of this checkpoint: its noise or ledger is from another time, "
+            f"{part} does not belong to this checkpoint: its noise or ledger is from another time, "
             "or was changed. Restore both files together"
         )
     return checkpoint.read(part)
@@ -96,8 +96,9 @@ def ledger_in(private: Checkpoint, found: Checkpoint) -> ParticipationLedger:
     )
     if ledger.rounds != done:
         raise PrivacyError(
-            f"{private.path.parent} has {done} rounds, but its ledger {ledger.rounds}: one is "
-            "from another time. Restore the checkpoint and its private part together"
+            f"the checkpoint in {private.path.parent} has {done} rounds, but the ledger has "
+            f"{ledger.rounds}, so one is from another time. Restore the checkpoint and its private "
+            "part together"
         )
     return ledger
 
@@ -112,11 +113,11 @@ def refuse_secrets_left(folder: Path) -> None:
             held = f"{STORE} still holds users' text"
             if parts:
                 held = (
-                    f"{parts[0].name} still holds its noise: whoever has both can subtract the "
-                    "noise from the releases"
+                    f"{parts[0].name} still holds its noise: whoever has this file and the "
+                    "releases can subtract the noise from them"
                 )
             raise PrivacyError(
-                f"the run in {folder} has ended, but {held}. Erase it: dlm privacy erase {folder}"
+                f"the run in {folder} has ended, but {held}. Erase this: dlm privacy erase {folder}"
             )
 
 
@@ -133,7 +134,7 @@ def journal_text(journal: Path) -> list[str]:
 
 
 def journal_lines(texts: Iterable[str]) -> list[JournalLine]:
-    """Complete lines: a stop may have cut off the last one."""
+    """The complete lines; a stop may have cut off the last one."""
     found = []
     for text in texts:
         try:

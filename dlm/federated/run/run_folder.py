@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time uses it, and does no round twice.
+"""The folder of a run: one process at a time uses it, and no round is done twice.
 
 | file | who may see it | contents |
 | --- | --- | --- |
@@ -76,9 +76,8 @@ class RunBinding:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run after `done` rounds that count: arrays of what was released, and more about them as
-    JSON; and private ones that hide users, or reveal who took part, None of a run that has
-    ended."""
+    """A run after `done` rounds that count: released arrays, with facts about them as JSON; and
+    private arrays, which hide users or reveal who took part, or None once a run has ended."""
 
     done: int
     public: Arrays
@@ -105,8 +104,8 @@ class RunFolder(Closeable):
     Raises  ConfigError  another process uses the folder; `path` is a file; it is a pipeline's
     Guarantees
         a folder whose run has ended is left without a copy of users' text, and so is one in which
-        no run has begun, which is removed if it was created here; where a run is refused that was
-        to resume, no copy is left that was made for it
+        no run has begun, which is removed if it was created here; if a run may not resume, no copy
+        that was made for it is left
     """
 
     def __init__(
@@ -130,8 +129,8 @@ class RunFolder(Closeable):
         self._run = secrets.token_hex(16)
         self._is_new = not path.exists()
         self._had_text = (path / STORE).exists()
-        self._accepted = False  # a run was loaded or saved here
-        self.has_ended = False  # the run that was loaded or saved: it holds no noise to go on with
+        self._accepted = False  # whether a run was loaded or saved
+        self.has_ended = False  # whether that run has ended, so that it holds no noise
         path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
         self._lock: int | None = _locked(path / _LOCK)
 
@@ -141,7 +140,7 @@ class RunFolder(Closeable):
 
     @property
     def run_id(self) -> str:
-        """Random; a run whose rounds are releases keeps it when it resumes."""
+        """A random id; a run whose rounds are releases keeps it when it resumes."""
         return self._run
 
     @property
@@ -155,7 +154,7 @@ class RunFolder(Closeable):
             self.remove_text()
         if not self.has_begun and self._is_new:
             (self.path / _LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it is not empty
+            with contextlib.suppress(OSError):  # the folder is not empty
                 self.path.rmdir()
         os.close(self._lock)
         self._lock = None
@@ -175,7 +174,7 @@ class RunFolder(Closeable):
         """The state to resume from; None if a new run may begin.
 
         Raises ConfigError for a run with other settings, users or vocabulary; PrivacyError if a
-        ledger or noise is not the checkpoint's, or that lacks released rounds; FormatError.
+        ledger or noise is not the checkpoint's, or it lacks released rounds; FormatError.
         """
         lines = journal_lines(journal_text(self.journal))
         parts = {int(p.stem.partition("-")[2]): p for p in self.path.glob(PRIVATE)}
@@ -222,16 +221,16 @@ class RunFolder(Closeable):
         record: Provenance | None = None,
     ) -> None:
         """Makes rounds count: writes the private part, then the checkpoint, which has `record` and
-        the new journal `lines`, for a stop before they are written; erases the old part. Of a run
-        that ends (`state.private` is None), only the ledger is written. `released` is as in
+        the new journal `lines`, for a stop before they are written; erases the old part. If the run
+        ends (`state.private` is None), only the ledger is written. `released` is as in
         `check_history`."""
         self._accepted = True
         mark = {"released": True} if released else {}
         texts = [json.dumps({**finite(line), **mark}) for line in lines]
         vocabulary = {} if binding.vocabulary is None else {"vocabulary": binding.vocabulary}
         ends = state.private is None
-        # The checkpoint has a digest of this file. Whoever guesses the noise could confirm it by
-        # that, if the file held nothing else that is unknown once it is erased.
+        # The checkpoint has a digest of this file. Anyone who guesses the noise could confirm it by
+        # the digest if the erased file contained nothing else unknown.
         blind = {"blind": secrets.token_bytes(32)} if released and not ends else {}
         private = self.path / (LEDGER if ends else f"private-{state.done}.state")
         digest = checkpoint.save(
@@ -271,7 +270,7 @@ class RunFolder(Closeable):
 
     def end(self) -> ErasedRun:
         """Ends the run: erases its noise and the copy of users' text, and keeps the ledger.
-        ConfigError if none has begun here, PrivacyError if the private part is not the
+        ConfigError if no run has begun here, PrivacyError if the private part is not the
         checkpoint's."""
         if not self.has_begun:
             raise ConfigError(
@@ -295,14 +294,14 @@ class RunFolder(Closeable):
         return ErasedRun(int(found.facts["round"]), sorted(path.name for path in held))
 
     def _erase_parts(self, current: Path | None) -> None:
-        """Erases the private parts of other rounds, and what killed processes left of any."""
+        """Erases the private parts of other rounds, and parts that killed processes left."""
         for old in private_parts(self.path):
             if old != current:
                 erase(old)
 
     def _mend_journal(self, done: int, lines: Iterable[JournalLine]) -> None:
         """Leaves one line per round before `done`, from the journal or from the checkpoint; later
-        lines are of rounds that can be repeated to the bit."""
+        lines belong to rounds that can be repeated to the bit."""
         counted = {line.round: line.text for line in lines if line.round < done}
         text = "".join(f"{counted[index]}\n" for index in sorted(counted))
         write_whole(self.journal, text.encode(), mode=self._mode)
@@ -312,6 +311,6 @@ def _locked(file: Path) -> int:
     if (handle := lock_file(file)) is not None:
         return handle
     raise ConfigError(
-        f"another process is using {file.parent}; wait for it, since two processes would release "
-        "the same round with different noise"
+        f"another process is using {file.parent}; wait until that process ends, since two would "
+        "release the same round with different noise"
     )

@@ -1,4 +1,4 @@
-"""Who takes part in a round: Poisson, a fixed report goal, or available users with a run-out timer.
+"""Samples a round's users: Poisson, a fixed report goal, or available users with an expired timer.
 
 | sampler | what accounting may assume |
 | --- | --- |
@@ -31,16 +31,16 @@ class Sampler(Protocol):
     users: int
 
     def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
-        """Places of the users of this round, sorted, each once."""
+        """The places of this round's users, sorted, each once."""
 
     def describe(self) -> dict[str, Any]:
-        """How cohorts are drawn, as the ledger and the report hold it."""
+        """How cohorts are drawn, for the ledger and the report."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """The state to store in a checkpoint."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` returned."""
+        """Continues from the result of `state`."""
 
 
 class _Stateless:
@@ -51,12 +51,12 @@ class _Stateless:
         if state:
             raise ConfigError(
                 f"this sampler has no state, but the checkpoint has {sorted(state)}; resume with "
-                "the sampling that it began with"
+                "the sampling that the run began with"
             )
 
 
 class PoissonSampler(_Stateless):
-    """Each user with probability q, independently of all others and of other rounds, as
+    """Draws each user with probability q, independently of all others and of other rounds, as
     amplification by sampling needs (DPF Algorithm 1 and modification A)."""
 
     def __init__(self, users: int, q: float, key: Key):
@@ -73,8 +73,7 @@ class PoissonSampler(_Stateless):
 
 
 class FixedGoalSampler(_Stateless):
-    """Exactly `report_goal` users, every set of that size as likely as any other, in every
-    round."""
+    """Draws exactly `report_goal` users a round; every set of that size is equally likely."""
 
     def __init__(self, users: int, report_goal: int, key: Key):
         self.users, self.report_goal = _population(users), report_goal
@@ -90,8 +89,8 @@ class FixedGoalSampler(_Stateless):
 
 @dataclass(frozen=True)
 class Diurnal:
-    """How likely a device is idle, charging and on free wireless, by the hour where it is: a raised
-    cosine, `low` at noon and `high` at midnight."""
+    """The probability that a device is idle, charging and on free wireless, by its local hour: a
+    raised cosine, `low` at noon and `high` at midnight."""
 
     low: float = 0.05
     high: float = 0.6
@@ -101,13 +100,16 @@ class Diurnal:
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high <= 1 or self.high == 0:
             raise ConfigError(
-                f"availability {self.low} to {self.high}; expected from low to high, within 0 to 1"
+                f"the availability is from {self.low} to {self.high}; expected 0 <= low <= high <= "
+                "1"
             )
         shares = [share for _, share in self.zones]
         if not all(map(math.isfinite, (h for h, _ in self.zones))):
-            raise ConfigError(f"time zones {self.zones}; expected hours that are finite numbers")
+            raise ConfigError(f"the time zones are {self.zones}; expected finite numbers of hours")
         if not shares or min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
-            raise ConfigError(f"shares of time zones sum to {shares}; expected 1")
+            raise ConfigError(
+                f"the shares of time zones are {shares}; expected 0 or more each, and a sum of 1"
+            )
 
     def probability(self, now: float, offset_h: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Chance that a device with this offset is available at `now`, seconds since midnight."""
@@ -122,14 +124,14 @@ class Diurnal:
 
 
 class AvailabilitySampler:
-    """`report_goal` of those users who are available and may take part again: when their timer has
-    run out, `gap` rounds have passed since their last one, and they have taken part fewer than
-    `max_participations` times; over resumed runs too (Xu et al. 2023 (GDP), section 2.2).
+    """Draws `report_goal` users who are available and may take part again: their timer has run out,
+    `gap` rounds have passed since their last round, and they have taken part fewer than
+    `max_participations` times, also across resumptions (Xu et al. 2023 (GDP), section 2.2).
 
     Args
-        max_participations  None bounds them by nothing but the gap
+        max_participations  None: only the gap bounds them
         timer_s             seconds from a participation until a user may take part again
-        diurnal             who is available when; None: everyone, always
+        diurnal             when users are available; None: always
     """
 
     def __init__(
@@ -146,8 +148,8 @@ class AvailabilitySampler:
         _check_goal(users, report_goal)
         if gap < 1 or (max_participations is not None and max_participations < 1) or timer_s < 0:
             raise ConfigError(
-                f"gap {gap}, max_participations {max_participations}, timer {timer_s}; expected "
-                "at least 1, at least 1 and not negative"
+                f"gap is {gap}, max_participations {max_participations} and the timer {timer_s} s; "
+                "expected a gap and max_participations of at least 1, and a timer of 0 s or more"
             )
         self.users, self.report_goal = _population(users), report_goal
         self.gap, self.max_participations, self.timer_s, self.diurnal = (
@@ -158,13 +160,13 @@ class AvailabilitySampler:
         )
         self._key = key
         self._offset_h = diurnal.offsets(users, key.fold("zones")) if diurnal else None
-        self._next_round = np.zeros(users, np.int64)  # first round a user may take part in
-        self._next_s = np.full(users, -np.inf)  # first second
+        self._next_round = np.zeros(users, np.int64)  # first round in which each user may take part
+        self._next_s = np.full(users, -np.inf)  # first second in which each user may take part
         self._taken = np.zeros(users, np.int64)
         self._round = -1
 
     def eligible(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
-        """Who may take part, available or not."""
+        """The users who may take part, whether available or not."""
         rested = (self._next_round <= round) & (self._next_s <= now)
         return (
             rested
@@ -173,26 +175,29 @@ class AvailabilitySampler:
         )
 
     def available(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
-        """Who is idle, charging and connected at this moment."""
+        """The users whose devices are idle, charging and connected at this moment."""
         if self.diurnal is None or self._offset_h is None:
             return np.ones(self.users, bool)
-        # The moment is part of the name: who was busy when a round could not begin may be free
+        # The time is part of the name: a user who was busy when a round could not begin may be free
         # a minute later.
         draw = self._key.fold("available", round, int(now * 1000)).uniforms(self.users)
         return draw < self.diurnal.probability(now, self._offset_h)
 
     def cohort(self, round: int, now: float = 0.0, least: int = 0) -> Users:  # noqa: A002
-        """The users of a round, who are then taken to have taken part; UnavailableError if fewer
-        than the report goal, or than `least`, can now: ask again later."""
+        """The users of a round, who then count as having taken part; UnavailableError if fewer than
+        the report goal, or than `least`, can take part now: ask again later."""
         if round <= self._round:
-            raise ConfigError(f"round {round} was requested after round {self._round}")
+            raise ConfigError(
+                f"round {round} was requested after round {self._round}; request rounds in "
+                "increasing order"
+            )
         may = self.eligible(round, now)
         ready = np.flatnonzero(may & self.available(round, now))
         if len(ready) < (least := least or self.report_goal):
             raise UnavailableError(
                 f"{len(ready)} users can take part in round {round} ({int(may.sum())} of "
-                f"{self.users} have a run-out timer and participations left), but "
-                f"{least} are needed"
+                f"{self.users} have an expired timer and participations left), but {least} are "
+                "needed"
             )
         count = min(len(ready), self.report_goal)
         chosen = _choose(ready, count, self._key.fold("cohort", round))
@@ -210,8 +215,8 @@ class AvailabilitySampler:
         step_s: float = 60.0,
         patience_s: float = 30 * DAY_S,
     ) -> tuple[Users, float]:
-        """(users, the moment they were enough), asking every `step_s` of simulated time;
-        ConfigError if not within `patience_s`."""
+        """(users, the time at which they were enough), asking every `step_s` of simulated time;
+        ConfigError if that takes longer than `patience_s`."""
         moment = now
         while True:
             try:
@@ -221,7 +226,7 @@ class AvailabilitySampler:
                 waiting_helps = self.timer_s > 0 or self.diurnal is not None
                 if moment > now + patience_s or not waiting_helps:
                     raise ConfigError(
-                        f"round {round} found no cohort"
+                        f"no cohort was found for round {round}"
                         f"{f' within {patience_s / DAY_S:g} days' if waiting_helps else ''}: {exc}"
                     ) from exc
 
@@ -247,8 +252,8 @@ class AvailabilitySampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         if set(state) != set(self.state()) or len(state["next_round"]) != self.users:
             raise ConfigError(
-                f"the checkpoint is of another sampler; expected one for {self.users} users. "
-                "Resume with the settings and users that it began with"
+                f"the checkpoint is from another sampler than this one for {self.users} users. "
+                "Resume with the settings and users that the run began with"
             )
         self._next_round = np.array(state["next_round"], np.int64)
         self._next_s = np.array(state["next_s"], np.float64)
@@ -264,27 +269,27 @@ def check_population(
     gap: int = 1,
     max_participations: int | None = None,
 ) -> bool:
-    """Whether rounds of this many users are sure to be filled, however chance draws them; False if
-    only users in turn fill them. ConfigError for too few users for the gap, or for so many
-    participations."""
+    """Whether rounds of this many users can always be filled, whatever users are drawn; False if
+    that needs users to take turns. ConfigError if there are too few users for the gap, or for this
+    many participations."""
     span = min(gap, rounds)
     if users < report_goal * span:
         raise ConfigError(
-            f"{users:,} users cannot fill {rounds} rounds of {report_goal} with a gap of {gap}: "
-            f"any {span} rounds in a row need {report_goal * span:,} different users. Lower the "
-            "report goal or the gap, or find more users"
+            f"{users:,} users cannot fill {rounds} rounds of {report_goal} users with a gap of "
+            f"{gap}: any {span} rounds in a row need {report_goal * span:,} different users. Lower "
+            "the report goal or the gap, or find more users"
         )
     if max_participations is None or max_participations >= -(-rounds // gap):
         return True
     if users * max_participations < report_goal * rounds:
         raise ConfigError(
             f"{users:,} users, each in at most {counted(max_participations, 'round')}, cannot "
-            f"fill {rounds} rounds of {report_goal}: at most "
-            f"{users * max_participations // report_goal} rounds. Lower the rounds or the "
+            f"fill {rounds} rounds of {report_goal} users, but at most "
+            f"{users * max_participations // report_goal}. Lower the rounds or the "
             "report goal, raise max_participations, or find more users"
         )
-    # At the last round: those of the gap rest, and of the rounds before it every participation may
-    # have gone to users who are through.
+    # In the last round, the users of the last gap rest, and all earlier participations may have
+    # gone to users who have none left.
     return users >= report_goal * span + (rounds - span) * report_goal // max_participations
 
 
@@ -297,8 +302,8 @@ def _population(users: int) -> int:
 def _check_goal(users: int, report_goal: int) -> None:
     if not 1 <= report_goal <= users:
         raise ConfigError(
-            f"the report goal is {report_goal:,}, but there are {users:,} users; set it to at "
-            "most that"
+            f"the report goal is {report_goal:,}; expected at least 1, and at most the number of "
+            f"users, which is {users:,}"
         )
 
 

@@ -1,5 +1,4 @@
-"""Limits how far one user can move a sum: clipping, weights, estimators, and adaptive clip
-norms."""
+"""Limits how much one user can change a sum: clipping, weights, estimators, adaptive clip norms."""
 
 from __future__ import annotations
 
@@ -18,19 +17,19 @@ Array: TypeAlias = jax.Array
 Tree = TypeVar("Tree")
 ClipKind = Literal["flat", "per_layer"]
 
-# A sum of squares is taken in float32, in a tree of sums of 128. Its relative error is below
-# 3 * 128 * 2**-24, that of the norm below half of it; so what is scaled to C is scaled to a
-# little less, and its true norm is never above C.
+# A sum of squares is computed in float32, as a tree of sums of 128. Its relative error is below 3 *
+# 128 * 2**-24, and that of the norm below half of it; so updates are scaled to a little less than
+# C, and their true norm is never above C.
 _FANOUT = 128
 MARGIN = 2.0**-16
 # Below 1e-19 the square of a number is 0 in float32, and an update that is too long looks like one
-# of norm 0: of a clip norm from here on, what is lost so is nothing, up to 10^13 numbers.
+# of norm 0: with a clip norm above this, such losses do not matter for up to 10^13 numbers.
 LEAST_NORM = 1e-12
 
 
 class Clipped(NamedTuple):
-    """What clipping leaves, and the L2 norm before it. If not `finite`, the update held inf or nan
-    (or its norm is beyond float32): it was replaced by zeros, and `norm` is inf."""
+    """A clipped update, and its L2 norm before clipping. If not `finite`, the update held inf or
+    nan (or its norm is beyond float32): it was replaced by zeros, and `norm` is inf."""
 
     update: Any
     norm: Array
@@ -46,7 +45,7 @@ def _sum_of_squares(leaf: Array) -> Array:
 
 
 def global_norm(tree: Any) -> Array:
-    """L2 norm of all numbers of a tree; inf where it is no finite float32."""
+    """L2 norm of all numbers of a tree; inf if it is not a finite float32."""
     squares = jnp.asarray(sum(_sum_of_squares(leaf) for leaf in jax.tree.leaves(tree)))
     return jnp.where(jnp.isfinite(squares), jnp.sqrt(squares), jnp.inf)
 
@@ -57,7 +56,7 @@ def _scale(norm: Array, bound: Array | float) -> Array:
 
 
 def clip_flat(update: Tree, bound: Array | float) -> Clipped:
-    """The update, shortened to `bound` where it is longer: pi(update, S) of DPF equation 1.
+    """The update, shortened to `bound` if it is longer: pi(update, S) of DPF equation 1.
 
     Guarantees   the norm of the result, in exact arithmetic, is at most `bound`
     Edge cases
@@ -66,7 +65,7 @@ def clip_flat(update: Tree, bound: Array | float) -> Clipped:
         | norm 0                            | unchanged                         |
         | inf or nan anywhere               | zeros, `finite` False, norm inf   |
         | norm beyond float32 (> 1.8e19)    | zeros, `finite` False, norm inf   |
-        | bound 0                           | zeros, but for numbers below 1e-19|
+        | bound 0                           | zeros, except numbers below 1e-19|
         | bound below `LEAST_NORM`          | refused where it is configured    |
         | bound inf                         | unchanged, if finite              |
         | bound negative or nan             | refused where it is configured    |
@@ -84,19 +83,20 @@ def clip_per_layer(
 ) -> Clipped:
     """Each array of the update shortened to its own bound; the bounds' squares add up to `bound`'s.
 
-    `shares` are S_j / S of each array, in the order of `jax.tree.leaves`; 1 / sqrt(m) if not given.
+    `shares` has S_j / S of each array, in the order of `jax.tree.leaves`; 1 / sqrt(m) if None.
 
     Guarantees   the norm of the result, in exact arithmetic, is at most `bound`
     Edge cases   as `clip_flat`; one array that is not finite makes all of them zeros
-    Raises       PrivacyError  the shares' squares add up to more than 1, or not one for each array
+    Raises       PrivacyError  not one share per array, or their squares add up to more than 1
     Paper        DPF 2, PerLayerClip
     """
     leaves, shape = jax.tree.flatten(update)
     given = [1.0 / math.sqrt(len(leaves))] * len(leaves) if shares is None else list(shares)
     if len(given) != len(leaves) or min(given) < 0 or sum(s * s for s in given) > 1.0 + 1e-9:
         raise PrivacyError(
-            f"{len(given)} shares of the clip norm for {len(leaves)} arrays, with squares that sum "
-            f"to {sum(s * s for s in given):.6g}; expected one for each, with a sum of 1"
+            f"{len(given)} shares of the clip norm were given for {len(leaves)} arrays, with "
+            f"squares that sum to {sum(s * s for s in given):.6g}; expected one share of 0 or "
+            "more per array, with squares that sum to at most 1"
         )
     norms = [global_norm(leaf) for leaf in leaves]
     norm = global_norm(update)
@@ -114,22 +114,22 @@ def clip(kind: ClipKind, update: Tree, bound: Array | float) -> Clipped:
 
 
 def user_weight(examples: int, cap: float | None) -> float:
-    """w_k = min(n_k / w^, 1) of DPF Algorithm 1: what a user's update counts for; 1 without a cap.
+    """w_k = min(n_k / w^, 1) of DPF Algorithm 1: the weight of a user's update; 1 without a cap.
     PrivacyError for a cap that is not above 0: a weight above 1 would void the clip norm."""
     if cap is None:
         return 1.0
     if not cap > 0 or math.isinf(cap):
-        raise PrivacyError(f"the example cap is {cap}; expected a number above 0")
+        raise PrivacyError(f"the example cap is {cap}; expected a finite number above 0")
     return min(examples / cap, 1.0)
 
 
 @dataclass(frozen=True)
 class FixedDenominator:
-    """f~_f: the sum over a number that does not depend on who came.
+    """f~_f: the sum divided by a number that does not depend on who took part.
 
     Fields
-        denominator  users (or their weight) a round, > 0; q * W where users are sampled with
-                     probability q (unbiased then), the report goal m where it is fixed
+        denominator  users (or their weight) per round, > 0; q * W if users are sampled with
+                     probability q (then unbiased), the report goal m if it is fixed
     Paper            DPF Lemma 1, first bound; GDP Algorithm 1
     """
 
@@ -143,14 +143,14 @@ class FixedDenominator:
         return result
 
     def sensitivity(self, bound: Array | float) -> Array | float:
-        """How far one user moves the estimate at most: S / (q W)."""
+        """How much one user can change the estimate: at most S / (q W)."""
         return bound / self.denominator
 
 
 @dataclass(frozen=True)
 class ClippedDenominator:
-    """f~_c: the sum over the weight of those who came, or over q * W_min if that is more (DPF Lemma
-    1, second bound)."""
+    """f~_c: the sum divided by the weight of the participants, or by q * W_min if that is more (DPF
+    Lemma 1, second bound)."""
 
     denominator: float
 
@@ -163,7 +163,7 @@ class ClippedDenominator:
         return result
 
     def sensitivity(self, bound: Array | float) -> Array | float:
-        """How far one user moves the estimate at most: 2 S / (q W_min)."""
+        """How much one user can change the estimate: at most 2 S / (q W_min)."""
         return 2.0 * bound / self.denominator
 
 
@@ -172,7 +172,9 @@ Estimator: TypeAlias = FixedDenominator | ClippedDenominator
 
 def _check_denominator(value: float) -> None:
     if not (value > 0 and math.isfinite(value)):
-        raise PrivacyError(f"the denominator of the average is {value}; expected above 0")
+        raise PrivacyError(
+            f"the denominator of the average is {value}; expected a finite number above 0"
+        )
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ class AdaptiveClip:
     2021)."""
 
     quantile: float = setting(
-        0.5, "Share of users whose updates shall not be clipped.", above=0, below=1
+        0.5, "Share of users whose updates should not be clipped.", above=0, below=1
     )
     learning_rate: float = setting(
         0.2, "Learning rate of ln C per round.", name="clip_learning_rate", above=0
@@ -194,18 +196,18 @@ class AdaptiveClip:
     )
     first_restart: int = setting(
         128,
-        "When the estimate first becomes active, counted from 0.",
+        "Round in which the estimate first becomes active, counted from 0.",
         unit="rounds",
         low=0,
     )
-    restart_every: int = setting(1024, "Between later renewals.", unit="rounds", low=1)
+    restart_every: int = setting(1024, "Rounds between later renewals.", unit="rounds", low=1)
 
     def __post_init__(self) -> None:
         check("privacy", self)
         if self.count_stddev == 0:
             raise PrivacyError(
-                f"count_stddev is {self.count_stddev}; the number of updates below the estimate "
-                "needs noise too: set it above 0 (m / 20 is usual)"
+                "count_stddev is 0, but the number of updates below the estimate needs noise too; "
+                "give a number above 0 (a twentieth of the denominator is usual)"
             )
 
     def restarts_after(self, round_index: Array | int) -> Array:
@@ -220,7 +222,7 @@ class AdaptiveClip:
 def tracked_norm(
     ln_norm: Array, centred_count: Array, report_goal: float, adaptive: AdaptiveClip
 ) -> Array:
-    """ln C of the next round, from the noised sum of (b - 1/2) of this one's users. GDP Algorithm 1
-    sums all rounds from C^0; a step a round is the same, but for t + 1 where it prints t rounds."""
+    """ln C of the next round, from the noised sum of (b - 1/2) over this round's users. GDP
+    Algorithm 1 sums all rounds from C^0; one step per round is the same, with t + 1 for its t."""
     share = centred_count / report_goal + 0.5
     return ln_norm - adaptive.learning_rate * (share - adaptive.quantile)

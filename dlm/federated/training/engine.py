@@ -1,4 +1,4 @@
-"""Where the updates of a cohort are computed and added up: the seam to real devices."""
+"""Computes and adds up the updates of a cohort: the interface to real devices."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from dlm.federated.training.local import LocalConfig, UserUpdate, UserWork, user
 
 
 class RoundSums(NamedTuple):
-    """Sums over a cohort. All of them are of users' data and have no noise yet.
+    """Sums over a cohort. All of them come from users' data and have no noise yet.
     Fields
-        update    tree of float64  sum of w_k times the clipped update, of integers (`fixed_point`)
-        below     float32  sum of (1 or 0, whether the norm was within the tracked one) - 1/2
+        update    tree of float64  sum of w_k times the clipped update, in integers (`fixed_point`)
+        below     float32  sum of b - 1/2; b is 1 if the norm was within the tracked one, else 0
         weight    float    sum of w_k, exact
-        clipped   float32  how many updates were longer than the clip norm
-        refused   float32  how many held inf or nan
+        clipped   float32  number of updates longer than the clip norm
+        refused   float32  number of updates with inf or nan
         ln_prob   float32  sum of ln P(target), over all devices and steps
-        targets   float32  how many
+        targets   float32  number of targets
     """
 
     update: Any
@@ -43,14 +43,14 @@ class RoundSums(NamedTuple):
 
 
 class Aggregator(Protocol):
-    """Adds up updates some at a time: in the clear, or as secure aggregation would."""
+    """Adds up updates, some at a time: in the clear, or like secure aggregation."""
 
     def zero(self, template: Any, bound: float | None = None) -> Any:
-        """The sum of no updates of these shapes, none longer than this round's `bound`."""
+        """An empty total for updates of these shapes, none of them longer than `bound`."""
         ...
 
     def add(self, total: Any, updates: Any, key: Any) -> Any:
-        """The sum with some devices more: updates stacked on the first axis; the round's key."""
+        """The sum with more devices: `updates`, stacked on the first axis; `key` is the round's."""
         ...
 
     def result(self, total: Any, reports: int) -> Any:
@@ -58,12 +58,12 @@ class Aggregator(Protocol):
         ...
 
     def sensitivity_factor(self, dimension: int) -> float:
-        """How much longer than the clip norm an update can be after encoding; at least 1."""
+        """The factor by which an update can exceed the clip norm after encoding; at least 1."""
         ...
 
 
 class Engine(Protocol):
-    """Computes what a round needs to know of its cohort."""
+    """Computes the sums that a round needs from its cohort."""
 
     def sums(
         self, params: rnn.Params, cohort: Any, bound: Array, tracked: Array, key: Any
@@ -73,7 +73,7 @@ class Engine(Protocol):
         ...
 
     def sensitivity_factor(self, dimension: int) -> float:
-        """The aggregation's; 1 where it adds up in the clear."""
+        """The aggregator's factor; 1 if it adds up in the clear."""
         ...
 
 
@@ -89,13 +89,13 @@ def _stacked(cohort: Sequence[UserWork], rows: int, batches: int) -> tuple[Any, 
 
 
 class LocalEngine:
-    """Users computed on this machine.
+    """Computes the users' updates on this machine.
 
     Args
         aggregator  None adds up integers inside the compiled loop; otherwise every weighted update
-                    is handed over in turn, as a device would send it
-        block       users whose text lies in memory at once, a multiple of `users_at_once`
-        bits        of the clip norm in steps of the integers that are added up
+                    is passed on in turn, as a device would send it
+        block       users whose text is in memory at a time, a multiple of `users_at_once`
+        bits        bits of the clip norm in steps of the integers that are added up
     Cost            memory: parameters, one sum of 64 bits and `users_at_once` updates, whatever the
                     cohort
     """
@@ -134,8 +134,8 @@ class LocalEngine:
         tracked: Array,
         key: Any,
     ) -> RoundSums:
-        """As of `Engine`; ConfigError for a user without a batch, of other shapes, or of a weight
-        over 1."""
+        """See `Engine.sums`; ConfigError for a user without a batch, with other shapes, or with a
+        weight above 1."""
         self._check(cohort)
         if not cohort:
             nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
@@ -149,7 +149,7 @@ class LocalEngine:
     def _added_up(
         self, params: rnn.Params, cohort: Sequence[UserWork], bound: Array, tracked: Array
     ) -> RoundSums:
-        """The sums, updates as integers; floats where nothing is clipped: that promises nothing."""
+        """The sums of updates as integers; if nothing is clipped, as floats, with no promise."""
         clipped = math.isfinite(float(bound))
         if len(cohort) > fixed_point.MOST_UPDATES:
             raise ConfigError(
@@ -180,7 +180,7 @@ class LocalEngine:
         for start in range(0, len(cohort), at_once):
             part = cohort[start : start + at_once]
             updates, counted = self._each(params, *_stacked(part, at_once, room), bound, tracked)
-            # Places that were filled up are no devices, and send nothing.
+            # Padding is not a device, and sends nothing.
             sent = jax.tree.map(itemgetter(slice(len(part))), updates)
             total = aggregator.add(total, sent, key)
             rest = [a + b for a, b in zip(rest, counted[1:], strict=True)]
@@ -196,7 +196,7 @@ class LocalEngine:
                     f"{shape[0]}, {shape[1]}): pack the text with this run's settings"
                 )
             if not 0.0 <= user.weight <= 1.0:
-                raise ConfigError(f"a user's weight is {user.weight}; it must be 0 to 1")
+                raise ConfigError(f"a user's weight is {user.weight}; expected 0 to 1")
 
     def _batches(self, cohort: Sequence[UserWork]) -> int:
         return 1 << (max(len(user.batches) for user in cohort) - 1).bit_length()
@@ -267,7 +267,7 @@ class LocalEngine:
         def add(sums: RoundSums, part: list[Array]) -> tuple[RoundSums, None]:
             work, used, weight, there = part
             updates, counted = self._updates_of(params, work, used, weight, there, bound, tracked)
-            # A filled-up place holds no user: adding its zeros would take time for nothing.
+            # Padding has no user: adding its zeros would only take time.
             total = jax.lax.cond(
                 there.sum() > 0,
                 lambda old: self._sum_of(old, updates, scale),

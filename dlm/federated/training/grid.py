@@ -1,6 +1,6 @@
-"""Adds discrete noise to a round's sums: whole steps in, a noised average out.
+"""Adds discrete noise to a round's sums, and returns a noised average.
 
-A round releases one row of whole numbers: the sum of updates, in steps of 2^-32 of the clip norm
+A round releases one row of integers: the sum of updates, in steps of 2^-32 of the clip norm
 (rounded up to a power of two), and the count for the adaptive clip norm, in steps of 2^-32 users.
 Noise is added to the row; anything computed from it afterwards reveals no more than the row.
 """
@@ -22,17 +22,17 @@ from dlm.federated.noise.stream import GENERATOR
 from dlm.federated.training.clip import Estimator, FixedDenominator
 from dlm.federated.training.engine import Engine, LocalEngine, RoundSums
 
-ARITHMETIC = f"integers, {GRID_BITS} bits"  # what a run is bound to
-MOST_COST = 1.001  # times rho, by rounding
-MOST_LOOSE_REPORTS = 1 << 14  # their sum in double precision is exact to half a step
+ARITHMETIC = f"integers, {GRID_BITS} bits"  # part of the settings that a run must keep
+MOST_COST = 1.001  # factor on rho from rounding
+MOST_LOOSE_REPORTS = 1 << 14  # the sum of this many is exact to half a step in double precision
 _COUNT_UNIT = 2.0**GRID_BITS
 
 
 @dataclass(frozen=True)
 class GridRelease:
-    """How the sums of a run are noised. `count_stddev`, in users, is of the count that adapts the
-    clip norm, None if it is fixed; sums that do not come as whole steps, `on_grid`, are rounded to
-    them."""
+    """The noise on the sums of a run. `count_stddev`, in users, is for the count that adapts the
+    clip norm, None if that is fixed. Sums that are not whole steps (if not `on_grid`) are rounded
+    to them."""
 
     noise: DiscreteNoise
     estimator: Estimator
@@ -53,7 +53,7 @@ class GridRelease:
         largest = self.multiplier * clipped * 2.0**GRID_BITS
         if self.count_stddev is not None:
             largest = max(largest, self.count_stddev * _COUNT_UNIT)
-        least = 2.0 ** (GRID_BITS - 1)  # steps of the clip norm, and of half a user
+        least = 2.0 ** (GRID_BITS - 1)  # number of steps of the clip norm, and of half a user
         # Sums that are rounded to the grid move by up to a step between neighbours.
         loose = 1.0 if self.on_grid else 1 + 2 * math.sqrt(size) / least
         factor = loose + self.noise.added(size, largest) / (sensitivity * least)
@@ -61,20 +61,21 @@ class GridRelease:
             raise PrivacyError(
                 f"the grid of discrete noise is too coarse: {size:,} numbers over "
                 f"{self.noise.rounds:,} rounds of {self.noise.name} raise rho by a factor of "
-                f"{factor * factor:.6g}; at most {MOST_COST} is allowed. Use fewer rounds, or tree"
+                f"{factor * factor:.6g}; at most {MOST_COST} is allowed. Use fewer rounds, or "
+                "privacy.mechanism = tree"
             )
         return factor
 
     def noised(
         self, state: DiscreteState, sums: RoundSums, bound: float
     ) -> tuple[Any, float, DiscreteState]:
-        """(average, centred count, state after it), with noise; PrivacyError for too many reports
-        for a sum off the grid to be exact to half a step."""
+        """(average, centred count, state after it), with noise; PrivacyError if there are too many
+        reports for a sum off the grid to be exact to half a step."""
         if not self.on_grid and float(sums.users) > MOST_LOOSE_REPORTS:
             raise PrivacyError(
                 f"a round has {int(sums.users):,} users; a sum that is decoded or averaged before "
-                f"discrete noise is exact for up to {MOST_LOOSE_REPORTS:,}. Lower the report goal "
-                "or q, or add up in the clear with estimator = fixed"
+                f"noise is added is exact for at most {MOST_LOOSE_REPORTS:,} users. Lower the "
+                "report goal or q, or add up in the clear with estimator = fixed"
             )
         unit, over = steps_per_unit(bound, GRID_BITS), self.estimator.denominator
         total = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), sums.update)
@@ -101,7 +102,7 @@ class GridRelease:
 
 
 def is_on_grid(engine: Engine, estimator: Estimator) -> bool:
-    """Whether an engine's sums are whole steps that are released as they are."""
+    """Whether an engine's sums are whole steps that can be released unchanged."""
     return (
         type(engine) is LocalEngine
         and engine.aggregator is None
@@ -111,8 +112,8 @@ def is_on_grid(engine: Engine, estimator: Estimator) -> bool:
 
 
 def described() -> dict[str, str]:
-    """The grid and the generator, as records have them."""
+    """The grid and the generator, for records."""
     return {
-        "grid": f"the clip norm's 2^-{GRID_BITS}, the norm rounded up to a power of two",
+        "grid": f"the clip norm's 2^-{GRID_BITS}, after the norm was rounded up to a power of two",
         "generator": GENERATOR,
     }

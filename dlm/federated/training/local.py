@@ -1,4 +1,4 @@
-"""What a user's device does in a round: some steps of SGD from the model it received."""
+"""A user's device in a round: some steps of SGD from the model that it received."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LocalConfig:
         why="0.5 (FNG), 6.0 (DPF).",
     )
     algorithm: Literal["fedavg", "fedsgd"] = setting(
-        "fedavg", "fedavg: a step of SGD for each batch; fedsgd: one batch, one gradient."
+        "fedavg", "fedavg: one step of SGD per batch; fedsgd: one batch, one gradient."
     )
     batch_size: int = setting(16, "Rows of a batch.", low=1, why="16 (BLT), 8 (DPF).")
     unroll: int = setting(
@@ -40,14 +40,16 @@ class LocalConfig:
     )
     epochs: int = setting(1, "Passes over a device's text; fedsgd makes one.", low=1)
     packing: Literal["utterances", "stream"] = setting(
-        "utterances", "utterances: one row each; stream: joined, carrying the state over."
+        "utterances",
+        "utterances: one row per utterance; stream: utterances are joined, and the state is "
+        "carried over.",
     )
     shuffle: bool = setting(True, "Shuffle the text in each round.")
     max_batches: int = setting(0, "Batches per device, round and epoch; 0 for no limit.", low=0)
     clip_after: Literal["user", "batch"] = setting(
         "user", "user: clip once, after all steps (GDP); batch: after each step (DPF)."
     )
-    clip_kind: ClipKind = setting("flat", "Clip the update as a whole, or each of its layers.")
+    clip_kind: ClipKind = setting("flat", "Clip the whole update, or each of its layers.")
     example_cap: float = setting(
         0.0,
         "Tokens that give a user full weight; 0 for equal weights.",
@@ -65,13 +67,14 @@ class LocalConfig:
         check("local", self)
         if self.algorithm == "fedsgd" and self.epochs != 1:
             raise ConfigError(
-                f"local.epochs is {self.epochs}; expected 1, as fedsgd takes one gradient"
+                f"local.epochs is {self.epochs}; expected 1, since fedsgd computes a single "
+                "gradient"
             )
 
 
 class UserWork(NamedTuple):
-    """One user's part of a round: `batches` (n, batch_size, unroll + 1) int32, and w_k of 0 to
-    1."""
+    """One user's part of a round: `batches` (n, batch_size, unroll + 1) int32, and the weight w_k
+    from 0 to 1."""
 
     batches: Ids
     weight: float
@@ -80,8 +83,8 @@ class UserWork(NamedTuple):
 def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Generator) -> UserWork:
     """A user's utterances, packed for one round in an `order` that makes a run reproducible.
 
-    Text without any token (digits, where words are of letters) is one empty batch, from which a
-    device sends zeros: the success of a round must not reveal what a user wrote.
+    Text without any token (such as digits, if words consist of letters) is one empty batch, for
+    which a device sends zeros: the success of a round must not reveal what a user wrote.
     """
     if any(len(ids) for ids in utterances):
         packed = tokens.pack(
@@ -101,10 +104,10 @@ def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Gen
 
 
 class UserUpdate(NamedTuple):
-    """What a device hands in, and what it saw; only the clipped `update` may leave it unprotected
-    by noise. The norm is before clipping (of the last step, where each batch is clipped); if the
-    device's numbers overflowed, `finite` is False and zeros were handed in; `ln_prob` sums ln
-    P(target) along the way."""
+    """A device's result: its update and figures; only the clipped `update` may leave it unprotected
+    by noise. The norm is the one before clipping (of the last step, if each batch is clipped); if
+    the device's numbers overflowed, `finite` is False and the update is zeros; `ln_prob` sums ln
+    P(target) over the steps."""
 
     update: rnn.Params
     norm: Array
@@ -125,8 +128,8 @@ def user_update(
     """One device's training.
 
     Shapes
-        batches  (n, batch_size, unroll + 1)  int32; from row `used` on filled up
-        used     int32  0 <= used <= n; a device without text hands in zeros
+        batches  (n, batch_size, unroll + 1)  int32; padding from row `used` on
+        used     int32  0 <= used <= n; a device without text sends zeros
     Guarantees   the norm of `update` is at most `bound`; rows from `used` on cost no time unless
                  users are computed side by side
     Paper        DPF Algorithm 1, UserUpdate; GDP Algorithm 1, ClientUpdate
@@ -136,8 +139,8 @@ def user_update(
     gradient = jax.value_and_grad(rnn.batch_loss, has_aux=True)
 
     def one(index: Array, carry: tuple) -> tuple:  # type: ignore[type-arg]
-        # `moved` is the model itself, or its difference from the start where that is clipped in
-        # every step: rounding in start + (moved - start) could otherwise exceed the bound.
+        # `moved` is the model itself, or its difference from the start if that is clipped in every
+        # step: rounding in start + (moved - start) could otherwise exceed the bound.
         moved, state, seen, ln_prob, targets = carry
         place = index % used
         if config.packing == "stream":
@@ -157,8 +160,8 @@ def user_update(
     begun = (start, fresh, (zero, jnp.asarray(True)), zero, zero)
     moved, _, seen, ln_prob, targets = lax.fori_loop(0, used * config.epochs, one, begun)
     if each_batch:
-        # A step that overflowed set the difference to zero and later ones went on from there; all
-        # that such a device did is refused, as where it is clipped once.
+        # A step that overflowed set the difference to zero, and later steps continued from there;
+        # everything from such a device is refused, as if it were clipped once.
         kept = jax.tree.map(lambda leaf: jnp.where(seen[1], leaf, 0.0), moved)
         norm = jnp.where(seen[1], seen[0], jnp.inf)
         return UserUpdate(kept, norm, seen[1], ln_prob, targets)

@@ -19,9 +19,9 @@ from dlm.federated.training.clip import Array
 
 @dataclass(frozen=True)
 class Metrics:
-    """Counts over some text, which can be added, and the figures derived from them: words are
-    targets but for the ends of utterances; of the known ones, the model ranks the `correct` ones
-    first; and sums of ln P over words, known words, and ends."""
+    """Counts over some text, which can be added, and figures derived from them. `words` counts
+    targets except the ends of utterances, `known` those in the vocabulary, `correct` those of them
+    that the model ranks first. The rest are sums of ln P: over words, known words, and ends."""
 
     sentences: int
     words: int
@@ -33,20 +33,17 @@ class Metrics:
 
     @property
     def top1_in_vocabulary(self) -> float:
-        """Share of known words that the model ranks first; ends are not counted (GDP 1, BLT
-        4.1)."""
+        """Share of known words that the model ranks first; without ends (GDP 1, BLT 4.1)."""
         return self.correct / self.known if self.known else math.nan
 
     @property
     def top1(self) -> float:
-        """Share of all words that the model ranks first; those it does not know are wrong (DPF
-        appendix B)."""
+        """Share of words that the model ranks first; unknown words are wrong (DPF appendix B)."""
         return self.correct / self.words if self.words else math.nan
 
     @property
     def sll_excluding_oov(self) -> float:
-        """Mean over sentences of the sum of ln P over their words in the vocabulary: SLL^e of FNG
-        7.1."""
+        """Mean over sentences of the sum of ln P of their known words: SLL^e of FNG 7.1."""
         return self.ln_known / self.sentences if self.sentences else math.nan
 
     @property
@@ -121,11 +118,11 @@ def each(
 
     Args
         utterances  ids without marks
-        oov         for each id, whether it counts as out of vocabulary: with pieces, those of a
-                    word outside the vocabulary (FNG 7.1). By default, ids that are 0
-        max_tokens  of an utterance; longer ones are cut
-        says_begin  whether the probability of `<s>`, which is never said, is lost; otherwise the
-                    rest is rescaled, as in sampling
+        oov         for each id, whether it counts as out of vocabulary: with pieces, the pieces of
+                    a word outside the vocabulary (FNG 7.1). By default, ids that are 0
+        max_tokens  tokens of an utterance; longer ones are cut
+        says_begin  whether the probability of `<s>`, which never follows a word, is lost; otherwise
+                    the rest is rescaled, as in sampling
     Cost   batches in the given order, padded to their longest utterance (rounded up to a power of
            two); sort by length to save time
     """

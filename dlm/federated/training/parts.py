@@ -1,4 +1,4 @@
-"""What a run computes and adds up updates with, for its report."""
+"""The parts that compute and add up a run's updates, for its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parts_of(engine: Engine) -> dict[str, str]:
 
 
 def unknown_parts(engine: Engine) -> list[str]:
-    """Parts of other types than ours, derived ones too: nothing here shows what they bound."""
+    """Parts whose types are not dlm's own: nothing shows what they bound."""
     if type(engine) not in (LocalEngine, DevicesEngine):
         return [f"unknown engine {type(engine).__name__}"]
     inner = getattr(engine, "aggregator", None)

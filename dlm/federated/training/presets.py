@@ -11,8 +11,8 @@ from dlm.federated.training.rnn import RnnConfig
 
 @dataclass(frozen=True)
 class Preset:
-    """A model of a paper: where it stands there, its parameters as `printed`, in millions, our
-    reading of it, and what was inferred or why the count cannot be met."""
+    """A model of a paper: its place there, its parameters as `printed`, in millions, our reading of
+    it, and what was inferred or why the count cannot be met."""
 
     paper: str
     printed: str
@@ -35,14 +35,14 @@ PRESETS: dict[str, Preset] = {
         "FNG Table 2, P_4KS",
         "0.85",
         _cifg(4_000, 670, 96),
-        "0.84: the same cell stands in P_16KS, whose 2.00 leaves it 452,999 parameters at most "
-        "beside embedding and softmax bias; 0.85 needs 457,000",
+        "makes 0.84: P_16KS has the same cell, and its total of 2.00 leaves at most 452,999 "
+        "parameters to the cell (the rest: embedding, softmax bias); 0.85 needs 457,000",
     ),
     "fng-p4kl": Preset(
         "FNG Table 2, P_4KL",
         "2.70",
         _cifg(4_000, 1080, 140, layers=2, layer_norm="gates"),
-        "only with layer normalisation in the gates; 2.69 with it on the output",
+        "needs layer normalisation in the gates; on the output, it would make 2.69",
     ),
     "fng-p4kg": Preset(
         "FNG Table 2, P_4KG",
@@ -64,13 +64,13 @@ PRESETS: dict[str, Preset] = {
         "GDP 1, NWP, 20K words",
         "4.4",
         _cifg(20_350, 670, 96, tied=False, residual=False, layer_norm="none"),
-        "20,350 rows; exactly 20,000 make 4.3",
+        "assumes 20,350 rows; exactly 20,000 would make 4.3",
     ),
     "gdp-30k": Preset(
         "GDP 1, OTF, 30K words",
         "6.4",
         _cifg(30_700, 670, 96, tied=False, residual=False, layer_norm="none"),
-        "30,700 rows; exactly 30,000 make 6.2",
+        "assumes 30,700 rows; exactly 30,000 would make 6.2",
     ),
     "gdp-tied-10k": Preset(
         "Hard 2018, the CIFG that GDP 1 cites",

@@ -1,4 +1,4 @@
-"""Public text first (GDP 2.3): a model that users then go on with, which costs no privacy."""
+"""Pretrains on public text (GDP 2.3), which costs no privacy; users' text comes afterwards."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def pretrain(
     order: np.random.Generator,
     progress: Callable[[int, float], None] | None = None,
 ) -> rnn.Params:
-    """Parameters after so many steps of Adam on public text, whose rows `order` draws anew in each
-    pass; ConfigError without text. `progress` is told steps and mean loss every 100 steps."""
+    """The parameters after this many steps of Adam on public text, whose rows `order` draws anew in
+    each pass; ConfigError without text. `progress` gets steps and mean loss every 100 steps."""
     rows = [windows(sequence(ids), unroll) for ids in utterances if len(ids)]
     if not rows:
         raise ConfigError(
-            "the public text to begin with (pretrain.text) is empty; give one with words, or "
-            "leave it out"
+            "the public text to pretrain on (pretrain.text) is empty; give a text with words, or "
+            "leave pretrain.text out"
         )
     text = np.concatenate(rows)
     optimizer = optax.adam(learning_rate)
@@ -48,7 +48,7 @@ def pretrain(
         change, moments = optimizer.update(slope, moments, params)
         return optax.apply_updates(params, change), moments, loss
 
-    # The first step gives its input away; the caller keeps theirs.
+    # The first step donates its input; the caller keeps a copy.
     params = jax.tree.map(jnp.copy, params)
     moments = optimizer.init(params)
     waiting = np.empty(0, np.int64)

@@ -35,11 +35,11 @@ class RnnConfig:
         "Number of layers.",
         low=1,
         high=100,
-        why="Each is traced by itself; papers have one or two.",
+        why="Each layer is compiled separately; papers have one or two.",
     )
     cell: Literal["cifg", "lstm"] = setting(
         "cifg",
-        "cifg couples the input gate to the forget gate (three gates), lstm has four.",
+        "cifg couples the input gate to the forget gate (three gates); lstm has four gates.",
     )
     recurrence: Literal["projected", "hidden"] = setting(
         "projected",
@@ -54,11 +54,13 @@ class RnnConfig:
     )
     residual: bool = setting(True, "Each layer adds its input to its output.")
     layer_norm: Literal["gates", "output", "none"] = setting(
-        "output", "gates: each gate and the cell (Ba 2016); output: the layer's output; none."
+        "output",
+        "What is normalised: gates (each gate and the cell, Ba 2016), output (the layer's "
+        "output) or none.",
     )
-    tied: bool = setting(True, "One matrix is input embedding and softmax.")
+    tied: bool = setting(True, "The input embedding and the softmax share one matrix.")
     output_bias: bool = setting(True, "The softmax has one bias per word.")
-    projection_bias: bool = setting(False, "The projection has one.")
+    projection_bias: bool = setting(False, "The projection has a bias.")
     unit_norm: bool = setting(False, "Embeddings are normalised to length 1 when used.")
 
     def __post_init__(self) -> None:
@@ -75,7 +77,7 @@ class RnnConfig:
 
     @property
     def recurrent_size(self) -> int:
-        """Units that a layer's gates see of its own last step."""
+        """The number of units of a layer's last step that its gates see."""
         return self.embedding_size if self.recurrence == "projected" else self.hidden_size
 
 
@@ -128,14 +130,14 @@ def parameter_count(params: Params) -> int:
 
 
 def network_size(config: RnnConfig) -> int:
-    """Numbers in the tree of a network of this form, without making one."""
+    """The number of parameters of such a network, without creating one."""
     shapes = jax.eval_shape(partial(init, config=config), jax.random.key(0))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 def initial_state(config: RnnConfig, batch: int) -> State:
-    """The state before any token, zeros: by layer, (batch, recurrent_size) and (batch, N_h)
-    float32."""
+    """The state before any token: for each layer, float32 zeros of (batch, recurrent_size) and
+    (batch, N_h)."""
     return [
         (jnp.zeros((batch, config.recurrent_size)), jnp.zeros((batch, config.hidden_size)))
         for _ in range(config.layers)
@@ -158,8 +160,7 @@ def _rows(table: Array, config: RnnConfig) -> Array:
 def _layer(
     layer: Params, config: RnnConfig, inputs: Array, state: LayerState
 ) -> tuple[Array, LayerState]:
-    """One layer over time: (time, batch, N_e) float32 to the same, and the state after the last
-    step."""
+    """(outputs, last state) of a layer; `inputs` and outputs are (time, batch, N_e) float32."""
     k, size, hidden = config.groups, config.embedding_size, config.hidden_size
     steps, batch, _ = inputs.shape
     gates = config.gates

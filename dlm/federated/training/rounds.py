@@ -1,7 +1,7 @@
-"""Rounds of federated learning: `init` makes a server's state, `apply` takes it one round further.
+"""Rounds of federated learning: `init` creates a server's state, `apply` advances it by one round.
 
-Both are pure: the same state and cohort give the same bits. The state has no sum that was not
-noised, only released updates and buffers of noise (GDP 3).
+Both are pure: the same state and cohort give the same bits. The state has no sum without noise,
+only released updates and buffers of noise (GDP 3).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class OptimizerConfig:
         why="1.0 (FNG, DPF), 0.5 (BLT).",
     )
     momentum: float = setting(
-        0.9, "Momentum; with adam, its first moment; not of sgd.", low=0, below=1
+        0.9, "Momentum, or adam's first moment; sgd does not use it.", low=0, below=1
     )
-    second_moment: float = setting(0.99, "Second moment of adam.", low=0, below=1)
+    second_moment: float = setting(0.99, "Second-moment decay of adam.", low=0, below=1)
     epsilon: float = setting(1e-3, "Epsilon of adam.", above=0)
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ReleaseConfig:
-    """How a round's sum is bounded, noised and averaged.
+    """The bound, the noise and the average of a round's sum.
 
     Fields (unit; bound; suggested; meaning)
         clip_norm         C or S; > 0; largest L2 norm of an update; inf only without noise
@@ -87,7 +87,7 @@ class ReleaseConfig:
     def __post_init__(self) -> None:
         if not self.noise_multiplier >= 0 or math.isinf(self.noise_multiplier):
             raise PrivacyError(
-                f"the noise multiplier is {self.noise_multiplier}; expected 0 or more"
+                f"the noise multiplier is {self.noise_multiplier}; expected 0 or more, but finite"
             )
         for bound in (self.clip_norm, *(bound for _, bound in self.schedule)):
             if not bound >= clip.LEAST_NORM:
@@ -97,18 +97,20 @@ class ReleaseConfig:
                 )
             if math.isinf(bound) and (self.noise_multiplier > 0 or self.adaptive is not None):
                 raise PrivacyError(
-                    "without a finite clip norm, noise protects nobody; give a clip norm"
+                    "noise protects nobody without a finite clip norm; an infinite one was given"
                 )
         if self.estimator not in ("fixed", "clipped"):
             raise ConfigError(f"estimator is {self.estimator!r}; expected fixed or clipped")
         at = [round_index for round_index, _ in self.schedule]
         if at != sorted(set(at)) or (at and at[0] < 1):
-            raise ConfigError(f"the schedule's rounds are {at}; expected increasing, from 1")
+            raise ConfigError(
+                f"the schedule's rounds are {at}; expected increasing numbers, from 1 up"
+            )
         if self.schedule and self.adaptive is not None:
             raise ConfigError("give either a schedule of clip norms or an adaptive one, not both")
         if self.adaptive is not None and self.estimator != "fixed":
             raise ConfigError(
-                f"estimator is {self.estimator}; expected fixed with an adaptive clip norm"
+                f"estimator is {self.estimator}; expected fixed, as an adaptive clip norm needs"
             )
         self.make_estimator()
         self.update_multiplier()
@@ -128,15 +130,15 @@ class ReleaseConfig:
 
 
 class TrainingState(NamedTuple):
-    """All that the next round depends on.
+    """Everything that the next round depends on.
 
     Fields
         params     the model; with noise, if there is any
-        optimizer  of the server, made from released updates alone
+        optimizer  state of the server's optimizer, made from released updates only
         bound      float32  C: the clip norm of the next round
         ln_norm    float32  ln of the norm that follows the quantile; ln C^0 if nothing adapts
-        noise      the `DiscreteState`, or None in a run without noise. Who has it knows what hides
-                   the users: it is never released
+        noise      the `DiscreteState`, or None in a run without noise. Whoever has it knows what
+                   hides the users, so it is never released
     """
 
     round: Array
@@ -148,8 +150,8 @@ class TrainingState(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """What a round saw of its users without noise, shown in simulations only. `clipped` and
-    `refused` (inf or nan) count users; `mean_ln_prob` is of a target, along the steps."""
+    """Figures without noise of a round's users, shown only in simulations. `clipped` and `refused`
+    (inf or nan) count users; `mean_ln_prob` is the mean per target, over the steps."""
 
     users: int
     clipped: int
@@ -158,9 +160,8 @@ class Raw(NamedTuple):
 
 
 class Diagnostics(NamedTuple):
-    """What a round tells; all but `raw`, of simulations, is made from what is released anyway:
-    rounds from 0, C, the quantile's estimate after the round, and the L2 norm of the released
-    average."""
+    """A round's figures; all except `raw` (for simulations) come from released values: rounds from
+    0, C, the quantile's estimate after the round, and the L2 norm of the released average."""
 
     round: int
     clip_norm: float
@@ -170,7 +171,7 @@ class Diagnostics(NamedTuple):
 
 
 class FederatedAlgorithm(NamedTuple):
-    """A pair of pure functions; `init` gets the run's root key of noise, None without."""
+    """A pair of pure functions; `init` gets the run's root key of noise, or None without noise."""
 
     init: Callable[[rnn.Params, Key | None], TrainingState]
     apply: Callable[[TrainingState, Any], tuple[TrainingState, Diagnostics]]
@@ -186,19 +187,19 @@ def make_algorithm(
     aggregation_key: Callable[[int], Any] | None = None,
 ) -> FederatedAlgorithm:
     """Federated learning with this release, optimiser, engine and noise: FedAvg (McMahan 2017; DPF
-    Algorithm 1; GDP Algorithm 1, PrivateSum as in GDP 3). `simulation` lets `Diagnostics` hold what
-    was seen without noise.
+    Algorithm 1; GDP Algorithm 1, PrivateSum as in GDP 3). `simulation` lets `Diagnostics` hold
+    figures without noise.
 
     Raises
-        PrivacyError  noise without a mechanism or the other way round; a clip norm that changes
-                      under noise that is correlated over rounds and cannot restart
+        PrivacyError  noise without a mechanism, or the reverse; a clip norm that changes under
+                      noise that is correlated over rounds and cannot restart
     """
     noised = release.noise_multiplier > 0
     if noised != (mechanism is not None):
         found = "no mechanism" if mechanism is None else f"the mechanism {mechanism.name}"
         raise PrivacyError(
-            f"the noise multiplier is {release.noise_multiplier} and there is {found}; give both, "
-            "or neither for a run without noise"
+            f"the noise multiplier is {release.noise_multiplier}, and there is {found}; give both "
+            "a multiplier and a mechanism, or neither for a run without noise"
         )
     adaptive = release.adaptive
     optimizer = server.transformation()
@@ -209,7 +210,7 @@ def make_algorithm(
         grid = grid_release(release, engine, mechanism)
 
     def init(params: rnn.Params, key: Key | None) -> TrainingState:
-        # Types that are Python's own ("weak") would have every function compiled again in round 1.
+        # Python's own ("weak") types would cause every function to be compiled again in round 1.
         params = jax.tree.map(lambda leaf: jnp.array(leaf, leaf.dtype), params)
         noise = None
         if grid is not None:
@@ -287,14 +288,15 @@ def _check_changes(release: ReleaseConfig, mechanism: DiscreteNoise) -> None:
     changes = {at for at, _ in release.schedule}
     why = "the schedule changes the clip norm"
     if release.adaptive is not None:
-        # After a round here, at the start of the next one there.
+        # The norm changes after these rounds; the noise restarts at the start of the next ones.
         changes = {at + 1 for at in release.adaptive.restarts_within(mechanism.rounds)}
         why = "the adaptive clip norm is renewed"
     missing = sorted(at for at in changes - set(mechanism.restarts) if at < mechanism.rounds)
     if missing:
         raise PrivacyError(
             f"{why} at the start of rounds {missing[:5]}, where {mechanism.name} continues with "
-            "noise made for another clip norm; use gaussian, or tree-restart with restarts there"
+            "noise made for another clip norm; use gaussian, or tree-restart with restarts at "
+            "those rounds"
         )
 
 

@@ -85,14 +85,14 @@ class DataSettings:
     )
     public: str = setting(
         "",
-        "Who says that a vocabulary without a record has no user's text.",
-        why="A run with a guarantee needs a record or this name, which its report shows. Can "
+        "Name of the person who attests that a vocabulary without a record has no user's text.",
+        why="A run with a guarantee needs a record or this name, which the report shows. Can "
         "change on resuming.",
     )
     public_key: str = setting(
         "",
         "PEM file of the Ed25519 key that must have signed the vocabulary (`dlm privacy sign`).",
-        why="Without one its record stays unverified. Can change on resuming.",
+        why="Without a key, the record stays unverified. Can change on resuming.",
     )
     vocabulary_size: int = setting(
         0, "How many words of the file to use, from its start; 0 for all.", low=0
@@ -105,25 +105,26 @@ class DataSettings:
         why="Use the same as for the vocabulary, or its words will not be found.",
     )
     max_tokens: int = setting(
-        1600, "Tokens read of each user; the rest is never read.", low=1, why="DPF."
+        1600, "Tokens to use from each user; the rest are never read.", low=1, why="DPF."
     )
     held_out: float = setting(
         0.0,
-        "Share of users who only evaluate, without noise.",
+        "Share of users whose text is only used to evaluate, without noise.",
         low=0,
         below=1,
         why="No guarantee covers them, and they must have agreed.",
     )
     held_out_tokens: int = setting(
-        100_000, "How much of their text an evaluation reads.", unit="tokens", low=1
+        100_000, "Maximum amount of their text that an evaluation reads.", unit="tokens", low=1
     )
 
     def __post_init__(self) -> None:
         check("data", self)
         if self.has_pieces and self.vocabulary_size:
             raise ConfigError(
-                f"data.vocabulary_size is {self.vocabulary_size}, but {self.vocabulary} has "
-                "wordpieces, all of which are used; make fewer with dlm pieces"
+                f"data.vocabulary_size is {self.vocabulary_size}, but {self.vocabulary} holds "
+                "wordpieces, all of which are used; leave vocabulary_size out, or make fewer "
+                "pieces with dlm pieces"
             )
 
     @property
@@ -183,10 +184,14 @@ class PrivacySettings:
         0.0, "0 for the report goal, or q times the users.", unit="users", low=0
     )
     gap: int = setting(
-        1, "Between a user's participations (MinS + 1), enforced.", unit="rounds", low=1
+        1,
+        "Minimum number of rounds from one participation of a user to the next (MinS + 1), "
+        "enforced.",
+        unit="rounds",
+        low=1,
     )
     max_participations: int = setting(
-        0, "Most participations of a user, enforced; 0: limited only by the gap.", low=0
+        0, "Maximum participations of a user, enforced; 0: limited only by the gap.", low=0
     )
     delta: float = setting(1e-6, "Delta for which epsilon is reported.", above=0, below=1)
     restarts: tuple[int, ...] = setting((), "Rounds before which tree-restart starts a new tree.")
@@ -196,7 +201,7 @@ class PrivacySettings:
     schedule: tuple[tuple[int, float], ...] = setting(
         (), "[round, clip norm] pairs, with the same noise multiplier."
     )
-    adaptive: bool = setting(False, "The clip norm follows `quantile` of the updates.")
+    adaptive: bool = setting(False, "The clip norm follows the `quantile` of the updates' norms.")
     quantile: float = like(AdaptiveClip, "quantile")
     clip_learning_rate: float = like(AdaptiveClip, "learning_rate")
     count_stddev: float = like(AdaptiveClip, "count_stddev")
@@ -208,8 +213,8 @@ class PrivacySettings:
         if (self.mechanism == "none") != (self.noise_multiplier == 0):
             raise PrivacyError(
                 f"privacy.mechanism is {self.mechanism!r} with a noise multiplier of "
-                f"{self.noise_multiplier}; give both, or neither. Without noise a run has no "
-                "guarantee"
+                f"{self.noise_multiplier}; give both a mechanism and a multiplier, or neither. "
+                "Without noise a run has no guarantee"
             )
         try:
             pairs = tuple((int(at), float(bound)) for at, bound in self.schedule)
@@ -221,7 +226,7 @@ class PrivacySettings:
         object.__setattr__(self, "restarts", tuple(self.restarts))
 
     def release(self, users_a_round: float) -> ReleaseConfig:
-        """How sums are released, if this many users are expected per round."""
+        """The release of sums, if this many users are expected per round."""
         over = self.denominator or users_a_round
         adaptive = None
         if self.adaptive:
@@ -259,7 +264,7 @@ class SamplingSettings:
         low=0,
         high=1,
     )
-    high: float = setting(1.0, "The same at midnight.", low=0, high=1)
+    high: float = setting(1.0, "Share of such devices at midnight.", low=0, high=1)
     zones: str = setting(
         "0:1",
         "Time zones (timer): HOURS:SHARE, ..., each an offset from that midnight and a share of "
@@ -271,8 +276,8 @@ class SamplingSettings:
         days = self.diurnal()
         if days is not None and self.kind != "timer":
             raise ConfigError(
-                "sampling.low, high and zones set who is available when, but sampling.kind = "
-                f"{self.kind} ignores that; leave them out, or use timer"
+                "sampling.low, .high and .zones apply only to sampling.kind = timer, but the kind "
+                f"is {self.kind}; leave these three out, or use timer"
             )
 
     def diurnal(self) -> Diurnal | None:
@@ -293,8 +298,8 @@ class SamplingSettings:
         return self.q * users if self.kind == "poisson" else float(self.report_goal)
 
     def most_users(self, users: int) -> int:
-        """Most users that a round can have: all with Poisson sampling, which rejects no large
-        cohort."""
+        """The maximum number of users in a round: all of them with Poisson sampling, which rejects
+        no large cohort."""
         return users if self.kind == "poisson" else self.report_goal
 
 
@@ -305,7 +310,9 @@ class AggregationSettings:
     secure: bool = setting(
         False, "Encode updates and add them modulo M, as secure aggregation does."
     )
-    scale: float = setting(1000.0, "How finely updates are rounded: s of GDP Algorithm 2.", above=0)
+    scale: float = setting(
+        1000.0, "Scale before updates are rounded: s of GDP Algorithm 2.", above=0
+    )
 
     def __post_init__(self) -> None:
         check("aggregation", self)
@@ -316,7 +323,9 @@ class PretrainSettings:
     """[pretrain] (GDP 2.3)"""
 
     text: str = setting("", "File of public text, one utterance per line (.zst too).")
-    public: str = setting("", "Who says that it has no user's text, as in [data].")
+    public: str = setting(
+        "", "Name of the person who attests that it has no user's text, as in [data]."
+    )
     steps: int = setting(0, "Steps of Adam.", low=0)
     batch_size: int = setting(64, "Rows of a batch.", low=1)
     unroll: int = setting(20, "Backpropagation through time.", unit="tokens", low=1)
@@ -345,9 +354,9 @@ class TrainingSettings:
         if self.sampling.kind == "poisson" and (privacy.gap > 1 or privacy.max_participations):
             raise PrivacyError(
                 f"privacy.gap is {privacy.gap} and privacy.max_participations is "
-                f"{privacy.max_participations}, but cohorts are Poisson-sampled: a round that is "
-                "redrawn because it breaks a limit is no longer a Poisson sample. Leave both "
-                "out, or use sampling.kind = timer"
+                f"{privacy.max_participations}, but cohorts are Poisson-sampled: a round that must "
+                "be redrawn because it exceeds a limit is no longer a Poisson sample. Leave both "
+                "limits out, or use sampling.kind = timer"
             )
 
     @classmethod
@@ -363,9 +372,9 @@ class TrainingSettings:
         Paths in the file are relative to its folder.
 
         Raises
-            ConfigError   the file cannot be read, names an unknown table or setting, lacks one
-                          without a default, or a value is out of bounds
-            PrivacyError  a value that would leave the run without the guarantee it asks for
+            ConfigError   the file cannot be read, names an unknown table or setting, lacks a
+                          setting without a default, or a value is out of bounds
+            PrivacyError  a value would leave the run without the guarantee that it asks for
         """
         found = config.read_toml(file)
         environ = os.environ if environ is None else environ
@@ -374,7 +383,7 @@ class TrainingSettings:
         if lost:
             raise ConfigError(
                 f"unknown environment variable {', '.join(lost)}; expected "
-                f"{PREFIX}_<TABLE>_<NAME>, with a table of {', '.join(_names())}"
+                f"{PREFIX}_<TABLE>_<NAME>, where <TABLE> is one of {', '.join(_names())}"
             )
         return cls.of(found, file, flags=flags, environ=environ)
 
@@ -388,8 +397,7 @@ class TrainingSettings:
         environ: Mapping[str, str] | None = None,
         within: str = "",
     ) -> TrainingSettings:
-        """Settings of tables `found` in a file, whose names there begin with `within`; as
-        `read`."""
+        """Settings of tables `found` in a file, whose names begin with `within`; see `read`."""
         tables = dict(zip(_names(), _TABLES, strict=True))
         unknown = sorted(set(found) - set(tables))
         if unknown:
@@ -425,7 +433,7 @@ class TrainingSettings:
 
     def binding(self) -> dict[str, Any]:
         """The settings that must be the same when a run resumes: without paths of files, whose
-        contents are compared, and settings that change no number."""
+        contents are compared, and without settings that change no number."""
         found = dataclasses.asdict(self)
         for name in ("stop_after", "checkpoint_every", "evaluate_every"):
             del found["run"][name]

@@ -1,5 +1,5 @@
-"""Trains a network in rounds: what is released, from whom, and how good it is. Above 600 lines: one
-object owns a run's state, and what resumes must set all of it in one place."""
+"""Trains a network in rounds, and reports the releases, the users and the quality. Above 600 lines,
+since one object owns a run's state, and resuming must set all of it in one place."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ from dlm.record.provenance import FIRST_HAND, Provenance, content_digest
 from dlm.record.sidecar import read_record, sidecar
 
 GENERATOR = "threefry2x32"
-TEXT_DIGEST = "text_sha256"  # in the record of the pretraining text
-DIVERGED = 10  # times as bad as guessing
-_ANY_KEY = jax.random.key(0)  # of shapes alone
-LARGEST = 1e6  # of a parameter of a network that learns
+TEXT_DIGEST = "text_sha256"  # key in the record of the pretraining text
+DIVERGED = 10  # factor by which the model is worse than guessing
+_ANY_KEY = jax.random.key(0)  # only for shapes
+LARGEST = 1e6  # limit of a parameter of a network that learns
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What is reported about a round, once it counts; `evaluation` is on held-out users, None in
-    rounds without one, and not in `seconds`."""
+    """The report of a round, once it counts; `evaluation` is on held-out users, None in rounds
+    without one; `seconds` excludes its time."""
 
     diagnostics: Diagnostics
     evaluation: metrics.Metrics | None
@@ -108,14 +108,14 @@ class Training(FederatedRun[RoundReport]):
         vocabulary_record  `Provenance.public` says that `encode` has no user's text, and who says
                     so. Otherwise the record of the wordpieces whose method `encode` is; any other
                     encoder has none, and a run with a guarantee is refused
-        engine, aggregator  where updates are computed, here by default, and how they are added
+        engine, aggregator  where updates are computed, locally by default, and how they are added
     Raises
-        ConfigError   other settings, users or vocabulary than the folder's run; too few users for
-                      the rounds of a new run
-        PrivacyError  a ledger or noise that is not the checkpoint's; a run with a guarantee whose
-                      vocabulary or pretraining text has none and that nobody says is public; a
-                      grid too coarse for so many numbers
-        FormatError   a damaged file
+        ConfigError   the settings, users or vocabulary differ from the folder's run; too few users
+                      for the rounds of a new run
+        PrivacyError  a ledger or noise is not the checkpoint's; a run with a guarantee has a
+                      vocabulary or pretraining text without one that nobody attests as public; the
+                      grid is too coarse for this many numbers
+        FormatError   a file is damaged
     """
 
     state: TrainingState
@@ -160,17 +160,19 @@ class Training(FederatedRun[RoundReport]):
             assert vocabulary is not None
             vocab_size, record = vocabulary.size, vocabulary.record
         else:
-            own = record_of(encode)  # wordpieces know it themselves
+            own = record_of(encode)  # wordpieces carry their own record
             if record is None:
                 record = own
             elif not record.is_public and record != own:
-                why = "the record given with the encoder is not shown to be of it"
+                why = "nothing shows that the record given with the encoder belongs to it"
                 record = Provenance.none(why)
             if self._promises:
                 refuse_without_guarantee("the given encoder", record)
             vocabulary = RunVocabulary.of(encode, record)
         if vocab_size is None:
-            raise ConfigError("encode was given without vocab_size; give the number of its ids too")
+            raise ConfigError(
+                "encode was given without vocab_size; also give vocab_size, its number of ids"
+            )
         self._encode: Any = encode if vocabulary is None else vocabulary.encoder()
         self._vocabulary, self._vocabulary_record = vocabulary, record
         return vocab_size
@@ -181,8 +183,10 @@ class Training(FederatedRun[RoundReport]):
         self._held_out: list[Ids] | None = None
         self.train_users, self.held_out_users = users.split(data.held_out)
         if not len(self.train_users):
-            raise ConfigError(f"none of {len(users)} users is left to train; lower data.held_out")
-        # A run that has begun has its population and its text behind it.
+            raise ConfigError(
+                f"none of {len(users)} users is left for training; lower data.held_out"
+            )
+        # A run that has begun has already used its population and its text.
         if not self._has_begun:
             self._check_population()
             self._take_text()
@@ -226,7 +230,8 @@ class Training(FederatedRun[RoundReport]):
         self.released = not run.simulation
 
     def _bind(self, users: Population, vocab_size: int) -> None:
-        # For a plain list the words are compared; who says that it is public can change.
+        # For a plain list, the words are compared; the person who attests that it is public can
+        # change.
         record = self._vocabulary_record
         bound = None if record is None or record.is_public else record.digest
         sums = ARITHMETIC if self.noise is None else grid.ARITHMETIC
@@ -243,7 +248,7 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def run(self, until: int | None = None) -> Iterator[RoundReport]:
-        """As of `FederatedRun`; by default up to `run.stop_after`."""
+        """See `FederatedRun.run`; by default up to `run.stop_after`."""
         return super().run(until or self.settings.run.stop_after or None)
 
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundReport:
@@ -263,11 +268,11 @@ class Training(FederatedRun[RoundReport]):
         return RoundReport(diagnostics, evaluation, seconds)
 
     def _diverges(self, diagnostics: Diagnostics, evaluation: metrics.Metrics | None) -> str | None:
-        """How the model is worse than guessing, if it is, by released values and held-out users; by
-        training users only in simulations."""
+        """In what way the model is worse than guessing, if it is, judged by released values and
+        held-out users; in simulations also by training users."""
         largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(self.state.params))
         if not largest < LARGEST:
-            return f"a parameter is {largest:.3g}"
+            return f"a parameter is {largest:.3g}, beyond what a network that learns has"
         guess = self.model.vocab_size
         if evaluation is not None and evaluation.words:
             found = evaluation.perplexity
@@ -299,7 +304,7 @@ class Training(FederatedRun[RoundReport]):
         return metrics.evaluate(self.state.params, self.model, self._held_out)
 
     def stage(self, rounds: int | None = None) -> StageRecord:
-        """What accounting needs to know about this run so far, or about this many rounds."""
+        """The facts for accounting about this run so far, or about this many rounds."""
         rounds = self.rounds_done if rounds is None else rounds
         privacy, adaptive = self.settings.privacy, self._release.adaptive
         noised = self.mechanism is not None
@@ -334,8 +339,8 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def _sensitivity(self, gap: int, most: int) -> float | None:
-        """For mechanisms that accounting does not know by name: the sensitivity of all planned
-        rounds."""
+        """The sensitivity of all planned rounds, for mechanisms that accounting does not know by
+        name."""
         if self.mechanism is None or self.mechanism.name in ("gaussian", "tree", "tree-restart"):
             return None
         if (gap, most) not in self._sensitivities:
@@ -355,7 +360,7 @@ class Training(FederatedRun[RoundReport]):
         return self._roundings[gap, most]
 
     def report(self, *, at: datetime | None = None, data_name: str = "") -> PrivacyReport:
-        """As of `FederatedRun`; PrivacyError if the ledger does not agree with what accounting
+        """See `FederatedRun.report`; PrivacyError if the ledger contradicts what accounting
         assumes."""
         released = leaves(self.state._replace(noise=None))
         return self._report(self._rounds_to_account_for, released, at=at, data_name=data_name)
@@ -368,7 +373,7 @@ class Training(FederatedRun[RoundReport]):
     def _report(
         self, rounds: int, released: Arrays, *, at: datetime | None = None, data_name: str = ""
     ) -> PrivacyReport:
-        """For the rounds done, or more that are planned; the record is about what was released."""
+        """The report of the rounds done, or of more planned ones; the record is about releases."""
         content = {STATE_DIGEST: checkpoint.digest(released)}
         if self._vocabulary is not None:
             content[VOCABULARY_DIGEST] = content_digest(self._vocabulary.content)
@@ -420,12 +425,12 @@ class Training(FederatedRun[RoundReport]):
         given = self.settings.pretrain
         if not given.text:
             return
-        text, what = Path(given.text), f"the text {Path(given.text).name} to begin with"
+        text, what = Path(given.text), f"the text {Path(given.text).name} to pretrain on"
         try:
             content = text.read_bytes()
         except OSError as exc:
             raise ConfigError(f"the public text {text} cannot be read: {exc}") from exc
-        self._text = content if given.steps else b""  # the checked bytes are the bytes used
+        self._text = content if given.steps else b""  # use the bytes that were checked
         record = None
         if sidecar(text).exists():
             record = read_record(text, content, digest_name=TEXT_DIGEST, kind="text")
@@ -463,7 +468,7 @@ class Training(FederatedRun[RoundReport]):
 
     @property
     def _cohort_size(self) -> int:
-        """Users drawn for a round, of samplers that draw a number of them."""
+        """The number of users drawn for a round, for samplers that draw a fixed number."""
         return self.settings.sampling.report_goal
 
     def _check_population(self) -> None:
@@ -495,10 +500,10 @@ class Training(FederatedRun[RoundReport]):
             return super()._cohort(index)
         except ConfigError as exc:
             raise ConfigError(
-                f"{exc}. Enforced limits cannot change within a run, so it ends here; to report "
-                f"the rounds done, set run.stop_after = {index}. For more rounds start a new run "
-                "in another folder, with a lower report goal, a smaller gap, a shorter timer or "
-                "more users; the privacy costs of both add up"
+                f"{exc}. Enforced limits cannot change within a run, so the run ends here; to "
+                f"report the rounds done, set run.stop_after = {index}. For more rounds, start a "
+                "new run in another folder, with a lower report goal, a smaller gap, a shorter "
+                "timer or more users; the privacy costs of both add up"
             ) from exc
 
     def _asked(self, index: int, users: Sequence[int]) -> Any:
@@ -568,13 +573,13 @@ class Training(FederatedRun[RoundReport]):
 
     def _restore(self, public: Arrays, private: Arrays | None, facts: Mapping[str, Any]) -> None:
         self._over = facts["over"]
-        # What earlier rounds used stays true of the run, whatever it resumes with.
+        # The inputs of earlier rounds remain inputs of the run, even if it resumes with others.
         self._void = list(dict.fromkeys([*facts["void"], *self._void]))
         self._parts = [*facts["parts"], *self._parts]
         self._parts = [part for n, part in enumerate(self._parts) if part not in self._parts[:n]]
         for what, record in facts["begun_with"].items():
             found = record and Provenance.from_dict(record, str(what))
-            if found is not None and found.is_public:  # somebody's word, noted by this run itself
+            if found is not None and found.is_public:  # an attestation that this run itself noted
                 found = dataclasses.replace(found, standing=FIRST_HAND)
             self._begun_with[what] = found
         assert self.folder is not None
@@ -607,7 +612,7 @@ def mechanism_of(
     release: ReleaseConfig,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Mechanism | None:
-    """The mechanism of a run's noise, as of `make_mechanism`; None without noise."""
+    """The mechanism of a run's noise, as from `make_mechanism`; None without noise."""
     privacy, rounds = settings.privacy, settings.run.rounds
     if privacy.mechanism == "none":
         return None

@@ -1,4 +1,4 @@
-"""A network trained on users' text, from files to a folder: what `dlm federate` does."""
+"""Trains a network on users' text, from files to a folder, for `dlm federate`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from dlm.federated.users import UserDataset
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """The rounds that count, their report (None of no round), and whether none can follow."""
+    """The rounds that count, their report (None without rounds), and whether no round can
+    follow."""
 
     rounds_done: int
     report: PrivacyReport | None
@@ -35,9 +36,9 @@ def train_network(
     progress: Callable[[str], None] = lambda line: None,
     on_round: Callable[[RoundReport], None] = lambda done: None,
 ) -> TrainedNetwork:
-    """Trains a network on users' text in the folder `output`, as `run_rounds`. `open_users` gets
-    the folder that their text may be sorted into; it is for its owner alone, and is removed once no
-    rounds are left."""
+    """Trains a network on users' text in the folder `output`, like `run_rounds`. `open_users` gets
+    a folder to sort their text into; only its owner can read it, and it is removed once no rounds
+    are left."""
 
     def opened(folder: RunFolder) -> Training:
         progress("reading and sorting users' text")
@@ -68,10 +69,10 @@ def run_rounds(
     progress: Callable[[str], None] = lambda line: None,
     on_round: Callable[[RoundReport], None] = lambda done: None,
 ) -> TrainedNetwork:
-    """Trains a network in the folder `output`, or goes on with the run there, and reports it.
-    Stopped at any moment, the same call resumes after the last round that counts. Raises
-    TrainingDiverged after the report of the rounds that were done or, of a run that ended so
-    before, without opening it; else as `Training`."""
+    """Trains a network in the folder `output`, or continues the run there, and reports it. If it is
+    stopped at any time, the same call resumes after the last round that counts. Raises
+    TrainingDiverged after the report of the rounds done, or at once if the run had already ended
+    so; also what `Training` raises."""
     if settings.run.simulation:
         progress("a seed is set: this is a simulation, and its model is not private")
     elif settings.privacy.mechanism == "none":
@@ -97,7 +98,7 @@ def run_rounds(
         try:
             for done in training.run():
                 on_round(done)
-        except TrainingDiverged as exc:  # its rounds were done, and are reported as any
+        except TrainingDiverged as exc:  # its rounds were done, and are reported as usual
             diverged = exc
         progress(f"{training.rounds_done} of {settings.run.rounds} rounds done: {output}")
         report = None
@@ -120,17 +121,17 @@ def run_rounds(
 
 def _with_places(exc: TrainingDiverged, folder: RunFolder) -> TrainingDiverged:
     exc.add_note(
-        f"its report is {folder.reports[0]}; {folder.path} holds neither noise nor users' text"
+        f"the run's report is {folder.reports[0]}; {folder.path} holds no noise or users' text"
     )
     return exc
 
 
 def _delta_warning(privacy: PrivacySettings, users: int) -> str | None:
-    """Says where delta is so large that publishing the text of one of `users` at random is (0,
+    """A warning if delta is so large that publishing the text of one of `users` at random is (0,
     delta)-private (Dwork and Roth 2014, 2.3)."""
     if privacy.mechanism == "none" or privacy.delta * users < 1:
         return None
     return (
-        f"privacy.delta is {privacy.delta:g}; with {users:,} users, a meaningful guarantee needs "
-        f"much less than {1 / users:.1g}"
+        f"privacy.delta is {privacy.delta:g}; with {users:,} users, a meaningful guarantee needs a "
+        f"delta much smaller than {1 / users:.1g}"
     )

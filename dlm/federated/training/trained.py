@@ -1,4 +1,4 @@
-"""A trained network as its run left it: the state on disk, as trees of JAX and as plain arrays."""
+"""A trained network as its run left it: the state on disk, as JAX trees and as plain arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dlm.record.signature import require_signed
 @dataclass(frozen=True)
 class TrainedModel:
     """A trained network after the last round that counts, with its privacy record: while rounds
-    remain, that of all planned ones. `vocabulary` is None for an encoder of neither words nor
+    remain, the record of all planned ones. `vocabulary` is None for an encoder of neither words nor
     pieces."""
 
     network: rnn.RnnConfig
@@ -57,7 +57,7 @@ def load_model(
     """
     run = Path(run)
     place = run / CHECKPOINT if run.is_dir() else run
-    content = place.read_bytes()  # once: what is verified is what is loaded
+    content = place.read_bytes()  # read once: the verified bytes are the loaded ones
     found = checkpoint.parse(content, place)
     settings = found.settings
     try:
@@ -91,7 +91,7 @@ def rebuilt(arrays: Arrays, template: Any, place: Path) -> Any:
     check_shapes(arrays, leaves(template), place)
     old, shape = jax.tree.flatten(template)
     found = [
-        # A NumPy array stays one: JAX has no 64 bits.
+        # A NumPy array stays a NumPy array, since JAX has no 64 bits.
         array if isinstance(leaf, np.ndarray | np.generic) else jnp.asarray(array)
         for leaf, array in zip(old, arrays, strict=True)
     ]
