@@ -2,7 +2,7 @@
 
 import sys
 
-try:  # Ctrl-C while modules are imported, too
+try:  # also for Ctrl-C while modules are imported
     from loadtest.cli.main import main
 
     main()

@@ -1,7 +1,7 @@
-"""A client of a baseline, with what `replay.Asked` and `replay.BaseUtterance` want of one.
+"""A client of a baseline, with the interface `replay.Asked`.
 
-All messages of a round go at once, over dlm's own connections and Exchange streams. Its states are
-contexts as they stand; it gives no next states, which no baseline has.
+All messages of a round are sent together, over dlm's own connections and Exchange streams. Its
+states are unchanged contexts; it returns no next states, since baselines have none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from loadtest.baselines.systems import Cache, Call, Caller, Messages, Placed
 
 @dataclass(frozen=True, eq=False)
 class Contexts:
-    """K contexts: (K, order - 1) ids, most recent last, of which the last `lengths` count."""
+    """K contexts: (K, order - 1) ids, most recent last; the last `lengths` of them count."""
 
     ids: NDArray[np.uint32]
     lengths: NDArray[np.uint8]
@@ -37,14 +37,14 @@ class Contexts:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """(K, W) log10 probabilities; `source` is 0, the full model, for each."""
+    """(K, W) log10 probabilities of W words after K contexts; `source` is 0 (the full model)."""
 
     log10_prob: NDArray[np.float32]
     source: NDArray[np.uint8]
 
 
 class BaselineClient:
-    """Asks the servers of a system, at `addresses` in their order; `deadline_s` is per round."""
+    """Queries the servers of a system, at `addresses` in their order; `deadline_s` is per round."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class BaselineClient:
 
     @property
     def cascade(self) -> Any:
-        raise ConfigError("a baseline has no cascade")
+        raise ConfigError("a baseline does not support a cascade")
 
     def utterance(self) -> BaselineHandle:
         return self._handle
@@ -82,7 +82,7 @@ class BaselineClient:
             connection.close()
 
     async def score(self, call: Call) -> NDArray[np.float32]:
-        """log10 P of each pair that was asked; after a DlmError nothing is asked again."""
+        """log10 P of each requested pair; after a DlmError, nothing is requested again."""
         self.stats.queries += len(call.place)
         self.stats.duplicates += len(call.place) - len(call.words)
         self.stats.local_hits += int((~self._caller.remote(call)[call.row]).sum())
@@ -106,7 +106,7 @@ class BaselineClient:
                 whole.set_result(None)
 
         def take(at: int, data: bytes | None, error: DlmError | None) -> None:
-            nonlocal missing  # connections call this in one thread
+            nonlocal missing  # connections call this in a single thread
             replies[at] = data if error is None else error
             missing -= 1
             if not missing:
@@ -166,13 +166,13 @@ class BaselineHandle:
         return Contexts(ids, lengths)
 
     async def extend(self, states: Contexts, words: NDArray[np.uint32]) -> Scores:
-        """(K, W) scores of words (W,) after every context, or of (K, W)."""
+        """(K, W) scores of words (W,) after every context, or of words (K, W)."""
         shape = len(states.lengths), words.shape[-1]
         found = await self._client.score(Call.of(states.ids, states.lengths, words))
         return Scores(found.reshape(shape), np.zeros(shape, np.uint8))
 
     async def context_blocks(self, states: Any) -> Any:
         raise ConfigError(
-            "a baseline has no context blocks; replay a trace of rescoring, whose requests are "
-            "`extend`"
+            "a baseline does not support context blocks; replay a rescoring trace, whose requests "
+            "are `extend`"
         )

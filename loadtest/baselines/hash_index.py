@@ -1,7 +1,7 @@
-"""An n-gram model as hash tables: the index that DLM 4.2.3 measures its suffix tree against.
+"""An n-gram model as hash tables: the index with which DLM 4.2.3 compares its suffix tree.
 
 One table holds probabilities, another back-off weights, both with the whole n-gram as the key;
-1-grams are arrays by word id. A back-off asks the tables again for every suffix.
+1-grams are arrays by word id. A back-off searches the tables again for every suffix.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Order = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]
 class Ngrams:
     """A model's n-grams.
 
-    orders  by order: rows (n, order), oldest word first; log10 probability and log10 weight
-            (n,), the weight 0 where there is none
+    orders  by order: rows (n, order), oldest word first; log10 probability and log10 weight (n,),
+            where weight 0 means none
     """
 
     vocabulary_size: int
@@ -68,7 +68,7 @@ class Ngrams:
         return Ngrams(self.vocabulary_size, self.orders[:order])
 
     def stored_pairs(self) -> NDArray[np.uint32]:
-        """(n, 2) pairs after which something longer is stored; the client's bits (DLM 3.1)."""
+        """(n, 2) pairs after which longer n-grams are stored; the client's bits (DLM 3.1)."""
         found = [np.empty((0, 2), np.uint32), *(r[w != 0] for r, _, w in self.orders[1:2])]
         for rows, _, weights in self.orders[2:]:
             found += [rows[:, -3:-1], rows[weights != 0][:, -2:]]
@@ -77,7 +77,7 @@ class Ngrams:
 
 
 class HashIndex:
-    """Hash tables of n-grams: of all, or by order of the rows that `probs` and `weights` say."""
+    """Hash tables of all n-grams, or, by order, of the rows that `probs` and `weights` select."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class HashIndex:
 
     @property
     def records(self) -> tuple[int, int]:
-        """Probabilities and weights in the tables, 1-grams left out."""
+        """The number of probabilities and weights in the tables, without 1-grams."""
         return int(np.count_nonzero(self.tables[0])), int(np.count_nonzero(self.tables[2]))
 
     def answer(self, mode: int, groups: QueryGroups) -> tuple[Answers, int]:
@@ -138,7 +138,7 @@ class HashIndex:
 
 
 def pair_table(pairs: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """The keys of pairs; never empty, so that no pair is told from pairs that nobody knows."""
+    """The keys of pairs; never empty, so that "no pair" differs from "pairs unknown"."""
     return _table([(pairs, np.zeros(len(pairs), np.float32))])[0]
 
 

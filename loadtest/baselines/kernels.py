@@ -1,4 +1,4 @@
-"""Kernels of the baselines: a hash index of n-grams, and what of a call goes to which server.
+"""Kernels of the baselines: a hash index of n-grams, and the routing of calls to servers.
 
 An n-gram's key is 64 bits, folded from its last word to its first, so that the key of a longer
 suffix follows from that of a shorter one. A table is a pair of arrays, keys and float32 values,
@@ -138,8 +138,8 @@ def answer(  # type: ignore[no-untyped-def]
     mode, probs, prob_values, weights, weight_values, unigrams, unigram_weights,
     lengths, context_words, counts, words, out, orders,
 ):  # fmt: skip
-    """What a server answers to a message; the number of searches. An order of 0 says that no n-gram
-    was found, that of a weight is 1; `out`, `orders` are (Q,)."""
+    """Fills in a server's answers to a message; returns the number of searches. An order of 0 says
+    that no n-gram was found, that of a weight is 1; `out`, `orders` are (Q,)."""
     end = np.int64(0)
     q = np.int64(0)
     searches = 0
@@ -202,7 +202,7 @@ def score(  # type: ignore[no-untyped-def]
 
 @compiled
 def asks_servers(cached, stored, contexts, lengths, out):  # type: ignore[no-untyped-def]
-    """Of each context whether the client's own n-grams are not enough.
+    """Whether each context needs more than the client's own n-grams.
 
     Args  cached  orders that the client holds
           stored  keys of pairs after which something is stored; empty: nobody knows
@@ -220,7 +220,7 @@ def look_up(  # type: ignore[no-untyped-def]
     mode, by, servers, slots, contexts, lengths, remote, row, words, active, low, high,
     server, at_row, length, asked, key, target, weight,
 ):  # fmt: skip
-    """What a call asks of servers; how many look-ups that are, of which some may be the same.
+    """Fills in a call's look-ups on servers, some of which may be equal; returns their number.
 
     Args    low, high  lengths of n-grams that EXACT asks now
             active     (Q,) queries that are asked
@@ -326,7 +326,7 @@ def pack(contexts, order, at_row, length, asked, server, whole):  # type: ignore
 
 @compiled
 def take(target, suffix, place, values, matched, found, orders, weights):  # type: ignore[no-untyped-def]
-    """What servers said, to the queries and contexts that asked; of n-grams the longest counts."""
+    """Passes servers' answers to the queries and contexts that asked; the longest n-gram counts."""
     for n in range(len(place)):
         at = place[n]
         if suffix[n]:

@@ -1,8 +1,7 @@
 """A server of a baseline: `python -m loadtest.baselines.server`, started by `running`.
 
-It holds a hash index of its share of the n-grams, and speaks dlm's own wire: ScoreRequests over an
-Exchange stream, answered with ScoreReplies. It prints its port as a line of JSON once it is ready,
-and what it has counted when it ends.
+It holds a hash index of its share of the n-grams, and uses dlm's own protocol: ScoreRequests over
+an Exchange stream, answered with ScoreReplies. Once ready, it prints its port as JSON.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,40 +31,19 @@ from loadtest.children import start_child
 
 MAX_QUERIES = 1 << 20
 MAX_MESSAGE_BYTES, MAX_IN_FLIGHT = 4 << 20, 1024
-SHARD_SET = bytes(codec.SHARD_SET_BYTES)  # there is but one
+SHARD_SET = bytes(codec.SHARD_SET_BYTES)  # servers have only one
 STOP_S = 10.0
-
-
-@dataclass
-class Served:
-    messages: int = 0
-    looked_up: int = 0
-    searches: int = 0
-    cpu_s: float = 0.0
-
-
-@dataclass
-class Running:
-    """Servers of a system, at host:port; `served` of each, once they have ended."""
-
-    addresses: Sequence[str]
-    served: list[Served] = field(default_factory=list)
 
 
 class _Service:
     def __init__(self, index: HashIndex, mode: int) -> None:
         self.index = index
         self._mode = mode
-        self.served = Served()
 
     async def exchange(self, _: Any, context: Any) -> None:
         while (data := await context.read()) is not grpc.aio.EOF:
             request = codec.decode_score_request(data, max_queries=MAX_QUERIES)
-            answers, searches = self.index.answer(self._mode, request.groups)
-            # Counted first: who has read the reply may end this server at once.
-            self.served.messages += 1
-            self.served.looked_up += len(answers)
-            self.served.searches += searches
+            answers, _ = self.index.answer(self._mode, request.groups)
             await context.write(codec.encode_score_reply(request, _packed(answers)))
 
 
@@ -82,7 +58,7 @@ async def serve(ngrams: Path, system: str, servers: int, number: int) -> None:
     del known
     some = np.array([1], np.uint32)
     nothing = QueryGroups(np.array([0], np.uint8), np.empty(0, np.uint32), some, some * 0)
-    # Compiles the kernel for arrays as they come over the wire, which cannot be written.
+    # Compiles the kernel for arrays from the wire, which are read-only.
     message, _ = codec.encode_score_request(SHARD_SET, number, nothing)
     request = codec.decode_score_request(message, max_queries=MAX_QUERIES)
     service.index.answer(_mode(system), request.groups)
@@ -97,11 +73,9 @@ async def serve(ngrams: Path, system: str, servers: int, number: int) -> None:
     await server.start()
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    began = time.process_time()
-    _say({"port": port})
+    sys.stdout.write(json.dumps({"port": port}) + "\n")
+    sys.stdout.flush()
     await ended.wait()
-    service.served.cpu_s = time.process_time() - began
-    _say(vars(service.served))
     await server.stop(STOP_S / 5)
 
 
@@ -109,16 +83,12 @@ def _mode(system: str) -> int:
     return SYSTEMS[system].mode
 
 
-def _say(facts: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(facts) + "\n")
-    sys.stdout.flush()
-
-
 @contextmanager
-def running(ngrams: Path, system: str, servers: int) -> Iterator[Running]:
-    """Servers of a system on this machine, until the end of the block; `ngrams`: a file.
+def running(ngrams: Path, system: str, servers: int) -> Iterator[list[str]]:
+    """Addresses of servers of a system on this machine, until the end of the block. They read the
+    n-grams from the file `ngrams`.
 
-    Raises  ShardDown  one did not start; what it said is on standard error
+    Raises  ShardDown  a server did not start; its message is on standard error
     """
     processes = [
         start_child(
@@ -129,11 +99,7 @@ def running(ngrams: Path, system: str, servers: int) -> Iterator[Running]:
         for number in range(servers)
     ]
     try:
-        found = Running([f"127.0.0.1:{_read(one)['port']}" for one in processes])
-        yield found
-        for process in processes:
-            process.terminate()
-        found.served += [Served(**_read(process)) for process in processes]
+        yield [f"127.0.0.1:{_read(one)['port']}" for one in processes]
     finally:
         for process in processes:
             process.terminate()
@@ -152,7 +118,7 @@ def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
     line = process.stdout.readline()
     if not line:
         raise ShardDown(
-            f"a server of a baseline ended with status {process.wait(STOP_S)}; its own message is "
+            f"a server of a baseline ended with status {process.wait(STOP_S)}; see its message "
             "above"
         )
     return dict(json.loads(line))

@@ -1,7 +1,7 @@
-"""The paper's baselines: other ways with the same n-grams, the same wire, the same cache.
+"""The paper's baselines: other systems with the same n-grams, wire format and cache.
 
-A `System` says where n-grams lie and how a client asks for them. From it follow what each server
-holds (`shares`), what a call asks of which server (`Caller`), and how many messages a trace costs
+A `System` defines where n-grams are stored and how a client requests them. This determines each
+server's part (`shares`), a call's requests to each server (`Caller`), and the messages of a trace
 (`counted`), exactly and without a server. `baseline_server` and `baseline_client` run it.
 
 Paper: DLM 3.1 to 3.3 and 4.2.1; baseline A is Brants et al. 2007, B is Mandery 2011.
@@ -26,7 +26,7 @@ from loadtest.baselines.hash_index import HashIndex, Ngrams, pair_table
 from loadtest.traces.routes import extends
 from loadtest.traces.trace import Trace
 
-RECORD_BYTES = 8  # of a word id and a value, for balance
+RECORD_BYTES = 8  # bytes of a word id and a value, for the balance
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class System:
     """A way to serve a model.
 
     name     short, as rows name it;  title  for people
-    mode     what servers answer: WHOLE where all that a query needs is on its server, LONGEST where
-             all its probabilities are, EXACT where nothing is
-    by       of WHOLE: SLOTS for dlm's table, PAIR for the hash of two words, WORD for that of one
-    batched  whether what goes to a server travels in one message
+    mode     what servers answer: WHOLE if a server has everything that its query needs, LONGEST if
+             it has all probabilities, EXACT if it has neither
+    by       for WHOLE: SLOTS for dlm's table, PAIR for the hash of two words, WORD for that of one
+    batched  whether all requests to a server travel in one message
     cached   orders that clients hold
-    stored   whether clients know after which pairs anything is stored
+    stored   whether clients know which pairs have anything stored after them
     """
 
     name: str
@@ -52,8 +52,8 @@ class System:
 
     @property
     def in_steps(self) -> bool:
-        """Whether a shorter n-gram is asked only where the longer is missing: fewer messages of one
-        look-up each; in one round there are fewer where those of a server share a message."""
+        """Whether a shorter n-gram is requested only if the longer one is missing. This saves
+        messages, unless look-ups share them; then a single round needs fewer."""
         return self.mode == kernels.EXACT and not self.batched
 
 
@@ -73,7 +73,7 @@ SYSTEMS = {
         System(
             "srilm", "one n-gram per message, no cache", batched=False, cached=0, stored=False
         ),
-        # As the paper has it: clients do not know after which pairs nothing is stored.
+        # As in the paper: clients do not know which pairs have nothing stored after them.
         System("dlm-paper", "dlm as in the paper", by=kernels.PAIR, stored=False),
         System("A-paper", "baseline A as in the paper", kernels.LONGEST, stored=False),
         System(
@@ -85,20 +85,20 @@ SYSTEMS = {
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """One round of a call: the server of each message, and what each asks."""
+    """One round of a call: the server of each message, and its requests."""
 
     servers: NDArray[np.int64]
     groups: list[QueryGroups]
 
 
 class Placed:
-    """Where each n-gram lies; `slots` None: dlm's slots are balanced by what is stored."""
+    """The place of each n-gram; if `slots` is None, dlm's slots are balanced by bytes."""
 
     def __init__(
         self, system: System, ngrams: Ngrams, servers: int, slots: NDArray[np.uint16] | None = None
     ) -> None:
         if not 1 <= servers <= 4096:
-            raise ConfigError(f"{servers} servers; expected 1 to 4096")
+            raise ConfigError(f"{servers} servers were requested; expected 1 to 4096")
         self.system = system
         self.servers = servers
         if slots is None and (system.mode, system.by) == (kernels.WHOLE, kernels.SLOTS):
@@ -106,12 +106,12 @@ class Placed:
         self.slots = np.zeros(0, np.uint16) if slots is None else slots
 
     def of_probs(self, rows: NDArray[np.uint32]) -> NDArray[np.int32]:
-        """The server of each n-gram's probability; -1 for all."""
+        """The server of each n-gram's probability; -1 for all servers."""
         end = rows.shape[1] - (self.system.mode == kernels.WHOLE)
         return self._owners(rows, end)
 
     def of_weights(self, rows: NDArray[np.uint32]) -> NDArray[np.int32]:
-        """The server of each n-gram's weight; -1 for all."""
+        """The server of each n-gram's weight; -1 for all servers."""
         return self._owners(rows, rows.shape[1])
 
     def _owners(self, rows: NDArray[np.uint32], end: int) -> NDArray[np.int32]:
@@ -126,11 +126,8 @@ class Placed:
             kernels.owners(by, rows, end, self.servers, self.slots, out)
         return out
 
-    def caller(self, cache: Cache, order: int) -> Caller:
-        return Caller(self, cache, order)
-
     def share(self, ngrams: Ngrams, server: int) -> HashIndex:
-        """What a server holds: its own n-grams, and the low orders, where it uses them."""
+        """A server's n-grams: its own, and the low orders if it uses them."""
         probs: list[NDArray[np.bool_]] = []
         weights: list[NDArray[np.bool_]] = []
         low = self.system.mode == kernels.WHOLE
@@ -161,7 +158,7 @@ def slot_bytes(ngrams: Ngrams) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class Cache:
-    """What clients of a system hold: low orders, and after which pairs anything is stored."""
+    """The data of a system's clients: low orders, and the pairs after which anything is stored."""
 
     index: HashIndex
     stored: NDArray[np.uint64]
@@ -171,7 +168,7 @@ class Cache:
         return cls(HashIndex(ngrams.upto(2)), pair_table(ngrams.stored_pairs()))
 
     def asks_servers(self, call: Call, cached: int = 2, stored: bool = True) -> NDArray[np.bool_]:
-        """(C,) contexts for which clients ask servers; `cached` and `stored` as in `System`."""
+        """(C,) contexts for which clients query servers; `cached`, `stored` as in `System`."""
         out = np.empty(len(call.lengths), np.bool_)
         known = self.stored if stored else np.empty(0, np.uint64)
         kernels.asks_servers(cached, known, call.contexts, call.lengths, out)
@@ -184,7 +181,7 @@ class Call:
 
     contexts  (C, order - 1), most recent word last;  lengths (C,)
     row       (Q,) context of each query;  words (Q,)
-    place     where the answer to each pair that was asked stands among the Q
+    place     index among the Q of the answer to each requested pair
     """
 
     contexts: NDArray[np.uint32]
@@ -216,7 +213,7 @@ Rounds = Generator[Messages, Sequence[Answers], NDArray[np.float32]]
 
 
 class Caller:
-    """What a client asks for a call, round by round, and what it makes of the answers."""
+    """A client's queries for a call, round by round, and its use of the answers."""
 
     def __init__(self, placed: Placed, cache: Cache, order: int) -> None:
         self._placed = placed
@@ -228,9 +225,9 @@ class Caller:
         return self._cache.asks_servers(call, system.cached, system.stored)
 
     def rounds(self, call: Call, *, merged: bool = False) -> Rounds:
-        """Yields messages, is sent their answers; returns log10 P of each distinct query.
+        """Yields messages, receives their answers, and returns log10 P of each distinct query.
 
-        Args        merged  one message per server, whatever the system sends
+        Args        merged  whether there is one message per server, whatever the system sends
         Guarantees  the bits of `dlm.ngram.backoff.score`
         """
         system, queries = self._placed.system, len(call.words)
@@ -316,18 +313,15 @@ def _messages(
 
 @dataclass
 class Counts:
-    """What a trace costs.
+    """The cost of a trace.
 
-    messages, looked_up  of each server: messages, and what these ask
-    contexts  in messages: what they would be if only queries of one context travelled together
-    rounds    of messages, each of which waits for the one before
+    messages, looked_up  per server: messages, and their look-ups
+    contexts  number of messages if only queries of one context travelled together
+    rounds    rounds of messages, each of which waits for the previous one
     per_call  (rounds, messages, look-ups) of each call
     """
 
     audio_s: float
-    calls: int
-    queries: int
-    local: int
     rounds: int
     messages: NDArray[np.int64]
     looked_up: NDArray[np.int64]
@@ -337,10 +331,6 @@ class Counts:
     @property
     def per_audio_s(self) -> float:
         return float(self.messages.sum()) / self.audio_s
-
-    @property
-    def balance(self) -> float:
-        return imbalance(self.messages)
 
 
 def imbalance(loads: NDArray[np.int64]) -> float:
@@ -356,14 +346,12 @@ def calls_of(trace: Trace, vocabulary: Vocabulary, order: int) -> list[Call]:
 def counted(
     calls: Sequence[Call], placed: Placed, cache: Cache, whole: HashIndex, audio_s: float
 ) -> Counts:
-    """The messages that calls cost one after another, computed from `whole`, all n-grams."""
+    """The messages of successive calls, computed from `whole`, the index of all n-grams."""
     caller = Caller(placed, cache, whole.order)
     system = placed.system
     messages, looked_up = (np.zeros(placed.servers, np.int64) for _ in range(2))
-    counts = Counts(audio_s, len(calls), 0, 0, 0, messages, looked_up)
+    counts = Counts(audio_s, 0, messages, looked_up)
     for call in calls:
-        counts.queries += len(call.place)
-        counts.local += int(np.count_nonzero(~caller.remote(call)[call.row][call.place]))
         rounds = caller.rounds(call, merged=True)
         before = counts.rounds, int(messages.sum()), int(looked_up.sum())
         try:
@@ -388,7 +376,7 @@ def counted(
 
 
 def _answer(whole: HashIndex, system: System, groups: QueryGroups) -> Answers:
-    """What a server says, where the next round depends on it; else nothing."""
+    """A server's answer, if the next round depends on it; otherwise nothing."""
     if system.in_steps:
         return whole.answer(system.mode, groups)[0]
     queries = len(groups.words)

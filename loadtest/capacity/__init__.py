@@ -1,1 +1,1 @@
-"""How many servers a load needs: measured, or simulated."""
+"""Measures or simulates how many servers a load needs."""

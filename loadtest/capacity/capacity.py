@@ -1,7 +1,7 @@
-"""How much a cluster takes: the highest rate before p99, CPU or errors cross a limit.
+"""Finds the capacity of a cluster: the highest rate before p99, CPU or errors cross a limit.
 
-The rate is doubled until a run crosses a limit, then the range between is halved. Which rate comes
-next is a function of what was measured so far, so a search that was broken off goes on.
+The rate is doubled until a run crosses a limit, then the range between is halved. The next rate is
+a function of the measurements so far, so an interrupted search can continue.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from loadtest.report.table import LATE_MS
 
 FORMAT, VERSION = "dlm capacity report", 1
 FILE = "capacity.json"
-LEAST_RATE = 0.5  # requests per second; a cluster that does not take this takes nothing
+LEAST_RATE = 0.5  # requests per second; a cluster that cannot serve this serves nothing
 MAX_POINTS = 40
 FAILED_SHARE = 0.01
-OTHERS_SHARE = 0.15  # of the machine; proxies and this process take a little
+OTHERS_SHARE = 0.15  # share of the machine; proxies and this process use a little
 P99, CPU, FAILURES, DRIVER = "p99", "cpu", "failures", "driver"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What ends the search.
+    """The limits that end the search.
 
     p99_ms     from the planned time
-    cpu_share  of the machine, by clients and servers, where they share one; else of one core, by
-               the busiest server process
+    cpu_share  of the machine, by clients and servers, if they share it; else of one core, by the
+               busiest server process
     """
 
     p99_ms: float = 50.0
@@ -42,19 +42,19 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not self.p99_ms > 0:
-            raise ConfigError(f"--p99 is {self.p99_ms:g}; expected milliseconds above 0")
+            raise ConfigError(f"--p99 is {self.p99_ms:g}; expected a time above 0, in milliseconds")
         if not 0 < self.cpu_share <= 1:
             raise ConfigError(
-                f"--cpu is {100 * self.cpu_share:g}; expected above 0 and at most 100 percent"
+                f"--cpu is {100 * self.cpu_share:g}; expected a percentage above 0, up to 100"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a run at one rate showed.
+    """The result of a run at one rate.
 
-    rate       requests per second that were planned; `sent_per_s` is what was drawn of it
-    cpu_share  what is compared with the limit
+    rate       planned requests per second; `sent_per_s` is the rate that was drawn from it
+    cpu_share  the share that is compared with the limit
     crossed    which limit, or empty;  why  the same in words
     """
 
@@ -148,7 +148,7 @@ def _crossed(report: Report, cpu: float | None, limits: Limits) -> tuple[str, st
 
 
 def others_share(points: Sequence[Point], cores: int) -> float:
-    """The largest share of the machine that neither clients nor servers took."""
+    """The largest share of the machine that neither clients nor servers used."""
     return max(
         (
             p.machine_cpu_share - (p.client_cores + (p.server_cores or 0.0)) / cores
@@ -162,8 +162,8 @@ def others_share(points: Sequence[Point], cores: int) -> float:
 def next_rate(points: Sequence[Point], first: float, precision: float, most: float) -> float | None:
     """The rate to measure next; None when the knee is known.
 
-    Args  first      where the search begins
-          precision  how far apart the highest good rate and the lowest bad one may be
+    Args  first      rate at which the search begins
+          precision  share by which the lowest bad rate may exceed the highest good one
           most       highest rate that is tried
     """
     well = [point.rate for point in points if not point.crossed]
@@ -185,7 +185,7 @@ def next_rate(points: Sequence[Point], first: float, precision: float, most: flo
 
 
 def knee(points: Sequence[Point]) -> tuple[Point | None, Point | None]:
-    """The highest point below all that crossed a limit, and the lowest that did; None for none."""
+    """The highest point below all that crossed a limit, and the lowest that did; or None."""
     badly = min((p for p in points if p.crossed), key=lambda p: p.rate, default=None)
     below = [p for p in points if not p.crossed and (badly is None or p.rate < badly.rate)]
     return max(below, key=lambda p: p.rate, default=None), badly
@@ -215,11 +215,11 @@ def build_capacity(
     ended: str,
     report: Report | None,
 ) -> dict[str, Any]:
-    """What capacity.json holds.
+    """The content of capacity.json.
 
-    Args  settings  of the search: whoever goes on with it must have the same
+    Args  settings  settings of the search: it can only be resumed with the same
           ended     "found", or why not
-          report    of the last run, for what all runs share
+          report    report of the last run, for facts that all runs share
     """
     best, badly = knee(points)
     warnings = []
@@ -251,14 +251,14 @@ def build_capacity(
 
 
 def read_capacity(path: Path) -> dict[str, Any]:
-    """A capacity.json, or the folder that it lies in; ConfigError if it is not one."""
+    """Reads a capacity.json, or the one in a folder; ConfigError for anything else."""
     path = path / FILE if path.is_dir() else path
     found = read_document(path, FORMAT, VERSION)
     try:
         [Point(**one) for one in found["points"]]
     except (TypeError, KeyError) as exc:
         raise ConfigError(
-            f"{path} lacks its points; `python -m loadtest capacity` writes a new one"
+            f"{path} lacks the measured points; `python -m loadtest capacity` writes a new file"
         ) from exc
     return found
 
@@ -266,12 +266,12 @@ def read_capacity(path: Path) -> dict[str, Any]:
 def points_to_go_on_with(
     found: dict[str, Any], settings: dict[str, Any], limits: Limits
 ) -> list[Point]:
-    """The points of a search that was broken off; ConfigError if it had other settings."""
+    """The points of an interrupted search; ConfigError if it had other settings."""
     for name, value in {**settings, **asdict(limits)}.items():
         before = {**found["settings"], **found["limits"]}.get(name)
         if before != value:
             raise ConfigError(
-                f"the search to resume had {name} {before!r}, this one has {value!r}; use the "
+                f"the search to resume had {name} {before!r}, but this one has {value!r}; use the "
                 "same options, or leave --resume out"
             )
     return [Point(**one) for one in found["points"]]
@@ -287,11 +287,11 @@ def search(
     precision: float,
     most: float,
 ) -> str:
-    """Measures rate after rate until the knee is known; "found", or why it ended before.
+    """Measures rate after rate until the knee is known; returns "found", or why it ended before.
 
     Args  measure  runs a load test at a rate
-          keep     takes all points after each, why the search ended ("running" before), the report
-          points   known from before; new ones are added
+          keep     takes all points after each run, "running" or why the search ended, the report
+          points   known points; new ones are added
     """
     report: Report | None = None
     while (rate := next_rate(points, first, precision, most)) is not None:

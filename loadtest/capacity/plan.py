@@ -1,7 +1,7 @@
-"""Sizes a cluster: how many servers, with how much memory, for so many audio streams of a trace.
+"""Sizes a cluster: the number of servers and their memory for a number of audio streams of a trace.
 
-Every figure is computed from the trace, the model and what a message cost where that was measured.
-Pure functions; `assumptions` says in words what they rest on.
+Every figure is computed from the trace, the model and the measured cost of a message. Pure
+functions; `assumptions` states their assumptions in words.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from dlm.errors import ConfigError
 from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import Manifest, read_manifest
 from dlm.ngram.partition import balanced_slot_table
-from dlm.units import counted
+from dlm.units import counted, size_text
 from loadtest.traces.routes import Slotted
 
 FORMAT, VERSION = "dlm cluster plan", 1
 COSTS = Path(__file__).parent / "costs.json"
 MIB = 1 << 20
-# Of books5, 4.0 M n-grams, exact: of a word or 2-gram, and of a longer n-gram. The share of the
-# first is a large model's (5 % of 283 M n-grams, 51 % of those).
+# Bytes of a word or 2-gram, and of a longer n-gram, in books5 (4.0 M n-grams, exact); and the share
+# of the former, near a large model's (5 % of 283 M n-grams; 51 % in books5).
 LOW_BYTES, HIGH_BYTES, LOW_SHARE = 6.4, 6.3, 0.1
-ENCODINGS = {"exact": 1.0, "compact": 0.57}  # bytes, of exact; 6 bits (dlm/index/README.md)
+ENCODINGS = {"exact": 1.0, "compact": 0.57}  # bytes over exact's, at 6 bits (dlm/index/README.md)
 MOST_SHARDS, MOST_REPLICAS = 256, 32
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What was measured where.
+    """Measured costs, and where they were measured.
 
     server_us_per_message   CPU of servers, at `queries_per_message`
     client_ms_per_request   CPU of clients
-    measured                where and how, in words
+    measured                where and how they were measured, in words
     """
 
     server_us_per_message: float
@@ -51,11 +51,11 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What servers and clients hold, in bytes.
+    """The bytes that servers and clients hold.
 
-    shards      of all shards together
-    low_orders  that each host of clients holds: words and 1- and 2-grams
-    largest     a shard over the mean of all
+    shards      bytes of all shards together
+    low_orders  bytes that each host of clients holds: words and 1- and 2-grams
+    largest     size of the largest shard over the mean of all
     """
 
     name: str
@@ -65,13 +65,13 @@ class Model:
     largest: float = 1.0
 
     def server_bytes(self, shards: int, processes: int) -> float:
-        """Memory of the server of the largest shard, mapped pages among it."""
+        """Memory of the server of the largest shard, including mapped pages."""
         return self.shards / shards * self.largest + processes * PROCESS_MIB * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one second of audio costs on so many shards, and on the one with the most messages."""
+    """The cost of one second of audio on all shards, and on the shard with the most messages."""
 
     messages_per_audio_s: float
     busiest_share: float
@@ -80,7 +80,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the cluster is for: memory of a server, and share of its processes' cores, at most."""
+    """The requirements: at most this memory per server, and this share of its processes' cores."""
 
     streams: float
     memory_bytes: float
@@ -90,19 +90,21 @@ class Wishes:
 
     def __post_init__(self) -> None:
         if not 0 < self.streams <= 1e7:
-            raise ConfigError(f"--streams is {self.streams:g}; expected above 0 and at most 10 M")
+            raise ConfigError(
+                f"--streams is {self.streams:g}; expected a number above 0, up to 10 million"
+            )
         if not 0 < self.cpu_share <= 1:
             raise ConfigError(
-                f"--cpu is {100 * self.cpu_share:g}; expected above 0 and at most 100 percent"
+                f"--cpu is {100 * self.cpu_share:g}; expected a percentage above 0, up to 100"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A size that fits.
+    """A cluster size that fits.
 
     cpu_share       of the processes of the busiest server
-    degraded_share  the same while one of its replicas is gone; None of a single replica
+    degraded_share  the same while one of its replicas is gone; None for a single replica
     """
 
     shards: int
@@ -118,7 +120,7 @@ class Cluster:
 
 
 def costs_of(path: Path | None) -> Costs:
-    """Of a capacity report, or the packaged figures; ConfigError if it measured none."""
+    """The costs of a capacity report, or the packaged figures; ConfigError if it measured none."""
     from loadtest.capacity.capacity import read_capacity
 
     if path is None:
@@ -127,7 +129,8 @@ def costs_of(path: Path | None) -> Costs:
     knee = found["knee"]
     if knee is None or knee["server_cpu_us_per_message"] is None or not knee["sent_per_s"]:
         raise ConfigError(
-            f"{path} has no good rate, or its servers did not report their CPU; use another --costs"
+            f"{path} contains no rate that met its limits, or no CPU use of its servers; give "
+            "another --costs"
         )
     machine, commit = found["provenance"]["machine"], found["provenance"]["commit"]
     return Costs(
@@ -153,7 +156,8 @@ def model_of_manifest(name: str, manifest: Manifest) -> Model:
 
 
 def model_of_counts(text: str, encoding: str) -> Model:
-    """Of n-grams by order, `200k,1.5M,4M`, or of all together, `100M`; else ConfigError."""
+    """The model with these n-grams by order, `200k,1.5M,4M`, or in total, `100M`; else
+    ConfigError."""
     if encoding not in ENCODINGS:
         raise ConfigError(f"--encoding is {encoding}; expected {' or '.join(ENCODINGS)}")
     counts = [_count(part) for part in text.split(",")]
@@ -175,12 +179,15 @@ def _count(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < 1e13:
-        raise ConfigError(f"--ngrams: {text!r} is not a number of n-grams, such as 250k or 1.5M")
+        raise ConfigError(
+            f"--ngrams: {text!r} is not a number of n-grams above 0 and below 10^13, such as 250k "
+            "or 1.5M"
+        )
     return value
 
 
 def traffic_of(slotted: Slotted, audio_s: float) -> Callable[[int], Traffic]:
-    """What the requests of a trace cost on so many shards; slots are balanced by their queries."""
+    """The cost of a trace's requests on this many shards; slots are balanced by their queries."""
     load = slotted.load()
 
     def at(shards: int) -> Traffic:
@@ -197,7 +204,7 @@ def traffic_of(slotted: Slotted, audio_s: float) -> Callable[[int], Traffic]:
 
 
 def heaviest_share(slotted: Slotted) -> float:
-    """Share of the queries that one slot has: no number of shards splits it."""
+    """The largest share of the queries in one slot, which no number of shards splits."""
     load = slotted.load()
     total = int(load.sum())
     return float(load.max()) / total if total else 0.0
@@ -210,7 +217,7 @@ def fitting(
     traffic: Callable[[int], Traffic],
     requests_per_audio_s: float,
 ) -> Cluster:
-    """The fewest servers that fit, also while one is gone; of equals, those with least shards.
+    """The fewest servers that fit, even while one is gone; among equals, the fewest shards.
 
     Raises  ConfigError  no number of servers fits: the smallest shard and the processes exceed a
                          server's memory, or the traffic is too high
@@ -218,9 +225,9 @@ def fitting(
     least = model.server_bytes(MOST_SHARDS, wishes.processes)
     if least > wishes.memory_bytes:
         raise ConfigError(
-            f"a server needs at least {_size(least)}: {PROCESS_MIB} MiB per process, and the "
-            f"largest of {MOST_SHARDS} shards; but it has only {_size(wishes.memory_bytes)}. Use "
-            "more --memory, or fewer --processes"
+            f"a server needs at least {size_text(round(least))}: {PROCESS_MIB} MiB per process, "
+            f"and the largest of {MOST_SHARDS} shards; but it has only "
+            f"{size_text(round(wishes.memory_bytes))}. Use more --memory, or fewer --processes"
         )
     best: Cluster | None = None
     for shards in _sizes():
@@ -273,23 +280,16 @@ def _cluster(
     )
 
 
-def _size(size: float) -> str:
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size >= 1 << power:
-            return f"{size / (1 << power):.3g} {unit}"
-    return f"{size:.0f} B"
-
-
 def rows_of(cluster: Cluster, wishes: Wishes, model: Model) -> list[tuple[str, str]]:
     shards = counted(cluster.shards, "shard")
     degraded, core = cluster.degraded_share, "core" if wishes.processes == 1 else "cores"
     return [
         ("servers", f"{cluster.servers}: {shards} x {counted(cluster.replicas, 'replica')}"),
-        ("memory of a server", _size(cluster.server_bytes)),
+        ("memory of a server", size_text(round(cluster.server_bytes))),
         (
             "model",
-            f"{model.name}: {_size(model.shards)} in shards, {_size(model.low_orders)} of low "
-            "orders on each client's host",
+            f"{model.name}: {size_text(model.shards)} in shards, {size_text(model.low_orders)} of "
+            "low orders on each client's host",
         ),
         ("messages per second", f"{cluster.messages_per_s:,.0f}"),
         ("messages per minute", f"{60 * cluster.messages_per_s:,.0f}"),
@@ -307,11 +307,11 @@ def rows_of(cluster: Cluster, wishes: Wishes, model: Model) -> list[tuple[str, s
 def assumptions(
     costs: Costs, traffic: Traffic, heaviest: float | None, estimated: bool, counted: bool
 ) -> list[str]:
-    """What the plan rests on, a sentence each.
+    """The assumptions of the plan, one sentence each.
 
-    Args  heaviest   share of the heaviest slot, where the trace was routed
-          estimated  bytes come from a count of n-grams
-          counted    messages were counted request by request
+    Args  heaviest   share of the heaviest slot, if the trace was routed
+          estimated  whether bytes are computed from numbers of n-grams
+          counted    whether messages were counted request by request
     """
     found = [
         f"A message costs a server {costs.server_us_per_message:.0f} us of CPU and a request costs "

@@ -24,26 +24,30 @@ if TYPE_CHECKING:
 def chaos(
     cluster: Annotated[Path, typer.Argument(help="cluster.toml of a running `dlm cluster`.")],
     through: Annotated[
-        Path, typer.Option(help="cluster.toml to write: the same servers, through the faults.")
+        Path,
+        typer.Option(help="cluster.toml to write: the same servers, reached through the faults."),
     ] = Path("chaos.toml"),
     script: Annotated[
-        Path | None, typer.Option(help="File of lines `at SECONDS command`; ends after the last.")
+        Path | None,
+        typer.Option(help="File of lines `at SECONDS command`; chaos ends after the last."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--random", help="Seed of random faults, for --minutes.")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Of --random.")] = 1.0,
+    minutes: Annotated[float, typer.Option(help="Duration of --random, in minutes.")] = 1.0,
     kill: Annotated[
         bool,
-        typer.Option("--kill", help="Let --random kill too; for `dlm cluster --restart`."),
+        typer.Option(
+            "--kill", help="Let --random also kill servers; use it with `dlm cluster --restart`."
+        ),
     ] = False,
 ) -> None:
     """Break a local cluster on purpose, by commands on standard input.
 
-    Give the clients that are to see it --through's file. Commands, one per line, where N is a
-    server's place in cluster.toml: kill N, stop N, continue N; slow N MS, stall N P, drop N [P],
-    partition N, blackhole N, half-open N, corrupt N P, heal N|all; list. Ends with the script or
-    the minutes, else with standard input (or Ctrl-C), and takes everything back but a kill.
+    Give the file of --through to clients that should see the faults. Commands, one per line, where
+    N is a server's place in cluster.toml: kill N, stop N, continue N; slow N MS, stall N P, drop N
+    [P], partition N, blackhole N, half-open N, corrupt N P, heal N|all; list. It ends with the
+    script or the minutes, else with standard input (or Ctrl-C), and heals all but kills.
 
     Example: python -m loadtest chaos cluster.toml --through chaos.toml
     """
@@ -53,7 +57,9 @@ def chaos(
     from loadtest.run.proxy import Proxies
 
     if kill and seed is None:
-        raise ConfigError("--kill needs --random; use --random SEED, or type: kill N")
+        raise ConfigError(
+            "--kill needs --random; give --random SEED, or type the command kill N when chaos runs"
+        )
     if seed is not None and script is not None:
         raise ConfigError("--random and --script were both given; expected only one of them")
     endpoints = ClusterToml(cluster).servers()
@@ -69,7 +75,7 @@ def chaos(
         plan = read_script(script.read_text(encoding="utf-8"), len(endpoints), script)
     if seed is not None:
         if not 0 < minutes <= 10_000:
-            raise ConfigError(f"--minutes is {minutes:g}; expected above 0 and at most 10000")
+            raise ConfigError(f"--minutes is {minutes:g}; expected a number above 0, up to 10000")
         plan = random_faults(seed, minutes * 60, len(endpoints), kill=kill)
     if through.absolute() == cluster.absolute():
         raise ConfigError(f"--through {through} is the cluster's own file; choose another name")
@@ -96,7 +102,7 @@ def chaos(
 def _run(
     chaos: Chaos, plan: Sequence[tuple[float, Command]], servers: int, *, ends_with_input: bool
 ) -> None:
-    """The plan at its times, and the lines of standard input as they come."""
+    """Runs the plan at its times, and the lines of standard input as they arrive."""
     from loadtest.run.chaos import parse
 
     begun = time.monotonic()
@@ -104,7 +110,7 @@ def _run(
     listening, typed = sys.stdin is not None, b""
     while waiting or (listening and ends_with_input):
         left_s = max(waiting[-1][0] - (time.monotonic() - begun), 0.0) if waiting else None
-        # No thread that reads: one that does so while Python ends takes it down.
+        # No thread reads the input: a thread that does so while Python exits would crash it.
         if not select.select([0] if listening else [], [], [], left_s)[0]:
             _do(chaos, waiting.pop()[1])
             continue
@@ -128,5 +134,5 @@ def _do(chaos: Chaos, command: Command) -> None:
     try:
         print(f"{at} {chaos.do(command)}", flush=True)
     except (ConfigError, ProcessLookupError) as exc:
-        # One that is gone is no reason to stop; a script may say so by design.
+        # A missing server is no reason to stop; a script may cause it by design.
         print(f"{at} {command}: {exc}", flush=True)

@@ -14,11 +14,10 @@ import typer
 
 from dlm.errors import DlmError
 from dlm.extras import packages_of, pip_install
-from loadtest.cli.capacity import capacity
+from loadtest.cli.capacity import capacity, plan
 from loadtest.cli.chaos import chaos
 from loadtest.cli.options import TraceOutput
 from loadtest.cli.paper import paper
-from loadtest.cli.plan import plan
 from loadtest.cli.run import CTRL_C, print_table, run, show_report
 
 # Packages of the extra `asr`, which only recording of speech needs.
@@ -44,7 +43,7 @@ def report(
 ) -> None:
     """Print the report of a run again, and write its files.
 
-    Also of a run that was killed.
+    This also works for a run that was killed.
 
     Example: python -m loadtest report loadtest-results/2026-11-22T10-00-00
     """
@@ -53,8 +52,7 @@ def report(
     found = read_report(results)
     show_report(found)
     folder = results if results.is_dir() else results.parent
-    if not write_report(found, folder, lambda line: print(line, file=sys.stderr)):
-        raise typer.Exit(1)
+    write_report(found, folder)
     print(f"wrote {folder}/report.html, report.json, report.csv")
 
 
@@ -66,15 +64,14 @@ def compare(
         float, typer.Option(help="Percent by which a figure may get worse.")
     ] = 10.0,
 ) -> None:
-    """Compare two reports; exit status 1 where a figure got worse.
+    """Compare two reports; the exit status is 1 if a figure got worse.
 
     A figure counts as worse if its ratio is beyond the threshold and its 95 % interval, from the
     windows of both runs, leaves out 1.
 
     Example: python -m loadtest compare main/report.json branch/report.json
     """
-    from loadtest.report.compare import compare as ratios
-    from loadtest.report.compare import differences
+    from loadtest.report.compare import compare as ratios, differences
     from loadtest.report.session import read_report
     from loadtest.report.table import number
 
@@ -118,13 +115,15 @@ def record(
         typer.Option("--spoken", help="Reduce the text to lower-case letters and apostrophes."),
     ] = False,
     limit: Annotated[int, typer.Option(min=0, help="Maximum number of utterances; 0: all.")] = 0,
-    audio: Annotated[str, typer.Option(help="Source and licence of the audio, to store.")] = "",
+    audio: Annotated[
+        str, typer.Option(help="Source and licence of the audio, to store in the trace.")
+    ] = "",
 ) -> None:
-    """Record what a decoder asks of a model.
+    """Record a decoder's requests to a model.
 
-    That is word by word for audio, and by position for lattices and text. Audio is decoded as dlm
-    transcribe does, lattices as dlm rescore does. Of text, candidates are the words that are
-    spelled most alike, and times follow the letters.
+    Requests are word by word for audio, and by position for lattices and text. Audio is decoded as
+    dlm transcribe does, and lattices are rescored as dlm rescore does. For text, candidates are the
+    words with the most similar spelling, and times follow the letters.
 
     Example: python -m loadtest record audio/ --model shards/model --output t.parquet
     """
@@ -168,42 +167,23 @@ def synth(
     trace: Annotated[Path, typer.Argument(help="A recorded trace.")],
     output: TraceOutput,
     utterances: Annotated[int, typer.Option(help="Number of utterances; 0: as recorded.")] = 0,
-    speakers: Annotated[int, typer.Option(help="Number of speakers; 0: as recorded.")] = 0,
-    length: Annotated[float, typer.Option(help="Factor for the length of an utterance.")] = 1.0,
     contexts: Annotated[float, typer.Option(help="Factor for contexts per request (K).")] = 1.0,
-    words: Annotated[float, typer.Option(help="Factor for words per context (W).")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 1,
 ) -> None:
     """Make a larger or wider trace from a recorded one.
 
-    It prints which statistics the new trace keeps.
-
     Example: python -m loadtest synth t.parquet --utterances 10000 --contexts 2 --output big.parquet
     """
-    from loadtest.report.table import number
-    from loadtest.traces import synth as synthetic
-    from loadtest.traces.trace import read_trace, trace_of, write_trace
+    from loadtest.traces.synth import write_synthetic
+    from loadtest.traces.trace import read_trace
 
-    recorded = read_trace(trace)
-    scale = synthetic.Scale(utterances, speakers, length, contexts, words)
-    spoken = synthetic.synthesise(recorded, scale, seed)
-    statistics = synthetic.compare(recorded, trace_of(spoken))
-    write_trace(output, spoken, synthetic.about(recorded, scale, seed, statistics))
-    rows = [
-        (
-            one.name.replace("_", " "),
-            number(one.recorded),
-            number(one.synthetic),
-            "kept" if one.is_kept else "changed",
-        )
-        for one in statistics
-    ]
-    print_table(("", "recorded", "synthetic", ""), rows)
+    write_synthetic(output, read_trace(trace), utterances, contexts, seed)
+    _describe(output)
 
 
 @app.command()
 def show(trace: Annotated[Path, typer.Argument(help="A trace.")]) -> None:
-    """Print what a trace holds.
+    """Print the contents of a trace.
 
     Example: python -m loadtest show loadtest/traces/rescoring.parquet
     """
@@ -212,8 +192,7 @@ def show(trace: Annotated[Path, typer.Argument(help="A trace.")]) -> None:
 
 def _describe(path: Path) -> None:
     from loadtest.report.table import number
-    from loadtest.traces.statistics import describe
-    from loadtest.traces.trace import read_trace
+    from loadtest.traces.trace import describe, read_trace
 
     for name, value in describe(read_trace(path), path.name).items():
         if isinstance(value, dict):
@@ -234,7 +213,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Errors as one line on standard error, and exit status 1."""
+    """Prints errors as one line on standard error, and exits with 1."""
     try:
         yield
         return
@@ -255,8 +234,8 @@ def _told() -> Iterator[None]:
 
 
 def main() -> None:
-    """Runs the command. SIGTERM ends a run as Ctrl-C does: what was measured until then becomes the
-    report."""
+    """Runs the command. SIGTERM ends a run like Ctrl-C: the report has everything measured until
+    then."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)
     with _told():

@@ -15,8 +15,7 @@ from dlm.errors import ConfigError
 from loadtest.cli.run import DEMO_TRACE
 
 if TYPE_CHECKING:
-    from loadtest.paper.result import Result
-    from loadtest.paper.setup import Setup
+    from loadtest.paper.result import Result, Setup
 
 OUTPUT = Path("loadtest-results/paper")
 FILE_WIDTH = 140  # columns of tables that go into a file
@@ -27,7 +26,10 @@ def paper(
         list[str] | None, typer.Option(help="An experiment, such as figure-7; may be repeated.")
     ] = None,
     output: Annotated[
-        Path, typer.Option(help="Folder for results.json and results.html; may have earlier ones.")
+        Path,
+        typer.Option(
+            help="Folder for results.json and results.html; it may contain earlier results."
+        ),
     ] = OUTPUT,
     work: Annotated[
         Path | None,
@@ -38,7 +40,10 @@ def paper(
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="Its shard set, exact, with one shard; default: it is built."),
+        typer.Option(
+            help="Shard set of the model, with exact encoding and one shard; by default, it is "
+            "built."
+        ),
     ] = None,
     trace: Annotated[
         Path,
@@ -51,19 +56,23 @@ def paper(
         bool, typer.Option("--again", help="Run experiments that already have a result.")
     ] = False,
     note: Annotated[
-        str, typer.Option(help="Stored with each result, such as what else was running.")
+        str, typer.Option(help="Note to store with each result, such as what else was running.")
     ] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 1,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Smallest sizes: to see it work, not to quote.")
+        bool,
+        typer.Option(
+            "--quick", help="Use the smallest sizes, to see it work; do not quote the figures."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the tables.")] = False,
 ) -> None:
     """Make the tables and figures of the DLM paper's evaluation.
 
-    They are those of its section 4, beside its own numbers. Every row says whether it was measured,
-    simulated or computed. What has a result in --output is not run again. KenLM's sizes need its
-    build_binary: name its folder in DLM_KENLM_BIN. Exit status 1 where an experiment failed.
+    These are the tables of its section 4, beside its own numbers. Every row says whether it was
+    measured, simulated or computed. Results in --output are not computed again. KenLM's sizes need
+    its build_binary: name its folder in DLM_KENLM_BIN. The exit status is 1 if an experiment
+    failed.
 
     Example: python -m loadtest paper --arpa model.arpa.zst --held-out text.txt
     """
@@ -96,7 +105,7 @@ def _setup(
     seed: int,
     quick: bool,
 ) -> Setup:
-    """Everything is there: the model in one shard, too.
+    """The setup of an evaluation, including the model in one shard.
 
     Raises  ConfigError, ArpaError, ...
     """
@@ -106,14 +115,16 @@ def _setup(
     from dlm.index.layout import read_manifest
     from dlm.index.making import build_shard_set
     from dlm.index.making.shard_set import KERNELS as BUILDING
-    from loadtest.paper.setup import Setup
+    from loadtest.paper.result import Setup
     from loadtest.run.local_cluster import DEMO
 
     if model is not None and arpa is None:
-        raise ConfigError("--model without --arpa; give the ARPA file that it was built from")
+        raise ConfigError(
+            "--model was given without --arpa; give the ARPA file that the model was built from"
+        )
     for path in (arpa, trace, held_out):
         if path is not None and not path.is_file():
-            raise ConfigError(f"{path} does not exist; expected a file")
+            raise ConfigError(f"{path} is not a file, or does not exist; give an existing file")
     if arpa is None:
         arpa = Path(str(files("dlm") / "data" / DEMO))
     work.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import typer
 
 from dlm.errors import ConfigError
 from loadtest.cli.options import Cluster, DefaultTrace, Shards, ShardSet
-from loadtest.run.stopping import INTERRUPTED
+from loadtest.run import INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,7 +29,10 @@ def run(
     shard_set: ShardSet = None,
     shards: Shards = 2,
     replicas: Annotated[
-        int, typer.Option(min=0, max=16, help="Servers per shard here; 0: as --faults needs.")
+        int,
+        typer.Option(
+            min=0, max=16, help="Servers per shard to start here; 0: as many as --faults needs."
+        ),
     ] = 0,
     request_rate: Annotated[
         float | None,
@@ -43,27 +46,14 @@ def run(
     ] = 0,
     arrival_pattern: Annotated[
         str | None,
-        typer.Option(help="How utterances arrive: constant, poisson or gamma.  [default: poisson]"),
+        typer.Option(help="How utterances arrive: constant or poisson.  [default: poisson]"),
     ] = None,
-    arrival_smoothness: Annotated[
-        float, typer.Option(help="Shape of gamma: 1 is poisson, less is burstier.")
-    ] = 1.0,
-    ramp_to: Annotated[
-        float, typer.Option(help="Final rate, reached evenly from --request-rate; 0: none.")
-    ] = 0.0,
     steps: Annotated[
         str, typer.Option(help="Rates one after another, for --duration each: 50,100,200.")
     ] = "",
     duration: Annotated[float, typer.Option(help="Seconds to measure.")] = 100.0,
     warmup: Annotated[float, typer.Option(help="Seconds of warm-up, not measured.")] = 10.0,
     window: Annotated[float, typer.Option(help="Seconds per window of figures.")] = 5.0,
-    until_stable: Annotated[
-        bool,
-        typer.Option("--until-stable", help="End once the last three windows agree."),
-    ] = False,
-    stability_percentage: Annotated[
-        float, typer.Option(help="How closely windows must agree, in answers per second and p99.")
-    ] = 10.0,
     processes: Annotated[int, typer.Option(help="Client processes.")] = 1,
     deadline: Annotated[float, typer.Option(help="Seconds until a request's deadline.")] = 2.0,
     partial: Annotated[
@@ -76,7 +66,7 @@ def run(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Ask through this gateway (gRPC) to the servers of --cluster.",
+            help="Query the servers of --cluster through this gateway (gRPC).",
         ),
     ] = "",
     faults: Annotated[
@@ -101,26 +91,29 @@ def run(
 ) -> None:
     """Run a load test and write a report: JSON, CSV, HTML.
 
-    Without options it takes two minutes, on a cluster that it starts on this machine.
-    Exit status 1 where nothing could be measured, or the run ended early by itself; 130 after
-    Ctrl-C.
+    Without options it takes two minutes, on a cluster that it starts on this machine. The exit
+    status is 1 if nothing could be measured, or the run ended early by itself; 130 after Ctrl-C.
 
     Example: python -m loadtest run --cluster cluster.toml --request-rate 200
     """
     from dlm.cli.output import stage_printer
     from loadtest.report.session import measure, new_results, write_report
     from loadtest.run.driver import RunSettings
-    from loadtest.run.faults import MOVING, REPLICA_KILLED, ROLLOUT, check_named, moving, read_plan
-    from loadtest.run.faults import faults as breaking
+    from loadtest.run.faults import (
+        MOVING,
+        REPLICA_KILLED,
+        ROLLOUT,
+        check_named,
+        faults as breaking,
+        moving,
+        read_plan,
+    )
     from loadtest.run.latency import check_installed
     from loadtest.run.local_cluster import local_servers, quantised
     from loadtest.run.worker import ClientSettings
     from loadtest.traces.trace import read_trace
 
-    load = _load(
-        request_rate, concurrency, arrival_pattern, arrival_smoothness, ramp_to, steps, duration,
-        warmup,
-    )  # fmt: skip
+    load = _load(request_rate, concurrency, arrival_pattern, steps, duration, warmup)
     if cluster is not None and shard_set is not None:
         raise ConfigError("--cluster and --shard-set were both given; expected only one of them")
     if cluster is not None and replicas:
@@ -129,17 +122,17 @@ def run(
         raise ConfigError("--gateway needs the --cluster file of the servers behind the gateway")
     if gateway and (partial or local_fallback is not None):
         raise ConfigError(
-            "with --gateway, the gateway's own options say how it falls back; leave out "
+            "with --gateway, the gateway's own options control its fallback; leave out "
             "--bigram-fallback and --local-fallback"
         )
-    # What is wrong with any of it is told before servers start.
+    # Report wrong values of these options before servers start.
     if faults:
         check_named(faults)
     moves = faults in MOVING
     if moves and cluster is not None:
         raise ConfigError(
-            f"--faults {faults} moves servers, which only a load test that started them may; leave "
-            "out --cluster"
+            f"--faults {faults} replaces models or servers, which only the load test that started "
+            "the servers may do; leave out --cluster"
         )
     if faults == ROLLOUT and shard_set is not None and to is None:
         raise ConfigError("--faults rollout with --shard-set needs --to, the set to roll out")
@@ -158,7 +151,6 @@ def run(
         processes,
         window,
         seed,
-        stability_percentage if until_stable else None,
     )
     check_installed()
     tell = stage_printer(quiet=quiet)
@@ -184,12 +176,11 @@ def run(
         settings = replace(settings, cluster=cluster)
         report = measure(settings, folder, tell, broken)
     show_report(report)
-    whole = write_report(report, folder, lambda line: print(line, file=sys.stderr))
-    if whole:
-        print(f"wrote {folder}/report.html, report.json, report.csv")
+    write_report(report, folder)
+    print(f"wrote {folder}/report.html, report.json, report.csv")
     if report["ended"] == INTERRUPTED:
         raise typer.Exit(CTRL_C)
-    if not (whole and report["complete"]):
+    if not report["complete"]:
         raise typer.Exit(1)
 
 
@@ -197,8 +188,6 @@ def _load(
     rate: float | None,
     concurrency: int,
     pattern: str | None,
-    smoothness: float,
-    ramp_to: float,
     steps: str,
     duration: float,
     warmup: float,
@@ -207,31 +196,30 @@ def _load(
 
     paced = {
         "--request-rate": rate is not None,
-        "--ramp-to": bool(ramp_to),
         "--steps": bool(steps),
         "--arrival-pattern": pattern is not None,
     }
     for name, is_given in paced.items():
         if is_given and concurrency:
             raise ConfigError(
-                f"{name} and --concurrency were both given; with --concurrency, a decoder sends as "
-                f"soon as it is answered, at whatever rate that is. Leave out --concurrency to "
-                f"send at a rate, or {name} to let answers set it"
+                f"{name} and --concurrency were both given; with --concurrency, a decoder sends "
+                "its next request as soon as it has an answer. Leave out --concurrency to send at "
+                f"a fixed rate, or {name} to let the answers set the rate"
             )
-        if is_given and steps and name in ("--request-rate", "--ramp-to"):
-            raise ConfigError(f"{name} and --steps were both given; expected only one of them")
+    if rate is not None and steps:
+        raise ConfigError("--request-rate and --steps were both given; expected only one of them")
     rate = 50.0 if rate is None else rate
     try:
         rates = [float(one) for one in steps.split(",")] if steps else [rate]
     except ValueError:
         raise ConfigError(f"--steps is {steps}; expected rates separated by commas") from None
-    segments = tuple(Segment(duration, one, ramp_to or one) for one in rates)
-    return Load(segments, concurrency, pattern or POISSON, smoothness, warmup)
+    segments = tuple(Segment(duration, one) for one in rates)
+    return Load(segments, concurrency, pattern or POISSON, warmup)
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
-    """A table without lines between its cells, so that ten columns fit 80; in a pipe, uncut. If all
-    names are empty, there is no heading."""
+    """Prints a table without lines between cells, so that ten columns fit into 80 characters; in a
+    pipe, it is not cut. If all names are empty, there is no heading."""
     from rich.console import Console
     from rich.table import Table
 
@@ -247,7 +235,7 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[str]], title: str 
 
 
 def show_report(report: dict[str, Any]) -> None:
-    """The figures, and what to know before reading them."""
+    """Shows the figures, and what a reader must know first."""
     from loadtest.report.table import rows_of, tables_of, warnings_of
 
     print_table(("", ""), rows_of(report), "Load test")

@@ -3,61 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlm import __version__
 from dlm.client import States, Utterance
 from dlm.files import write_whole
 from dlm.index.layout import read_manifest
 from dlm.index.making import build_shard_set
-from loadtest.paper.setup import Setup
+from loadtest.paper.result import Setup
 from loadtest.report.report import Report
-from loadtest.report.session import JOURNAL, measure
-from loadtest.run.driver import LEAD_S, RunSettings, machine_cpu, records_of
+from loadtest.report.session import measure
+from loadtest.run.driver import RunSettings
 from loadtest.run.local_cluster import local_servers
 from loadtest.run.worker import ClientSettings
 from loadtest.traces.schedule import Load, Segment
 from loadtest.traces.trace import CALLS, EXTEND, Trace
 
-PROCESSES, DECODERS = 2, 8  # of a closed loop: client processes, and decoders per process
-DEADLINE_S = 30.0  # of a request: on a shared machine, a late answer still counts
-EVERY_S = 0.1
+PROCESSES, DECODERS = 2, 8  # a closed loop's client processes, and decoders per process
+DEADLINE_S = 30.0  # deadline of a request: on a shared machine, a late answer still counts
 
 
-class BusyCores:
-    """Samples /proc/stat several times per second, in a thread, until the end of the block."""
-
-    def __init__(self) -> None:
-        self._looks: list[tuple[float, float]] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="loadtest-busy", daemon=True)
-
-    def __enter__(self) -> BusyCores:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(EVERY_S):
-            if (now := machine_cpu()) is not None:
-                self._looks.append((time.time(), now["busy_s"]))
-
-    def between(self, begin: float, end: float) -> float:
-        """Cores that were busy between two times of `time.time`, on average."""
-        times, busy = np.array(self._looks).T
-        first, last = np.interp([begin, end], times, busy)
-        return float(last - first) / (end - begin)
+def cores_here() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:
@@ -80,7 +56,7 @@ def serving(setup: Setup, shards: int) -> Iterator[Path]:
 
 def closed(concurrency: int, seconds: float, warmup_s: float = 1.0) -> Load:
     """Decoders that send the next request as soon as they have an answer."""
-    return Load((Segment(seconds, 1.0, 1.0),), concurrency, warmup_s=warmup_s)
+    return Load((Segment(seconds, 1.0),), concurrency, warmup_s=warmup_s)
 
 
 def loaded(
@@ -97,7 +73,7 @@ def loaded(
 
 
 def kept(setup: Setup, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of `make`, as JSON, kept per model, trace and version; `--again` makes it anew."""
+    """The result of `make` as JSON, per model, trace and version; `--again` makes it anew."""
     of = {
         "model": read_manifest(setup.model).model,
         "trace": setup.trace.name,
@@ -117,8 +93,8 @@ def kept(setup: Setup, name: str, make: Callable[[], dict[str, Any]]) -> dict[st
 
 
 def closed_loop(setup: Setup, servers: int) -> dict[str, Any]:
-    """`results` of a closed loop's report, of `PROCESSES` clients with `DECODERS` each, on this
-    machine, and `other_cores`, used by other work meanwhile."""
+    """The `results` of a closed loop on this machine, with `PROCESSES` clients of `DECODERS`
+    decoders each, and `other_cores`, the cores that other work used meanwhile."""
     seconds = 1.0 if setup.quick else 6.0
 
     def make() -> dict[str, Any]:
@@ -126,14 +102,10 @@ def closed_loop(setup: Setup, servers: int) -> dict[str, Any]:
         with serving(setup, servers) as cluster:
             load = closed(PROCESSES * DECODERS, seconds)
             name = f"closed-{servers}"
-            with BusyCores() as busy:
-                report = loaded(setup, name, cluster, setup.trace, load, PROCESSES)
-        found = dict(report["results"])
-        records = records_of(setup.work / "runs" / name / JOURNAL)
-        (began,) = [one["at"] for one in records if one["type"] == "started"]
-        begin_s = began + LEAD_S + load.warmup_s
-        all_cores = busy.between(begin_s, begin_s + load.seconds)
-        return {**found, "other_cores": all_cores - found["client_cores"] - found["server_cores"]}
+            found = dict(loaded(setup, name, cluster, setup.trace, load, PROCESSES)["results"])
+        used = found["client_cores"] + found["server_cores"]
+        busy = (found["machine_cpu_share"] or 0.0) * cores_here()
+        return {**found, "other_cores": max(busy - used, 0.0)}
 
     return kept(setup, f"closed-{servers}", make)
 
@@ -147,3 +119,17 @@ def prepared(handle: Utterance, trace: Trace) -> list[tuple[int, States, Any]]:
         ids = np.array([[handle.vocabulary.id_of(w) for w in row] for row in one.words], np.uint32)
         found.append((number, handle.states_after(one.contexts), ids[0] if len(ids) == 1 else ids))
     return found
+
+
+def fitted(work: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The cost (k,) of each kind of work (n, k), at least 0: least squares of absolute errors, by
+    trying all subsets. It is for a handful of kinds."""
+    best, least = np.zeros(work.shape[1]), np.inf
+    for count in range(1, work.shape[1] + 1):
+        for some in combinations(range(work.shape[1]), count):
+            costs = np.linalg.lstsq(work[:, some], seconds, rcond=None)[0]
+            error = float(np.square(work[:, some] @ costs - seconds).sum())
+            if (costs >= 0).all() and error < least:
+                best, least = np.zeros(work.shape[1]), error
+                best[list(some)] = costs
+    return best

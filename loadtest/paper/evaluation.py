@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -13,29 +12,39 @@ from dlm.errors import ConfigError, DlmError
 from dlm.files import write_whole
 from dlm.index.layout import read_manifest
 from loadtest.paper.page import page_of
-from loadtest.paper.result import Result, result_of
-from loadtest.paper.setup import Setup
+from loadtest.paper.placement import figure_7, figure_8, figure_9, table_3
+from loadtest.paper.result import Result, Setup, result_of
+from loadtest.paper.scaling import figure_6, simulation
+from loadtest.paper.storage import ladder, table_4, table_6
+from loadtest.paper.timing import table_2, table_5
 from loadtest.report.provenance import provenance, read_document
 
 FORMAT, VERSION = "dlm paper evaluation", 1
 RESULTS = "results.json"
-# In the order of the paper; each is a file of this folder, without the dash.
-EXPERIMENTS = (
-    *("table-2", "table-3", "table-4", "table-5", "table-6", "ladder"),
-    *("figure-6", "figure-7", "figure-8", "figure-9", "rescoring", "simulation"),
-)
+# Experiments by name, in the order of the paper.
+EXPERIMENTS: dict[str, Callable[[Setup], Result]] = {
+    "table-2": table_2,
+    "table-3": table_3,
+    "table-4": table_4,
+    "table-5": table_5,
+    "table-6": table_6,
+    "ladder": ladder,
+    "figure-6": figure_6,
+    "figure-7": figure_7,
+    "figure-8": figure_8,
+    "figure-9": figure_9,
+    "simulation": simulation,
+}
 Tell = Callable[[str], None]
-
-
-def module_of(name: str) -> str:
-    return name.replace("-", "")
 
 
 def chosen(only: Sequence[str]) -> list[str]:
     """The named experiments, or all, in the paper's order; ConfigError for an unknown name."""
     for name in only:
         if name not in EXPERIMENTS:
-            raise ConfigError(f"no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
+            raise ConfigError(
+                f"there is no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}"
+            )
     return [name for name in EXPERIMENTS if not only or name in only]
 
 
@@ -43,7 +52,7 @@ class Evaluation:
     """The results of one model, in a folder.
 
     Args    again  repeats experiments that have results
-            note   saved with each result, such as what else ran on the machine
+            note   note saved with each result, such as what else ran on the machine
     Raises  ConfigError  the folder has results of another model, trace or size
     """
 
@@ -72,7 +81,7 @@ class Evaluation:
         found = read_document(path, FORMAT, VERSION)
         if found["of"] != self.of:
             raise ConfigError(
-                f"{path} has results of {found['of']}; this evaluation is of {self.of}. Use "
+                f"{path} has results of {found['of']}; this evaluation is for {self.of}. Use "
                 "another --output, or remove the file first"
             )
         return {one["result"]["name"]: one for one in found["experiments"]}
@@ -84,9 +93,7 @@ class Evaluation:
             self._tell(f"{name} ({number} of {len(wanted)})")
             began = time.monotonic()
             try:
-                result = importlib.import_module(f"loadtest.paper.{module_of(name)}").run(
-                    self._setup
-                )
+                result = EXPERIMENTS[name](self._setup)
             except (DlmError, OSError) as exc:
                 notes = getattr(exc, "__notes__", [])
                 self.failed[name] = "; ".join([str(exc), *notes])
@@ -118,6 +125,6 @@ class Evaluation:
 
 
 def _public(facts: dict[str, Any]) -> dict[str, Any]:
-    """Provenance whose command has file names, without their folders on this machine."""
+    """Provenance whose command names files without their folders on this machine."""
     command = [Path(part).name if "/" in part else part for part in facts["command"]]
     return {**facts, "command": command}

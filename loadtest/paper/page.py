@@ -80,7 +80,7 @@ def _drawn(result: Result, plot: Plot) -> str:
     rows = [row for row in result.rows if isinstance(row.get(y), (int, float))]
     if plot["kind"] == BARS:
         bars = [(_bar_name(row, x, series), float(row[y])) for row in rows]
-        return bar_chart(bars, number, average=False)
+        return bar_chart(bars, number)
     return line_chart(
         _lines(rows, x, y, series),
         x_name=plot["labels"]["x"],
@@ -95,7 +95,7 @@ def _bar_name(row: Mapping[str, Any], x: str, series: str | None) -> str:
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: str | None) -> list[Series]:
-    """A line per series and basis; dashed unless measured."""
+    """A line per series and basis, drawn faintly unless its values were measured."""
     points: dict[tuple[str, str], list[Point]] = {}
     for row in rows:
         name = "" if series is None else str(row.get(series))

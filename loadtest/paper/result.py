@@ -1,10 +1,13 @@
-"""The result of an experiment: rows that say how each was found, and the paper's own rows."""
+"""The input of an experiment, and its result: rows, each with how it was found."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
+
+from dlm.progress import ProgressReporter
 
 MEASURED, SIMULATED, COMPUTED = "measured", "simulated", "computed"
 BASES = (MEASURED, SIMULATED, COMPUTED)
@@ -16,9 +19,9 @@ Plot: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """One table or figure of the paper, repeated; ValueError for a row, column or plot of nothing.
+    """One table or figure of the paper, repeated; ValueError if a row or plot is malformed.
 
-    name     as for `--only`: figure-7
+    name     the name for `--only`, such as figure-7
     paper    the paper's rows; each with "where", its page or section, and the keys of `columns`
              that it has
     columns  (key, heading, unit) in the order of the table; "" for no unit
@@ -26,13 +29,13 @@ class Result:
              missing or None is shown as a dash
     plot     None, one plot, or several:
                kind    `LINES` or `BARS`
-               x, y    keys of `columns`: of lines numbers; the x of bars is their text
+               x, y    keys of `columns`: numbers for lines; the x of bars is their text
                series  key whose values name the lines, which are split by basis; None for one
                        line. For bars, a prefix of their text
                labels  {"x": text, "y": text} of the axes
-               log     whether y has a logarithmic scale; by default not
+               log     whether y has a logarithmic scale; default: no
                title   if there are several
-    notes    assumptions, and what differs from the paper
+    notes    assumptions, and differences from the paper
     """
 
     name: str
@@ -47,14 +50,17 @@ class Result:
         keys = {key for key, _, _ in self.columns}
         for row in self.rows:
             if row.get("basis") not in BASES:
-                raise ValueError(f"{self.name}: {row} lacks a basis; expected one of {BASES}")
+                raise ValueError(f"{self.name}: the basis of {row} is not one of {BASES}")
         for row in self.paper:
             if "where" not in row:
                 raise ValueError(f"{self.name}: the paper's row {row} needs a place ('where')")
         for one in self.plots():
             used = {one["x"], one["y"], one["series"]} - {None}
             if one["kind"] not in (LINES, BARS) or used - keys:
-                raise ValueError(f"{self.name}: the plot {one} uses keys other than {keys}")
+                raise ValueError(
+                    f"{self.name}: the plot {one} is neither lines nor bars, or uses keys other "
+                    f"than {keys}"
+                )
 
     def plots(self) -> Iterator[Plot]:
         if isinstance(self.plot, Mapping):
@@ -73,3 +79,34 @@ def result_of(facts: Mapping[str, Any]) -> Result:
     """The inverse of `Result.facts`; TypeError or ValueError for another form."""
     columns = [(key, heading, unit) for key, heading, unit in facts["columns"]]
     return Result(**{**facts, "columns": columns})
+
+
+@dataclass
+class Setup:
+    """One evaluation.
+
+    model      folder of a shard set with exact encoding and one shard
+    arpa       the same model as an ARPA file, compressed or not
+    work       folder for results, and for shard sets and caches between runs; an experiment's files
+               begin with its name
+    servers    sizes of real clusters on this machine, ascending
+    quick      whether to use the smallest sensible sizes, for tests
+    held_out   text for perplexities, a sentence per line, compressed or not; None leaves them out,
+               with a note
+    kenlm_bin  folder of KenLM's build_binary; None leaves out its rows, with a note
+    """
+
+    model: Path
+    arpa: Path
+    trace: Path
+    work: Path
+    servers: tuple[int, ...] = (1, 2, 3, 4)
+    seed: int = 1
+    quick: bool = False
+    held_out: Path | None = None
+    kenlm_bin: Path | None = None
+    progress: ProgressReporter = field(default_factory=lambda: ProgressReporter(lambda line: None))
+
+    @property
+    def kept(self) -> Path:
+        return self.work / "kept"

@@ -1,13 +1,12 @@
 """A cluster in simulated time: clients, queues, a network, servers, and the cores they share.
 
-Seeded, with nothing measured here: a trace and a slot table (`traces/routes.py`) say what a request
-asks, `Costs` what work costs; the client's own queues are run, not modelled. A process does one
-thing at a time; processes of one machine share its cores equally.
+It is seeded, and measures nothing: a trace and a slot table (`traces/routes.py`) give the requests,
+and `Costs` the costs of work; the client's own queues are run, not modelled. A process does one
+thing at a time, and processes of one machine take turns on its cores.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Generator, Sequence
@@ -22,7 +21,7 @@ from dlm.client.rules import Queue, Usual, late_after
 from dlm.errors import ConfigError
 from loadtest.traces.routes import Routed
 
-DEADLINE_S = 1e6  # of a simulated request: nobody gives up
+DEADLINE_S = 1e6  # deadline of a simulated request: nobody gives up
 Steps = Generator[simpy.Event, None, None]
 
 
@@ -31,10 +30,10 @@ class Costs:
     """Processor seconds of each kind of work, measured once.
 
     request_s         client, per request
-    query_s           client, per query asked of it, those that cost no message included
+    query_s           client, per query, including those that need no message
     message_s         client, per message: sent, received, handed out
     server_message_s  server, per message
-    server_query_s    server, per distinct query of it
+    server_query_s    server, per distinct query
     wait_s            per message: seconds in which nothing computes (wake-ups)
     """
 
@@ -48,25 +47,24 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What runs where.
+    """The placement of processes.
 
     clients   client processes;  servers  as many as shards;  workers  processes per server
-    cores     shared by all processes on one machine, less what other work takes; 0: every process
-              has its own core
-    balanced  a request's pieces go to the servers in turn, not to their owners (DLM 4.2.1)
+    cores     cores that all processes share on one machine, without those for other work; 0: every
+              process has its own core
+    balanced  whether a request's pieces go to the servers in turn, not to their owners (DLM 4.2.1)
     """
 
     clients: int
     servers: int
     workers: int = 1
     cores: float = 0.0
-    round_trip_s: float = 0.0
     balanced: bool = False
 
 
 @dataclass
 class Outcome:
-    """What happened after the warm-up.
+    """The results after the warm-up.
 
     messages    answered, per server;  queries  in them
     busy_s      processor seconds of each server, all workers;  client_s  of all clients
@@ -82,68 +80,35 @@ class Outcome:
     latency_s: list[float] = field(default_factory=list)
 
     def utilisation(self, workers: int) -> float:
-        """Of the busiest server's cores."""
+        """The utilisation of the busiest server's cores."""
         return float(self.busy_s.max()) / self.seconds / workers
 
     def percentile_ms(self, percent: float) -> float:
         return 1e3 * float(np.percentile(self.latency_s, percent)) if self.latency_s else math.nan
 
 
-class Machine:
-    """Cores shared equally by all jobs, each using at most one."""
-
-    def __init__(self, env: simpy.Environment, cores: float) -> None:
-        self._env, self._cores = env, cores
-        self._done_s = 0.0  # work that each job in the heap has been given since the beginning
-        self._since = 0.0
-        self._jobs: list[tuple[float, int, simpy.Event]] = []
-        self._number = itertools.count()
-        self._changes = 0
-
-    def work(self, seconds: float) -> simpy.Event:
-        """A job of so many seconds of a whole core, which begins now: its end."""
-        self._advance()
-        end = self._env.event()
-        heapq.heappush(self._jobs, (self._done_s + seconds, next(self._number), end))
-        self._wait()
-        return end
-
-    def _rate(self) -> float:
-        return min(1.0, self._cores / len(self._jobs)) if self._jobs else 1.0
-
-    def _advance(self) -> None:
-        self._done_s += (self._env.now - self._since) * self._rate()
-        self._since = self._env.now
-
-    def _wait(self) -> None:
-        """For the end of the job that ends first, unless another begins or ends before."""
-        self._changes += 1
-        if self._jobs:
-            left_s = max(self._jobs[0][0] - self._done_s, 0.0) / self._rate()
-            self._env.process(self._end(left_s, self._changes))
-
-    def _end(self, left_s: float, change: int) -> Steps:
-        yield self._env.timeout(left_s)
-        if change == self._changes:
-            self._advance()
-            heapq.heappop(self._jobs)[-1].succeed()
-            self._wait()
-
-
 class Process:
-    """Does one thing after another; on a machine, or on its own core."""
+    """Does one piece of work after another, on shared cores or on its own.
 
-    def __init__(self, env: simpy.Environment, machine: Machine | None = None) -> None:
-        self._work = env.timeout if machine is None else machine.work
+    Args  slowness  factor by which work takes longer than its processor seconds
+    """
+
+    def __init__(
+        self, env: simpy.Environment, cores: simpy.Resource | None = None, slowness: float = 1.0
+    ) -> None:
+        self._env, self._slowness = env, slowness
+        self._cores = cores or simpy.Resource(env)
         self._turns = simpy.Resource(env)
         self.busy_s = 0.0
 
     def do(self, seconds: float) -> Steps:
-        """Work of so many processor seconds, after all earlier work."""
+        """Does work of this many processor seconds, after all earlier work."""
         with self._turns.request() as turn:
             yield turn
             self.busy_s += seconds
-            yield self._work(seconds)
+            with self._cores.request() as core:
+                yield core
+                yield self._env.timeout(seconds * self._slowness)
 
 
 @dataclass(eq=False, slots=True)
@@ -155,20 +120,25 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class _Way:
-    """From a client to a server: what waits and is in flight, and how long answers take."""
+    """The path from a client to a server: waiting messages, those in flight, and the answers'
+    times.
 
-    client: int
+    workers  the server's process that each connection reached (SO_REUSEPORT)
+    """
+
+    client: Process
     server: int
+    workers: list[Process]
     lane: Queue
     usual: Usual = field(default_factory=Usual)
-    alarm: float = math.inf  # when the lane is looked at again by itself
+    alarm: float = math.inf  # when the lane is next checked by itself
 
 
 class Simulation:
     """One cluster and its clients.
 
-    Args  routed  what each request of a trace asks of each server
-          seed    of the random choice of the worker that a connection reaches
+    Args  routed  the queries of each request of a trace to each server
+          seed    of all random choices
     """
 
     def __init__(
@@ -182,21 +152,23 @@ class Simulation:
         self._layout, self._costs, self._routed = layout, costs, routed
         self._config = ClientConfig()
         self._rng = np.random.default_rng(seed)
-        machine = Machine(self.env, layout.cores) if layout.cores else None
-        self._clients = [Process(self.env, machine) for _ in range(layout.clients)]
+        cores, slowness = None, 1.0
+        if layout.cores:
+            cores = simpy.Resource(self.env, math.ceil(layout.cores))
+            slowness = cores.capacity / layout.cores
+        self._clients = [Process(self.env, cores, slowness) for _ in range(layout.clients)]
         self._servers = [
-            [Process(self.env, machine) for _ in range(layout.workers)]
+            [Process(self.env, cores, slowness) for _ in range(layout.workers)]
             for _ in range(layout.servers)
         ]
         self._ways: dict[tuple[int, int], _Way] = {}
-        self._reached: dict[tuple[int, int], list[int]] = {}
         self._turn = 0
         self._warmup_s = warmup_s
         servers = layout.servers
         self.outcome = Outcome(0.0, np.zeros(servers, np.int64), np.zeros(servers))
 
     def ask(self, client: int, request: int) -> Steps:
-        """One request, until it is answered."""
+        """Sends one request, and waits for its answer."""
         env, costs, routed = self.env, self._costs, self._routed
         began = env.now
         first, last = routed.first[request : request + 2].tolist()
@@ -223,12 +195,15 @@ class Simulation:
     def _way(self, client: int, server: int) -> _Way:
         way = self._ways.get((client, server))
         if way is None:
-            lane: Queue = Queue(self._config.window, self._config.max_queries, late_after((), 0.0))
-            way = self._ways[client, server] = _Way(client, server, lane)
+            config = self._config
+            lane: Queue = Queue(config.window, config.max_queries, late_after((), 0.0))
+            reached = self._rng.integers(self._layout.workers, size=config.connections)
+            workers = [self._servers[server][at] for at in reached.tolist()]
+            way = self._ways[client, server] = _Way(self._clients[client], server, workers, lane)
         return way
 
     def _advance(self, way: _Way) -> None:
-        """Sends what may leave, and looks again when the next message may."""
+        """Sends messages that are due, and checks again when the next one is."""
         env, lane = self.env, way.lane
         while (taken := lane.take(env.now)) is not None:
             env.process(self._send(way, *taken))
@@ -243,39 +218,26 @@ class Simulation:
         self._advance(way)
 
     def _send(self, way: _Way, number: int, pieces: list[_Piece]) -> Steps:
-        """One message to a server and back."""
+        """Sends one message to a server and receives its reply."""
         env, costs, outcome = self.env, self._costs, self.outcome
-        client, left = self._clients[way.client], env.now
-        way_s = self._layout.round_trip_s / 2 + costs.wait_s / 2
+        left = env.now
         queries = sum(piece.queries for piece in pieces)
-        server = self._worker(way.client, way.server, number)
         service_s = costs.server_message_s + costs.server_query_s * queries
-        yield from client.do(costs.message_s / 2)
-        yield env.timeout(way_s)
-        yield from server.do(service_s)
+        yield from way.client.do(costs.message_s / 2)
+        yield env.timeout(costs.wait_s / 2)
+        yield from way.workers[number % len(way.workers)].do(service_s)
         if env.now >= self._warmup_s:
             outcome.messages[way.server] += 1
             outcome.queries += queries
             outcome.busy_s[way.server] += service_s
-        yield env.timeout(way_s)
-        yield from client.do(costs.message_s / 2)
+        yield env.timeout(costs.wait_s / 2)
+        yield from way.client.do(costs.message_s / 2)
         way.usual.note(env.now - left, env.now)
         way.lane.usual_s = late_after((way.usual,), env.now)
         way.lane.done(number, env.now)
         self._advance(way)
         for piece in pieces:
             piece.answered.succeed()
-
-    def _worker(self, client: int, server: int, message: int) -> Process:
-        """A connection reaches whichever worker accepts it (SO_REUSEPORT)."""
-        workers = self._servers[server]
-        if len(workers) == 1:
-            return workers[0]
-        reached = self._reached.get((client, server))
-        if reached is None:
-            reached = self._rng.integers(len(workers), size=self._config.connections).tolist()
-            self._reached[client, server] = reached
-        return workers[reached[message % len(reached)]]
 
     def _measure(self, until_s: float) -> Outcome:
         if self._warmup_s:
@@ -287,8 +249,8 @@ class Simulation:
         return self.outcome
 
     def closed_loop(self, orders: Sequence[Sequence[NDArray[np.int64]]], until_s: float) -> Outcome:
-        """Decoders that ask again as soon as they are answered; `orders`: for each client and
-        each of its decoders the requests, in turn, repeatedly."""
+        """Runs decoders that send the next request as soon as they have an answer; `orders` has the
+        requests of each client's decoders, in turn, repeatedly."""
         for client, decoders in enumerate(orders):
             for requests in decoders:
                 self.env.process(self._decode(client, requests.tolist()))
@@ -298,30 +260,17 @@ class Simulation:
         for request in itertools.cycle(requests):
             yield from self.ask(client, request)
 
-    def open_loop(
-        self,
-        due_s: NDArray[np.float64],
-        client: NDArray[np.int64],
-        request: NDArray[np.int64],
-        until_s: float,
-    ) -> Outcome:
-        """Requests (N,) that come when they are due, in order of time."""
+    def open_loop(self, requests: NDArray[np.int64], per_s: float, until_s: float) -> Outcome:
+        """Sends some of these requests, drawn one by one, from any client at random times."""
+        count = self._rng.poisson(per_s * until_s)
+        due = np.sort(self._rng.uniform(0.0, until_s, count)).tolist()
+        clients = self._rng.integers(len(self._clients), size=count).tolist()
+        drawn = self._rng.choice(requests, count).tolist()
 
         def come() -> Steps:
-            rows = zip(due_s.tolist(), client.tolist(), request.tolist(), strict=True)
-            for due, at, number in rows:
-                yield self.env.timeout(due - self.env.now)
-                self.env.process(self.ask(at, number))
+            for due_s, client, request in zip(due, clients, drawn, strict=True):
+                yield self.env.timeout(due_s - self.env.now)
+                self.env.process(self.ask(client, request))
 
         self.env.process(come())
         return self._measure(until_s)
-
-
-def poisson_load(
-    requests: NDArray[np.int64], per_s: float, clients: int, seconds: float, seed: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """(due_s, client, request) of requests drawn individually from some of a trace."""
-    rng = np.random.default_rng(seed)
-    count = rng.poisson(per_s * seconds)
-    due = np.sort(rng.uniform(0.0, seconds, count))
-    return due, rng.integers(clients, size=count), rng.choice(requests, count)

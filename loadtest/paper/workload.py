@@ -1,7 +1,5 @@
-"""Input of the experiments on placement and batching: the model's n-grams, and two sets of calls.
-
-One set is the trace, whose contexts are dlm's states: only words that can still matter. The other
-is on-the-fly rescoring of known text with whole histories, as in the paper's decoder (3.3).
+"""The input of experiments: the model's n-grams, and two sets of calls. One is the trace, with
+dlm's states as contexts; the other rescores known text with whole histories, as in the paper.
 """
 
 from __future__ import annotations
@@ -18,13 +16,13 @@ from dlm.index.search.shard import open_vocabulary
 from dlm.ngram.vocab import Vocabulary
 from loadtest.baselines.hash_index import HashIndex, Ngrams
 from loadtest.baselines.systems import Cache, Call, calls_of
-from loadtest.paper.setup import Setup
+from loadtest.paper.result import Setup
 from loadtest.traces.rescoring import CANDIDATES_END, Confusions, Transcript, read_transcripts
 from loadtest.traces.trace import read_trace
 
 TRANSCRIPTS = Path(__file__).parents[1] / "traces/transcripts.tsv"
-FREQUENT = 20_000  # words that candidates are taken from
-# Penalty, in log10, of a candidate that was not said, as from an acoustic model.
+FREQUENT = 20_000  # number of words that candidates are taken from
+# Penalty, in log10, of a candidate other than the spoken word, as from an acoustic model.
 NOT_SAID = 0.5
 CONTEXTS, WORDS = 10, 10  # K and W
 
@@ -46,16 +44,10 @@ class Model:
     def order(self) -> int:
         return len(self.ngrams.orders)
 
-    def frequent(self) -> list[bytes]:
-        """The most probable words; `Confusions` leaves out marks."""
-        ids, probs, _ = self.ngrams.orders[0]
-        best = np.argsort(-probs, kind="stable")[:FREQUENT]
-        return [self.vocabulary.words[int(ids[at, 0])] for at in best]
-
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """A set of calls, named for rows, with the seconds of audio that they stand for."""
+    """A named set of calls, with the seconds of audio that they stand for."""
 
     name: str
     calls: Sequence[Call]
@@ -67,7 +59,7 @@ class Asked:
 
 
 def model_of(setup: Setup) -> Model:
-    """Read once per process; the n-grams are kept in `setup.work`."""
+    """The model, read once per process; its n-grams are stored in `setup.work`."""
     return _model(setup.model.absolute(), setup.work.absolute())
 
 
@@ -95,23 +87,20 @@ def _recorded(model: Model, path: Path) -> Asked:
     )
 
 
-def transcripts(setup: Setup) -> list[Transcript]:
-    said = read_transcripts(TRANSCRIPTS, as_spoken=True)
-    return said[:2] if setup.quick else said
-
-
 def histories(setup: Setup) -> Asked:
-    """On-the-fly rescoring of what was said, K histories by W candidates at each word."""
-    model, said = model_of(setup), transcripts(setup)
-    confusions = Confusions(model.frequent())
-    calls: list[Call] = []
-    for one in said:
-        calls += _walk(model, one, confusions)
+    """On-the-fly rescoring of the spoken text, K histories by W candidates at each word."""
+    model, said = model_of(setup), read_transcripts(TRANSCRIPTS, as_spoken=True)
+    if setup.quick:
+        said = said[:2]
+    ids, probs, _ = model.ngrams.orders[0]
+    frequent = np.argsort(-probs, kind="stable")[:FREQUENT]
+    confusions = Confusions(model.vocabulary.words[int(one)] for one in ids[frequent, 0])
+    calls = [call for one in said for call in _walk(model, one, confusions)]
     return Asked("whole histories", calls, sum(one.seconds for one in said))
 
 
 def _walk(model: Model, said: Transcript, confusions: Confusions) -> Iterator[Call]:
-    """A beam search that recombines hypotheses of equal history, order - 1 words of it."""
+    """A beam search that recombines hypotheses whose last order - 1 words are equal."""
     width = model.order - 1
     beam: dict[tuple[int, ...], float] = {(model.vocabulary.begin_id,): 0.0}
     for word in (*said.words, CANDIDATES_END):

@@ -1,1 +1,1 @@
-"""What a run measured: its report as JSON, tables, pages and comparisons."""
+"""Reports of runs: as JSON, tables, pages and comparisons."""

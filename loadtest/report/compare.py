@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from loadtest.report.report import Report
 
 Window = dict[str, Any]
-# Figures for which more is worse: name, of the whole run, of a window.
+# Figures for which more is worse: name -> function of the results of a run or a window.
 Figure = Callable[[Window], float | None]
 FIGURES: dict[str, Figure] = {
     "messages per second of audio": lambda w: w["messages_per_audio_s"],
@@ -35,8 +35,8 @@ _T95 = (
 class Ratio:
     """A figure of two runs.
 
-    ratio      after / before; None where a figure is missing or 0
-    low, high  its 95 % interval; None where there are fewer than two windows of each run
+    ratio      after / before; None if a figure is missing or 0
+    low, high  its 95 % interval; None if a run has fewer than two windows
     """
 
     name: str
@@ -49,11 +49,11 @@ class Ratio:
 
 
 def compare(before: Report, after: Report, threshold: float) -> list[Ratio]:
-    """Each figure of both reports; `threshold`: the share by which one may get worse.
+    """Each figure of both reports; `threshold` is the share by which one may get worse.
 
     The interval is Welch's for the difference of the means of the logarithms of the windows'
-    figures, around the ratio of the whole runs. Windows next to each other are not independent, so
-    it is rather too narrow where a run drifts.
+    figures, around the ratio of the whole runs. Neighbouring windows are not independent, so the
+    interval is too narrow if a run drifts.
     """
     return [_ratio(name, figure, before, after, threshold) for name, figure in FIGURES.items()]
 
@@ -63,7 +63,7 @@ def _ratio(name: str, figure: Figure, before: Report, after: Report, threshold: 
     if first is None or second is None:
         return Ratio(name, first, second, None, None, None, is_worse=False)
     if first == 0 or second == 0:
-        # No logarithm: failures where there were none are worse, whatever the threshold.
+        # 0 has no logarithm; new failures are worse, whatever the threshold.
         return Ratio(name, first, second, None, None, None, is_worse=second > first == 0)
     ratio = second / first
     spread = _spread([_logs(figure, one["windows"]) for one in (before, after)])
@@ -78,7 +78,7 @@ def _logs(figure: Figure, windows: Sequence[Window]) -> list[float]:
 
 
 def _spread(samples: Sequence[Sequence[float]]) -> float | None:
-    """Half of the 95 % interval of the difference of two means (Welch); None of too few values."""
+    """Half of the 95 % interval of the difference of two means (Welch); None for too few values."""
     if any(len(sample) < 2 for sample in samples):
         return None
     parts = []
@@ -95,7 +95,7 @@ def _spread(samples: Sequence[Sequence[float]]) -> float | None:
 
 
 def differences(before: Report, after: Report) -> list[str]:
-    """What else differs between two runs, so that their figures may not be comparable."""
+    """Other differences between two runs that may make their figures incomparable."""
     places = {
         "trace": ("trace", "name"),
         "requests of the trace": ("trace", "requests"),
@@ -110,33 +110,12 @@ def differences(before: Report, after: Report) -> list[str]:
         one, other = before, after
         for part in path:
             one, other = one[part], other[part]
-        first, second = dict(_leaves(one)), dict(_leaves(other))
-        for place in {**first, **second}:
-            texts = [
-                _text(leaves[place]) if place in leaves else "nothing" for leaves in (first, second)
-            ]
-            if texts[0] != texts[1]:
-                found.append(f"the runs differ in their {name}{place}: {texts[0]} and {texts[1]}")
+        if not isinstance(one, dict):
+            one, other = {"": one}, {"": other}
+        for part in [part for part in {**one, **other} if one.get(part) != other.get(part)]:
+            place = f"{name}, {part.replace('_', ' ')}".removesuffix(", ")
+            found.append(f"the runs differ in their {place}: {one.get(part)} and {other.get(part)}")
     for name, report in (("before", before), ("after", after)):
         if not report["complete"]:
             found.append(f"the run {name} is not complete: {report['ended']}")
     return found
-
-
-def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        parts = value.items()
-    elif isinstance(value, list):
-        parts = {str(number): one for number, one in enumerate(value, 1)}.items()
-    else:
-        yield place, value
-        return
-    for name, one in parts:
-        joint = " " if isinstance(value, list) else ", "
-        yield from _leaves(one, f"{place}{joint}{name.replace('_', ' ')}")
-
-
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "yes", False: "no"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no script, no font, no network."""
+"""A report as one HTML page that needs no script, no font and no network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ svg { width: 100%; height: auto; display: block; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; } .faint { stroke-dasharray: 5 4; }
 .fault { stroke: var(--ink); stroke-dasharray: 4 3; opacity: .7; }
 .mark { opacity: 0; } .mark:hover { opacity: 1; }
-.bar { fill: var(--s1); } .mean { stroke: var(--ink); stroke-dasharray: 3 3; }
+.bars { width: 60%; } .bar { height: 16px; border-radius: 3px; background: var(--s1); }
 .line.s1 { stroke: var(--s1); } .line.s2 { stroke: var(--s2); } .line.s3 { stroke: var(--s3); }
 .line.s4 { stroke: var(--s4); } .line.s5 { stroke: var(--s5); } .line.s6 { stroke: var(--s6); }
 .mark.s5 { fill: var(--s5); } .mark.s6 { fill: var(--s6); }
@@ -101,7 +101,7 @@ def _load_text(report: Report) -> str:
     load = report["load"]
     if load["loop"] == "closed":
         return f"Closed loop, {load['concurrency']} decoders, {number(load['seconds'], 's')}."
-    rates = [rate for s in load["segments"] for rate in (s["begin_per_s"], s["end_per_s"])]
+    rates = [one["per_s"] for one in load["segments"]]
     span = (
         number(rates[0])
         if len(set(rates)) == 1
@@ -206,7 +206,7 @@ def _sources(
     shaded: Sequence[tuple[float, float, str]],
     marks: Sequence[tuple[float, str]],
 ) -> list[str]:
-    """Who answered, where it was not the full model alone, or was to be seen."""
+    """The sources of answers, unless only the full model answered."""
     results = report["results"]
     if not (marks or results.get("bigram_fallback_share") or results.get("local_fallback_share")):
         return []
@@ -240,7 +240,7 @@ def _on_small(report: Report) -> list[tuple[float, float, str]]:
 
 
 def _percentiles(report: Report) -> str:
-    """Over the logarithm of the share that is slower, as HdrHistogram's own plots are."""
+    """Percentiles over the logarithm of the slower share, as in HdrHistogram's own plots."""
     ticks = [(50.0, "50"), (90.0, "90"), (99.0, "99"), (99.9, "99.9"), (99.99, "99.99")]
     most = 1 - 1 / max(report["results"]["latency"]["count"], 2)
 
@@ -269,7 +269,7 @@ def _servers(report: Report) -> list[str]:
         section(
             f"{what} per shard",
             bar_chart([(f"shard {n}", float(v)) for n, v in enumerate(one["per_shard"])], number),
-            f"(max - avg) / avg = {percent(one['imbalance'])}; dashed: the average.",
+            f"(max - avg) / avg = {percent(one['imbalance'])}.",
         )
         for what, one in (("Messages", balance["messages"]), ("Bytes", balance["bytes"]))
         if any(one["per_shard"])

@@ -1,4 +1,4 @@
-"""Where a figure comes from: the command, the commit, the machine."""
+"""The origin of figures: the command, the commit, the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadtest.children import ROOT
 
 
 def read_document(path: Path, kind: str, version: int) -> dict[str, Any]:
-    """A JSON file of ours; ConfigError if it has another format."""
+    """A JSON file of loadtest; ConfigError if it has another format."""
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
         name = f"{found['format']!r} of version {found['version']!r}"
@@ -31,7 +31,7 @@ def read_document(path: Path, kind: str, version: int) -> dict[str, Any]:
 
 
 def provenance(seed: int) -> dict[str, Any]:
-    """See report.schema.json."""
+    """The facts of `provenance` in report.schema.json."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": ["python", "-m", "loadtest", *sys.argv[1:]],
@@ -49,7 +49,7 @@ def provenance(seed: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Of the checkout, with "+" where files differ from it; None without git."""
+    """The commit of the checkout, with "+" if files differ from it; None without git."""
     try:
         head, changes = (
             subprocess.run(

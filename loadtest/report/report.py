@@ -12,12 +12,11 @@ from typing import Any
 from dlm.client.metrics import OK
 from dlm.errors import FormatError
 from loadtest.run.latency import Latencies
-from loadtest.run.replay import Record
-from loadtest.run.stopping import STABLE_WINDOWS, spread
+from loadtest.run.replay import LOAD_ENDED, Record
 
 FORMAT, VERSION = "dlm load test report", 1
-BOTTLENECK = 0.10  # the driver's own share of its process's CPU time, above which it is in the way
-ID_DIGITS = 12  # of models and shard sets, as servers' states give them
+BOTTLENECK = 0.10  # share of a process's CPU time above which its driver is a bottleneck
+ID_DIGITS = 12  # hex digits of the ids of models and shard sets in servers' states
 
 Report = dict[str, Any]
 
@@ -38,7 +37,10 @@ def build(records: Iterable[Record]) -> Report:
     for record in records:
         by_type[record.get("type", "")].append(record)
     if not by_type["header"] or not by_type["ready"]:
-        raise FormatError("the records have no header or no ready client: nothing was measured")
+        raise FormatError(
+            "the records have no header or no ready client: nothing was measured; run the load "
+            "test again"
+        )
     header, ready = by_type["header"][0], by_type["ready"]
     window_s, load = header["window_s"], header["load"]
     looks = _looks(by_type["servers"], ready[0]["shard_set"][:ID_DIGITS])
@@ -58,7 +60,7 @@ def build(records: Iterable[Record]) -> Report:
         "format": FORMAT,
         "version": VERSION,
         "ended": ended,
-        "complete": ended in ("the load ended",) or ended.startswith("stable"),
+        "complete": ended == LOAD_ENDED,
         "provenance": header["provenance"],
         "trace": header["trace"],
         "load": load,
@@ -70,7 +72,6 @@ def build(records: Iterable[Record]) -> Report:
         "checked": _checked(by_type["checked"]),
         "balance": _balance(ready[0]["shard_bytes"], measured),
         "driver": _driver(ready, total),
-        "stability": _stability(windows),
         "steps": _steps(load, windows),
         "window_s": window_s,
         "windows": [{**w.facts(), **_servers_at(looks, w), **_target_rate(load, w)}
@@ -129,7 +130,7 @@ class _Merged:
         return None if not modes else "local_fallback" if "local_fallback" in modes else "full"
 
     def facts(self) -> Report:
-        """See report.schema.json, `measured`."""
+        """The facts of `measured` in report.schema.json."""
         n, counts = self.sent, self.counts
         answered = self.outcomes[OK]
         failed = n - answered
@@ -189,7 +190,7 @@ def _per(count: float, of: float) -> float | None:
 
 
 def _looks(records: list[Record], shard_set: str) -> list[Report]:
-    """Polls of the servers since time 0, each with the changes since the one before."""
+    """Polls of the servers since time 0, each with the changes since the previous one."""
     found: list[Report] = []
     before_s: float | None = None
     machine: Report | None = None
@@ -225,7 +226,7 @@ def _looks(records: list[Record], shard_set: str) -> list[Report]:
 
 
 def _servers(looks: list[Report]) -> list[Report]:
-    """Each server process: what it answered and used while it was polled, and its last state."""
+    """Each server process: its answers and resources while it was polled, and its last state."""
     found: dict[str, Report] = {}
     for look in looks:
         for row in look["servers"]:
@@ -273,8 +274,7 @@ def _target_rate(load: Report, window: _Merged) -> Report:
     at_s = window.begin_s + window.seconds / 2
     for one in load["segments"]:
         if at_s < one["seconds"]:
-            begin, end = one["begin_per_s"], one["end_per_s"]
-            return {"target_per_s": begin + (end - begin) * at_s / one["seconds"]}
+            return {"target_per_s": one["per_s"]}
         at_s -= one["seconds"]
     return {"target_per_s": None}
 
@@ -317,18 +317,6 @@ def _checked(found: list[Record]) -> Report | None:
     return {name: sum(one[name] for one in found) for name in ("answers", "wrong")}
 
 
-def _stability(windows: list[_Merged]) -> Report:
-    last = windows[-STABLE_WINDOWS:]
-    delays = [w.histogram("latency").at_ms(99.0) for w in last]
-    if len(last) < STABLE_WINDOWS or None in delays:
-        return {"windows": len(last), "rate_spread": None, "p99_spread": None}
-    return {
-        "windows": len(last),
-        "rate_spread": spread([w.outcomes[OK] / w.seconds for w in last]),
-        "p99_spread": spread([delay for delay in delays if delay is not None]),
-    }
-
-
 def _steps(load: Report, windows: list[_Merged]) -> list[Report]:
     segments = load["segments"]
     if len(segments) < 2:
@@ -365,7 +353,7 @@ def _stretches(faults: list[Record], windows: list[_Merged]) -> list[Report]:
 
 
 def _modes(windows: list[_Merged]) -> list[Report]:
-    """When the cascade's mode was another than before, by the window at whose end it was seen."""
+    """The changes of the cascade's mode, by the window at whose end each was seen."""
     found: list[Report] = []
     for window in windows:
         mode = window.mode

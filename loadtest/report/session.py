@@ -1,4 +1,4 @@
-"""A run as a user sees it: a folder of results, written whatever happens."""
+"""A run as a user sees it: a folder of results, which is written whatever happens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dlm.errors import ConfigError
-from dlm.files import temporary_folder, write_whole
+from dlm.files import write_whole
 from loadtest.report.page import page_of
 from loadtest.report.provenance import provenance, read_document
 from loadtest.report.report import FORMAT, VERSION, Report, build
@@ -20,8 +20,7 @@ from loadtest.report.table import csv_of
 from loadtest.run.driver import Run, RunSettings, records_of
 from loadtest.run.faults import Faults
 from loadtest.run.replay import Record
-from loadtest.traces.statistics import describe
-from loadtest.traces.trace import read_trace
+from loadtest.traces.trace import describe, read_trace
 
 JOURNAL = "records.jsonl"
 RESULTS = Path("loadtest-results")
@@ -31,7 +30,7 @@ Tell = Callable[[str], None]
 def results_folder(output: Path | None, prefix: str = "") -> Path:
     """A new folder: `output`, or one named after `prefix` and the time below `RESULTS`.
 
-    Raises  ConfigError  it is not empty, or cannot be made
+    Raises  ConfigError  it is not empty, or cannot be created
     """
     named = RESULTS / datetime.now().strftime(f"{prefix}%Y-%m-%dT%H-%M-%S")
     folder = named if output is None else output
@@ -47,41 +46,13 @@ def results_folder(output: Path | None, prefix: str = "") -> Path:
 
 @contextlib.contextmanager
 def new_results(output: Path | None, prefix: str = "") -> Iterator[Path]:
-    """The same; it is gone after the block if nothing was written into it."""
+    """A results folder that is removed after the block if nothing was written into it."""
     folder = results_folder(output, prefix)
     try:
         yield folder
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()
-
-
-class Journal:
-    """Keeps records, in memory and line by line in a file. Where the file cannot be written any
-    more the run goes on, and `fault` says why."""
-
-    def __init__(self, path: Path, tell: Tell) -> None:
-        self.records: list[Record] = []
-        self.fault: OSError | None = None
-        self._path = path
-        self._tell = tell
-        self._file = path.open("a", encoding="utf-8")
-
-    def keep(self, record: Record) -> None:
-        self.records.append(record)
-        if self.fault is not None:
-            return
-        try:
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
-        except OSError as exc:
-            self.fault = exc
-            self._tell(f"{self._path}: {exc.strerror}; the run continues, records in memory")
-
-    def close(self) -> None:
-        """What its buffer still holds has no room, if anything."""
-        with contextlib.suppress(OSError):
-            self._file.close()
 
 
 def measure(
@@ -92,58 +63,38 @@ def measure(
     Raises  DlmError  nothing could be measured
     """
     trace = read_trace(settings.trace)
-    journal = Journal(folder / JOURNAL, tell)
-    journal.keep(
-        {
-            "type": "header",
-            "at": time.time(),
-            "provenance": provenance(settings.seed),
-            "trace": describe(trace, settings.trace.name),
-            "load": settings.load.facts(),
-            "clients": {"processes": settings.processes, **asdict(settings.client)},
-            "window_s": settings.window_s,
-        }
-    )
-    try:
-        Run(settings, journal.keep, tell, faults).run()
-    finally:
-        journal.close()
-    report = build(journal.records)
-    if journal.fault is not None:
-        report["complete"] = False
-    return report
+    records: list[Record] = []
+    with (folder / JOURNAL).open("a", encoding="utf-8", buffering=1) as journal:
+
+        def keep(record: Record) -> None:
+            records.append(record)
+            journal.write(json.dumps(record) + "\n")
+
+        keep(
+            {
+                "type": "header",
+                "at": time.time(),
+                "provenance": provenance(settings.seed),
+                "trace": describe(trace, settings.trace.name),
+                "load": settings.load.facts(),
+                "clients": {"processes": settings.processes, **asdict(settings.client)},
+                "window_s": settings.window_s,
+            }
+        )
+        Run(settings, keep, tell, faults).run()
+    return build(records)
 
 
-def write_report(report: Report, folder: Path, tell: Tell) -> bool:
-    files = {
-        "report.json": json.dumps(report, indent=1) + "\n",
-        "report.csv": csv_of(report),
-        "report.html": page_of(report),
-    }
-    return write_files(files, folder, tell)
-
-
-def write_files(files: dict[str, str], folder: Path, tell: Tell) -> bool:
-    """Writes texts by their names; false where the folder had no room. What has no room there goes
-    to the system's folder for temporary files, if that has."""
-    whole = True
-    for name, text in files.items():
-        try:
-            write_whole(folder / name, text.encode())
-        except OSError as exc:
-            whole = False
-            tell(f"{folder / name}: {exc.strerror}")
-            rescued = temporary_folder() / f"{folder.name}-{name}"
-            with contextlib.suppress(OSError):
-                write_whole(rescued, text.encode())
-                tell(f"kept as {rescued} instead")
-    return whole
+def write_report(report: Report, folder: Path) -> None:
+    write_whole(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
+    write_whole(folder / "report.csv", csv_of(report).encode())
+    write_whole(folder / "report.html", page_of(report).encode())
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """A report.json, or the folder that it lies in; of a run that was killed, from its records.
+    """Reads a report.json, or the one in a folder; for a killed run, makes it from the records.
 
-    Raises  ConfigError  there is none, or it is of another format
+    Raises  ConfigError  there is none, or it has another format
     """
     if path.is_dir():
         if not (path / "report.json").exists() and (path / JOURNAL).exists():

@@ -11,7 +11,7 @@ from html import escape
 WIDTH, WIDE, HEIGHT = 520, 1070, 240
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 34
 MARK_ROWS = 4  # texts of marks, one below the other
-MAX_MARKS = 150  # points of a series that get a mark with a text of their own
+MAX_MARKS = 150  # points of a series that get a mark with their own text
 
 Point = tuple[float, float | None]
 
@@ -66,7 +66,7 @@ def _round_step(rough: float) -> float:
 
 
 def y_axis(values: Sequence[float], *, log: bool) -> Axis:
-    """From 0 to above the largest; on a log scale from below the least to above the largest."""
+    """An axis from 0 to above the largest value; on a log scale, from below the least one."""
     if log:
         known = [value for value in values if value > 0] or [1.0]
         least, most = min(known) / 1.3, max(known) * 1.3
@@ -98,10 +98,10 @@ def line_chart(
 ) -> str:
     """A chart of lines over one axis.
 
-    Args  width    in pixels, about as wide as it is shown, so that texts keep their size
-          shaded   (from, to, what) of x: stretches with a background of their own
+    Args  width    in pixels, about the displayed width, so that texts keep their size
+          shaded   (from, to, what) of x: stretches with their own background
           marks    (at, what) of x: lines from top to bottom, with their texts
-          x_ticks  places and their texts, where they are not the values themselves
+          x_ticks  places and their texts, if these are not the values themselves
     """
     points = [(x, y) for one in series for x, y in one.points if y is not None]
     xs = [x for one in series for x, _ in one.points] or [0.0, 1.0]
@@ -151,7 +151,7 @@ def _grid(
 
 
 def _mark(across: Axis, at: float, what: str, y: float, width: int) -> str:
-    """A line with its text beside it: to the left where it would be cut off to the right."""
+    """A line with its text to the right of it, or to the left if it would be cut off."""
     x = across.place(at)
     is_left = x > width / 2
     text = _text("tick", x - 4 if is_left else x + 4, y, what, "end" if is_left else "start")
@@ -190,26 +190,12 @@ def _line(one: Series, number: int, across: Axis, up: Axis) -> list[str]:
     return parts
 
 
-def bar_chart(
-    bars: Sequence[tuple[str, float]], text_of: Callable[[float], str], *, average: bool = True
-) -> str:
-    """Horizontal bars, and a line at their average unless that means nothing."""
-    longest = max((len(name) for name, _ in bars), default=0)
-    row, left, right = 24, min(max(90, 6 * longest + 16), WIDTH // 2), 110
-    height = row * len(bars) + 8
+def bar_chart(bars: Sequence[tuple[str, float]], text_of: Callable[[float], str]) -> str:
+    """Horizontal bars, each of them a row of a table."""
     most = max((value for _, value in bars), default=0.0) or 1.0
-    mean = sum(value for _, value in bars) / max(len(bars), 1)
-    across = Axis(0.0, most, left, WIDTH - right)
-    parts = []
-    for number, (name, value) in enumerate(bars):
-        y = number * row + 4
-        width = across.place(value) - left
-        parts.append(
-            _text("tick", left - 8, y + 13, name, "end")
-            + f'<rect class="bar" x="{left}" y="{y}" width="{width:.1f}" '
-            f'height="{row - 8}" rx="3"/>' + _text("tick", left + width + 6, y + 13, text_of(value))
-        )
-    if average:
-        x = across.place(mean)
-        parts.append(f'<line class="mean" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>')
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">' + "".join(parts) + "</svg>"
+    rows = [
+        f'<tr><th>{escape(name)}</th><td class="bars"><div class="bar" '
+        f'style="width:{100 * value / most:.1f}%"></div></td><td>{escape(text_of(value))}</td></tr>'
+        for name, value in bars
+    ]
+    return f"<table>{''.join(rows)}</table>"

@@ -55,7 +55,7 @@ def value_at(window: dict[str, Any], path: tuple[str, ...]) -> Any:
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Three digits or so; "-" for what is not known."""
+    """A number with about three digits; "-" if it is unknown."""
     if value is None:
         return "-"
     if value == 0:
@@ -79,16 +79,6 @@ def milliseconds(latency: dict[str, Any]) -> str:
     return " / ".join(number(latency[f"{place}_ms"]) for place in ("p50", "p95", "p99", "p99.9"))
 
 
-def _bytes(value: float | None) -> str:
-    if value is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000 or unit == "GB":
-            return number(value, unit)
-        value /= 1000
-    raise AssertionError
-
-
 def rows_of(report: Report) -> list[tuple[str, str]]:
     r, driver, balance = report["results"], report["driver"], report["balance"]
     rows = [
@@ -101,7 +91,7 @@ def rows_of(report: Report) -> list[tuple[str, str]]:
         ("requests", f"{r['requests']:,}, {number(r['requests_per_s'])} per second"),
         ("audio", f"{number(r['audio_s'], 's')}, {number(r['audio_s_per_s'])} streams at a time"),
         ("messages per minute", number(r["messages_per_minute"])),
-        ("bytes per second of audio", _bytes(r["bytes_per_audio_s"])),
+        ("bytes per second of audio", number(r["bytes_per_audio_s"])),
         ("cores, clients + servers", f"{number(r['client_cores'])} + {number(r['server_cores'])}"),
         ("client CPU per request", number(r["client_cpu_us_per_request"], "us")),
         (
@@ -124,7 +114,7 @@ Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 
 
 def tables_of(report: Report) -> list[Table]:
-    """Title, names of the columns and rows: of steps, and of stretches between faults."""
+    """Title, column names and rows, for steps and for stretches between faults."""
     found: list[Table] = []
     if report["steps"]:
         names: tuple[str, ...] = (
@@ -132,7 +122,7 @@ def tables_of(report: Report) -> list[Table]:
         )
         rows: list[tuple[str, ...]] = [
             (
-                f"{number(s['begin_per_s'])} to {number(s['end_per_s'])}",
+                number(s["per_s"]),
                 number(s["answered_per_s"]),
                 milliseconds(s["latency"]),
                 f"{s['failed']:,}",

@@ -1,1 +1,3 @@
-"""Sending a trace to servers: clients, clocks, faults."""
+"""Sends a trace to servers: clients, clocks, faults."""
+
+INTERRUPTED = "interrupted"  # why a run ended, after Ctrl-C

@@ -17,7 +17,7 @@ from dlm.client.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.errors import ConfigError
 from loadtest.run.proxy import Faults, Proxies
 
-# verb -> what follows the server
+# verb -> the values that follow the server
 VERBS = {
     "kill": "",
     "start": "",
@@ -32,7 +32,7 @@ VERBS = {
     "corrupt": "P",
     "heal": "",
 }
-# What random faults are chosen among, and their values.
+# The random faults and their values.
 RANDOM: dict[str, tuple[float, ...]] = {
     "kill": (),
     "stop": (),
@@ -44,7 +44,8 @@ RANDOM: dict[str, tuple[float, ...]] = {
     "half-open": (),
     "corrupt": (0.01, 0.2),
 }
-# A process that waits until its input ends, and lets the groups that it read of go on.
+# A process that waits until its input ends, and then sends SIGCONT to the process groups named in
+# it.
 GUARD = """
 import os, signal, sys
 for line in sys.stdin.read().split():
@@ -75,7 +76,7 @@ class Command:
 
 
 def parse(line: str, servers: int) -> Command:
-    """The command in a line; ConfigError if it is none, or `servers` has no such server."""
+    """Parses a command; ConfigError if it is not one, or its server is not below `servers`."""
     verb, *rest = line.split()
     if verb == "list" and not rest:
         return Command(verb)
@@ -86,7 +87,7 @@ def parse(line: str, servers: int) -> Command:
         whole = ", or heal all" if verb == "heal" else ""
         wanted = f"{verb} N {more}".strip()
         raise ConfigError(
-            f"{line.strip()!r} does not say which server: {wanted}{whole}, with N from 0 to "
+            f"{line.strip()!r} does not name a server; expected {wanted}{whole}, with N from 0 to "
             f"{servers - 1}"
         )
     place, *values = rest
@@ -132,7 +133,7 @@ def random_faults(
 ) -> list[tuple[float, Command]]:
     """Faults at random times, in order: one at a time per server, healed after a while.
 
-    Args  kill  kill servers too: only if something restarts them
+    Args  kill  whether to kill servers too, which something must then restart
     """
     out: list[tuple[float, Command]] = []
     for server in range(servers):
@@ -151,7 +152,7 @@ def random_faults(
 class Chaos:
     """Carries commands out.
 
-    Args  cluster  cluster.toml of the servers; read again for the pid of a restarted one
+    Args  cluster  cluster.toml of the servers; it is read again for the pid of a restarted server
           start    restarts a killed server, by its index; None: whatever started them does so
     """
 
@@ -170,7 +171,8 @@ class Chaos:
         self._guard: subprocess.Popen[bytes] | None = None
 
     def do(self, command: Command) -> str:
-        """Carries out a command; what was done, or ConfigError if the server is not here."""
+        """Carries out a command; returns what was done. ConfigError if the server is not on this
+        machine."""
         verb, at, value = command.verb, command.server, command.value
         if verb == "list":
             return "list\n" + "\n".join(map(self._row, range(len(self._endpoints))))
@@ -209,7 +211,7 @@ class Chaos:
         return told
 
     def _watch_over(self, pid: int) -> None:
-        """Makes stopped servers continue however this process ends, since they ignore SIGTERM."""
+        """Makes stopped servers, which ignore SIGTERM, continue however this process ends."""
         if self._guard is None:
             self._guard = subprocess.Popen(
                 [sys.executable, "-S", "-c", GUARD], stdin=subprocess.PIPE, start_new_session=True
@@ -270,19 +272,19 @@ def server_pid(endpoint: Endpoint, cluster: Path) -> int:
     host = endpoint.address.rsplit(":", 1)[0]
     if endpoint.pid is None or not (host == "localhost" or host.startswith("127.")):
         raise ConfigError(
-            f"{cluster} gives no process for {endpoint.address}: chaos breaks only clusters that "
-            "`dlm cluster` started on this machine"
+            f"{cluster} gives no process for {endpoint.address} on this machine; chaos breaks only "
+            "clusters that `dlm cluster` started here"
         )
     try:
         words = Path(f"/proc/{endpoint.pid}/cmdline").read_bytes().split(b"\0")
-        # Another program may have its number by now, and may serve, too.
+        # By now, another program may have its process id, and may also be a server.
         ours = {b"dlm.cli.main", b"serve"} <= set(words)
         alive = ours and os.getpgid(endpoint.pid) == endpoint.pid
     except (FileNotFoundError, ProcessLookupError):
         alive = False
     if not alive:
         raise ConfigError(
-            f"the server at {endpoint.address} (process {endpoint.pid}) has exited; name another, "
-            "or start the cluster again"
+            f"the server at {endpoint.address} (process {endpoint.pid}) has exited; name another "
+            "server, or start the cluster again"
         )
     return endpoint.pid

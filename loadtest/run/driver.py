@@ -1,7 +1,7 @@
-"""A run: starts the client processes, watches the servers, gathers what both report.
+"""Runs a load test: starts client processes, watches the servers, and collects reports of both.
 
-Every event is a record that goes to `keep` at once, so measurements are kept however the run ends.
-`report.build` makes a report of the records.
+Every event becomes a record that `keep` gets immediately, so measurements survive however the run
+ends. `report.build` makes a report of the records.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,28 +26,28 @@ from dlm.cluster.status import ClusterStatus
 from dlm.errors import ConfigError, DlmError
 from dlm.units import counted
 from loadtest.children import start_child
+from loadtest.run import INTERRUPTED
 from loadtest.run.faults import Faults
 from loadtest.run.latency import Latencies
-from loadtest.run.replay import Record
-from loadtest.run.stopping import INTERRUPTED, SILENT_WINDOWS, Outcome, is_gone, is_stable
+from loadtest.run.replay import LOAD_ENDED, Record
 from loadtest.run.worker import ClientSettings, WorkerSettings
 from loadtest.traces.schedule import Load
 
-READY_S = 600.0  # of client processes: the first one of a version compiles kernels
-LEAD_S = 0.25  # from the order to start until the first request may be due
-GRACE_S = 20.0  # beyond a request's deadline, for the last window
+READY_S = 600.0  # time limit for client processes: the first one of a version compiles kernels
+LEAD_S = 0.25  # seconds from the order to start until the first request may be due
+GRACE_S = 20.0  # seconds after a request's deadline, for the last window
 KILL_S = 5.0
-CHECK_S = 120.0  # in which clients compare their scores with the files
-LOAD_ENDED = "the load ended"
-BACK_S = 30.0  # that clients and servers may need after the last planned fault
+CHECK_S = 120.0  # time limit for clients to compare their scores with the files
+BACK_S = 30.0  # time that clients and servers may need after the last planned fault
+SILENT_WINDOWS = 2  # consecutive windows without any server's answer: the cluster is gone
 Keep = Callable[[Record], None]
 
 
-POLL_S = 2.0  # a server's time to answer a look
+POLL_S = 2.0  # a server's time limit for answering a poll
 
 
 def machine_cpu() -> dict[str, float] | None:
-    """CPU seconds of this machine since it started, busy and in all; None where nobody says."""
+    """CPU seconds of this machine since it started, busy and in total; None if unknown."""
     try:
         with Path("/proc/stat").open(encoding="ascii") as file:
             ticks = [int(one) for one in file.readline().split()[1:9]]
@@ -60,10 +60,10 @@ def machine_cpu() -> dict[str, float] | None:
 
 
 class ServerWatch:
-    """What servers say of themselves, once per interval, until it is closed.
+    """Records servers' reports about themselves, once per interval, until it is closed.
 
-    Args    put   takes a record of each look, in the watch's thread
-            at_s  seconds since time 0 of the run; None before that is known
+    Args    put   gets a record of each poll, in the watch's thread
+            at_s  seconds since time 0 of the run; None before time 0 is known
     Raises  ConfigError  a client cannot start with this cluster.toml
     """
 
@@ -108,8 +108,7 @@ class RunSettings:
     """A run of a load test.
 
     processes  client processes, which share the load
-    window_s   what is measured is kept per window
-    stability_percent  end as soon as the last windows agree this closely; None: never early
+    window_s   length of the windows by which results are stored
     oracles  shard sets whose scores are checked against their files once the load has ended
     """
 
@@ -120,7 +119,6 @@ class RunSettings:
     processes: int = 1
     window_s: float = 5.0
     seed: int = 1
-    stability_percent: float | None = None
     oracles: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
@@ -130,8 +128,8 @@ class RunSettings:
             raise ConfigError(f"--window is {self.window_s:g} s; expected 0.1 to 3600")
         if 0 < self.load.concurrency < self.processes:
             raise ConfigError(
-                f"concurrency {self.load.concurrency} for {self.processes} client processes; each "
-                "needs at least one decoder: use fewer --processes"
+                f"the concurrency is {self.load.concurrency} for {self.processes} client "
+                "processes, but each needs at least one decoder; use fewer --processes"
             )
 
 
@@ -171,6 +169,26 @@ class _Worker:
         self._listener.join()
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one window shows about the servers, for all client processes together.
+
+    answered  requests answered, some by the clients' own data without any server
+    messages  messages that servers answered
+    """
+
+    requests: int
+    answered: int
+    messages: int
+
+
+def is_gone(windows: Sequence[Outcome]) -> bool:
+    last = windows[-SILENT_WINDOWS:]
+    return len(last) == SILENT_WINDOWS and all(
+        one.answered < one.requests and one.messages == 0 for one in last
+    )
+
+
 class Run:
     """One run, record by record.
 
@@ -196,12 +214,12 @@ class Run:
         self._stopping = False
 
     def run(self) -> None:
-        """Runs until the load ends, the measurements are stable, or nothing answers any more.
+        """Runs until the load ends, or no server answers.
 
         Raises  ConfigError, UnavailableError, ...  nothing could be measured
         """
         settings = self._settings
-        # Before this process uses gRPC, which does not like to be forked.
+        # Done before this process uses gRPC, which does not support forks well.
         workers = [_Worker(self._part(index), self._heard) for index in range(settings.processes)]
         try:
             self._tell(f"starting {counted(settings.processes, 'client process')}")
@@ -262,7 +280,7 @@ class Run:
             if record["type"] == "exit":
                 raise DlmError(
                     f"client process {record['client']} ended with status {record['status']} "
-                    "before it was ready; its own message is above"
+                    "before it was ready; see its message above"
                 )
             self._keep(record)
             missing.discard(record["client"])
@@ -292,7 +310,7 @@ class Run:
         except KeyboardInterrupt:
             why = INTERRUPTED
             self._stop(workers)
-            with contextlib.suppress(KeyboardInterrupt):  # once more: the report comes at once
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: do not wait
                 self._wait_ended()
         return why
 
@@ -313,7 +331,7 @@ class Run:
                 self._take(self._heard.get(timeout=0.1))
 
     def _take(self, record: Record) -> str:
-        """Keeps a record; returns what is wrong, if anything."""
+        """Keeps a record; returns the fault of a client process, or ""."""
         kind = record["type"]
         if kind == "exit":
             was_well = record["client"] in self._ended
@@ -334,7 +352,7 @@ class Run:
         return ""
 
     def _add(self, record: Record) -> None:
-        """Adds a client's part of a window; once all are there, prints the line of the whole."""
+        """Adds a client's part of a window; when all parts are there, prints the window's line."""
         parts = self._parts.setdefault(record["window"], [])
         parts.append(record)
         if len(parts) < self._settings.processes:
@@ -346,11 +364,7 @@ class Run:
         answered = sum(part["outcomes"].get(OK, 0) for part in parts)
         requests = sum(part["requests"] for part in parts)
         messages = sum(part["counts"].get("messages_ok", 0) for part in parts)
-        seconds = self._settings.window_s
-        self._outcomes.append(Outcome(seconds, requests, answered, messages, merged.at_ms(99.0)))
-        if record["window"] < 0:
-            # What comes before time 0 says whether anybody answers, and nothing of how fast.
-            self._outcomes[-1] = replace(self._outcomes[-1], p99_ms=None)
+        self._outcomes.append(Outcome(requests, answered, messages))
         self._tell(self._line(record["window"], parts, merged, requests, answered))
 
     def _line(
@@ -372,13 +386,10 @@ class Run:
     def _early(self) -> str:
         if is_gone(self._outcomes) and not self._is_breaking():
             return f"the cluster vanished: no server answered for {2 * self._settings.window_s:g} s"
-        percent = self._settings.stability_percent
-        if percent is not None and is_stable(self._outcomes, percent):
-            return f"stable: the last windows agree within {percent:g} %"
         return ""
 
     def _is_breaking(self) -> bool:
-        """Whether a planned fault may be why no server answers."""
+        """Whether a planned fault may be the reason that no server answers."""
         back_s = SILENT_WINDOWS * self._settings.window_s + BACK_S
         return self._faults is not None and (self._at_s() or 0.0) < self._faults.last_s + back_s
 

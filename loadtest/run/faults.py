@@ -1,33 +1,49 @@
-"""What breaks during a load test: shipped scenarios, plans from files, and who carries them out."""
+"""Faults and moves during a load test: scenarios, plans from files, and their execution.
+
+Models are replaced, and a cluster grows, by the commands of `dlm`, as an operator would type them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from dlm.client.cluster_file import ClusterToml
+from dlm.client.cluster_file import ClusterToml, replace_servers
+from dlm.cluster.processes import Server, stop
 from dlm.errors import ConfigError, DlmError
 from dlm.files import scratch_folder
+from dlm.index.layout import read_manifest
+from dlm.server.child import command_of_child
+from dlm.server.sets import read_sets, write_sets
 from loadtest.run.chaos import Chaos, Command, read_script, server_pid, write_through
 from loadtest.run.local_cluster import LocalServers
-from loadtest.run.moving import (
-    ENOUGH_S,
-    GROW,
-    RESHARD,
-    ROLL_OUT,
-    SHARE,
-    SHRINK,
-    UNDO,
-    Move,
-    Moves,
-)
 from loadtest.run.proxy import Proxies
 from loadtest.run.replay import Record
 
+SHARE, UNDO, ROLL_OUT = "share", "undo", "roll-out"
+RESHARD, GROW, SHRINK = "reshard", "grow", "shrink"
+# verb -> its description for people
+MOVES = {
+    SHARE: "the servers load another model, which then gets half of the new utterances",
+    UNDO: "it is taken back",
+    ROLL_OUT: "it is rolled out to the end",
+    RESHARD: "the shard set of one server more is made",
+    GROW: "its servers are started, and it is rolled out",
+    SHRINK: "the first shard set is rolled out again, and these servers are stopped",
+}
+# Short times, so that a run of a minute and a half includes all stages; decoders here do not pause.
+RULES = ("--idle", "2", "--longest", "30")
+SHARED = ("--share", "50%", "--watch-for", "10000000")
+WHOLE = ("--share", "50%", "--watch-for", "5")
+LOOK_S = 0.1
+ENOUGH_S = 600.0
 REPLICA_KILLED, SHARD_GONE = "replica-killed", "shard-gone"
 SLOW_NETWORK, STALLED_SERVER = "slow-network", "stalled-server"
 ROLLOUT, RESHARDING = "rollout", "reshard"
@@ -39,25 +55,24 @@ SCENARIOS = {
     ROLLOUT: "a model is rolled out by half and taken back, then rolled out whole",
     RESHARDING: "the model is sharded for one server more, which comes, and goes again",
 }
-# Those that move a model or servers, each at a further quarter of the run.
+# Scenarios that move a model or servers, each at another quarter of the run.
 MOVING = {ROLLOUT: (SHARE, UNDO, ROLL_OUT), RESHARDING: (RESHARD, GROW, SHRINK)}
-SLOW_MS = 10.0  # each way
-LATE_S = 60.0  # that faults may be late at the end of a run; a move has its own limit
-# In front of servers that this process cannot kill or stop, the network fails in their place.
+SLOW_MS = 10.0  # milliseconds each way
+LATE_S = 60.0  # seconds by which faults may be late at the end of a run; a move has its own limit
+# If this process cannot kill or stop the servers, the network in front of them fails instead.
 ON_THE_WAY = {"kill": "drop", "start": "heal", "stop": "partition", "continue": "heal"}
 OF_PROCESSES = ("kill", "stop", "continue")
-Plan = Sequence[tuple[float, Command | Move]]
 
 
 def scenario(
     name: str, shards: Sequence[int | None], seconds: float, window_s: float, *, own: bool
 ) -> list[tuple[float, Command]]:
-    """The commands of a shipped scenario: faults come a third into the run, at the begin of a
-    window, and are taken back after another third.
+    """The commands of a shipped scenario: faults come after a third of the run, at the start of a
+    window, and are healed after another third.
 
-    Args    shards  of each server
-            own     the run started the servers, so it can kill and start them
-    Raises  ConfigError  a replica is to be killed where there is none
+    Args    shards  shard of each server
+            own     whether the run started the servers, so it can kill and start them
+    Raises  ConfigError  a replica should be killed, but there is none
     """
     begin_s, end_s = (max(round(seconds * k / 3 / window_s), k) * window_s for k in (1, 2))
     first = min((shard for shard in shards if shard is not None), default=0)
@@ -83,7 +98,7 @@ def scenario(
 
 
 def moves(name: str, seconds: float, window_s: float) -> list[tuple[float, Move]]:
-    """The moves of a scenario, at the begin of windows."""
+    """The moves of a scenario, at the start of windows."""
     return [
         (max(round(seconds * k / 4 / window_s), k) * window_s, Move(verb))
         for k, verb in enumerate(MOVING[name], 1)
@@ -103,7 +118,7 @@ def read_plan(
     """The faults of a run: a scenario by its name, or a file of lines `at SECONDS command`, in
     seconds since the measuring began.
 
-    Raises  ConfigError  it is neither; a command that cannot be carried out, or comes after the end
+    Raises  ConfigError  it is neither; a command cannot be carried out, or comes after the end
     """
     check_named(text)
     endpoints = ClusterToml(cluster).servers()
@@ -116,7 +131,7 @@ def read_plan(
     for at_s, command in plan:
         if at_s >= seconds:
             raise ConfigError(
-                f"{text}: `{command}` at {at_s:g} s, but the run ends at {seconds:g} s; use a "
+                f"{text} has `{command}` at {at_s:g} s, but the run ends at {seconds:g} s; use a "
                 "longer --duration, or an earlier time"
             )
         if command.verb == "start" and not own:
@@ -129,10 +144,143 @@ def read_plan(
     return plan
 
 
-class Faults:
-    """A plan, and what carries it out. Clients see what breaks through the file `through`.
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One of `MOVES`."""
 
-    Args  ended  set by `close`: whatever goes on then ends
+    verb: str
+
+    def __str__(self) -> str:
+        return self.verb
+
+
+Plan = Sequence[tuple[float, Command | Move]]
+
+
+class Moves:
+    """Carries out moves, one after another; each call returns when the move has ended.
+
+    Args  own    servers of this run, which follow a list
+          new    folder of the shard set that is rolled out, or that `dlm reshard` makes
+          ended  once it is set, the current move is ended
+    """
+
+    def __init__(self, own: LocalServers, new: Path, ended: threading.Event) -> None:
+        assert own.sets is not None
+        self._own, self._new, self._sets, self._ended = own, new, own.sets, ended
+        self._sharing: subprocess.Popen[str] | None = None
+        self._more: list[Server] = []
+
+    def do(self, move: Move) -> str:
+        """Carries out a move, and describes it; `DlmError`, with its output, if a command
+        failed."""
+        begun = time.monotonic()
+        {
+            SHARE: self._share,
+            UNDO: self._undo,
+            ROLL_OUT: lambda: self._roll_out(self._new),
+            RESHARD: self._reshard,
+            GROW: self._grow,
+            SHRINK: self._shrink,
+        }[move.verb]()
+        return f"{move}: {MOVES[move.verb]} (took {time.monotonic() - begun:.1f} s)"
+
+    def close(self) -> None:
+        self._end_sharing()
+        stop([one.process for one in self._more])
+
+    # ------------------------------------------------------------------ a roll-out
+
+    def _share(self) -> None:
+        self._sharing = self._begin("rollout", os.fspath(self._new), *SHARED, *RULES)
+        until = time.monotonic() + ENOUGH_S
+        while time.monotonic() < until and not self._ended.is_set():
+            if (found := ClusterToml(self._own.cluster).rollout()) and found.share > 0:
+                return
+            if self._sharing.poll() is not None:
+                self._check(self._sharing)
+            time.sleep(LOOK_S)
+        raise DlmError(
+            f"no share of the load went to the new shard set within {ENOUGH_S:g} s of the roll-out"
+        )
+
+    def _undo(self) -> None:
+        self._end_sharing()
+        self._run("rollout", "--undo", *RULES)
+
+    def _roll_out(self, folder: Path) -> None:
+        self._run("rollout", os.fspath(folder), *WHOLE, *RULES)
+
+    def _end_sharing(self) -> None:
+        if self._sharing is not None:
+            self._sharing.terminate()
+            self._sharing.communicate()
+            self._sharing = None
+
+    # -------------------------------------------------------------- another number
+
+    def _reshard(self) -> None:
+        shards = str(read_manifest(self._own.folder).shards + 1)
+        line = (os.fspath(self._own.folder), "--shards", shards, "--output", os.fspath(self._new))
+        self._run("reshard", *line, "--quiet", cluster=False)
+
+    def _grow(self) -> None:
+        """Follows dlm/cluster/README.md: the list first, then the new servers, then the clients."""
+        own, added = self._own, read_manifest(self._own.folder).shards
+        write_sets(self._sets, [*read_sets(self._sets), self._new])
+        for number, _ in enumerate([one for one in own.servers if one.endpoint.shard == 0]):
+            ready = own.cluster.with_name(f"server-{added}-{number}.json")
+            self._more.append(own.servers[0].beside(added, ready))
+        self._list([*own.servers, *self._more])
+        self._roll_out(self._new)
+
+    def _shrink(self) -> None:
+        self._roll_out(self._own.folder)
+        self._list(self._own.servers)
+        stop([one.process for one in self._more])
+        self._more = []
+
+    def _list(self, servers: Sequence[Server]) -> None:
+        replace_servers(self._own.cluster, lambda _: [one.endpoint for one in servers])
+
+    # ------------------------------------------------------------------- commands
+
+    def _begin(self, *words: str, cluster: bool = True) -> subprocess.Popen[str]:
+        more = ("--cluster", os.fspath(self._own.cluster)) if cluster else ()
+        return subprocess.Popen(
+            command_of_child("dlm.cli.main", *words, *more),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _run(self, *words: str, cluster: bool = True) -> None:
+        process = self._begin(*words, cluster=cluster)
+        try:
+            self._check(process)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+    def _check(self, process: subprocess.Popen[str]) -> None:
+        until, said = time.monotonic() + ENOUGH_S, ""
+        while process.returncode is None:
+            if self._ended.is_set() or time.monotonic() > until:
+                process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, said = process.communicate(timeout=LOOK_S)
+        if process.returncode != 0:
+            raise DlmError(
+                f"the roll-out ended with status {process.returncode}: {said.strip()[-500:]}"
+            )
+
+
+class Faults:
+    """Carries out a plan. Clients reach the faults through the file `through`.
+
+    Args  ended  set by `close`: the current command then ends
     """
 
     def __init__(
@@ -151,9 +299,9 @@ class Faults:
         self._thread: threading.Thread | None = None
 
     def start(self, start: float, put: Callable[[Record], None]) -> None:
-        """Carries the plan out in a thread of its own.
+        """Carries out the plan in a separate thread.
 
-        Args  start  time 0, by `time.monotonic`;  put  takes a record of each command, in there
+        Args  start  time 0, by `time.monotonic`;  put  takes each command's record, in that thread
         """
         self._thread = threading.Thread(
             target=self._run, args=(start, put), name="loadtest-faults", daemon=True
@@ -168,11 +316,11 @@ class Faults:
             try:
                 what = self._chaos.do(command)  # type: ignore[arg-type]
             except (DlmError, OSError) as exc:
-                what = f"{command}: {exc}"  # a server that is gone is no reason to stop
+                what = f"{command}: {exc}"  # a missing server is no reason to stop
             if not isinstance(command, Move):
                 put({"type": "fault", "at_s": at_s, "command": str(command), "what": what})
                 continue
-            # The one before may have taken longer than planned; and its end is of interest, too.
+            # The previous command may have taken longer than planned, and its end matters, too.
             for when_s, name in (
                 (begun_s if begun_s > at_s + 1.0 else at_s, str(command)),
                 (time.monotonic() - start, f"{command} ended"),
@@ -183,13 +331,13 @@ class Faults:
         self._ended.wait()
 
     def wait(self) -> None:
-        """Until the last command is carried out: on a busy machine, late; a move, later."""
+        """Waits until the last command is carried out, which may be late on a busy machine."""
         limits = (ENOUGH_S for _, command in self._plan if isinstance(command, Move))
-        with contextlib.suppress(KeyboardInterrupt):  # the load has ended: the report comes
+        with contextlib.suppress(KeyboardInterrupt):  # the load has ended: the report follows
             self._done.wait(sum(limits, LATE_S))
 
     def close(self) -> None:
-        """Takes back what the network does, and lets stopped servers go on."""
+        """Heals the network, and lets stopped servers continue."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -218,8 +366,8 @@ def faults(
 ) -> Iterator[Faults]:
     """Proxies before the servers of `cluster`, until the end of the block.
 
-    Args  seed   of what is left to chance
-          start  starts a server again, by its place, where this process started it
+    Args  seed   seed of random choices
+          start  starts a server again, by its index, if this process started it
     """
     endpoints = ClusterToml(cluster).servers()
     with (

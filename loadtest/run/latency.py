@@ -45,7 +45,7 @@ class Latencies:
         return encoded.decode()
 
     def add(self, seconds: float) -> None:
-        """Counts one; outside of the range, at its end."""
+        """Counts a latency; values outside the range count at its end."""
         micros = min(max(round(seconds * 1e6), LOWEST_US), HIGHEST_US)
         self._counts.record_value(micros)
 
@@ -57,7 +57,7 @@ class Latencies:
         return int(self._counts.get_total_count())
 
     def at_ms(self, percentile: float) -> float | None:
-        """Milliseconds that so many percent do not exceed; None of nothing."""
+        """Milliseconds that this percentage of values does not exceed; None without values."""
         if not self.count:
             return None
         return float(self._counts.get_value_at_percentile(percentile)) / 1e3

@@ -1,4 +1,4 @@
-"""A cluster on this machine, for a load test that has none to ask."""
+"""A cluster on this machine, for a load test without a given cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dlm.server.sets import sets_file_of, write_sets
 from dlm.units import counted
 
 DEMO = "books20k.arpa.zst"
-KILLED_S = 5.0  # until a process that was killed has ended
+KILLED_S = 5.0  # time limit for a killed process to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,15 @@ class LocalServers:
     sets: Path | None = None
 
     def beside(self, name: str) -> Path:
-        """A folder to make, which goes with the cluster."""
+        """A path for a new folder, which is removed with the cluster."""
         return self.cluster.with_name(name)
 
     def write(self) -> None:
         write_cluster_file(self.cluster, [server.endpoint for server in self.servers])
 
     def start(self, at: int) -> None:
-        """Starts one that was killed again, at its port; it is ready some time later, and ends
-        with the thread that calls this. ConfigError if it runs."""
+        """Starts a killed server again, at its port; it is ready some time later, and ends with the
+        thread that calls this. ConfigError if it is running."""
         try:
             self.servers[at].process.wait(KILLED_S)
         except subprocess.TimeoutExpired:
@@ -63,7 +63,6 @@ def local_servers(
     shards: int,
     tell: Callable[[str], None],
     *,
-    processes: int = 1,
     replicas: int = 1,
     follow: bool = False,
 ) -> Iterator[LocalServers]:
@@ -71,7 +70,7 @@ def local_servers(
 
     Args  shard_set  folder of the model that is served; None takes the local fallback of the
                      package, in `shards` shards
-          processes  of each server;  replicas  servers of each shard
+          replicas   servers of each shard
           follow     whether they follow a list of shard sets
     """
     with scratch_folder(None, "dlm-loadtest") as scratch:
@@ -87,16 +86,14 @@ def local_servers(
         sets = sets_file_of(cluster) if follow else None
         if sets is not None:
             write_sets(sets, [folder])
-        with running_servers(
-            [folder], processes=processes, replicas=replicas, sets=sets
-        ) as servers:
+        with running_servers([folder], replicas=replicas, sets=sets) as servers:
             found = LocalServers(cluster, manifest.shard_set, servers, folder, sets)
             found.write()
             yield found
 
 
 def quantised(own: LocalServers, tell: Callable[[str], None]) -> Path:
-    """Makes another model of as many shards: the packaged one, quantised."""
+    """Makes another model with the same number of shards: the packaged one, quantised."""
     tell(f"sharding the packaged model {DEMO}, quantised")
     folder = own.beside("quantised")
     with as_file(files("dlm") / "data" / DEMO) as arpa:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import selectors
 import socket
 import struct
 import threading
@@ -23,21 +22,21 @@ from dlm.resources import Closeable
 T = TypeVar("T")
 
 CHUNK_BYTES = 65536
-MAX_HELD = 64  # chunks of one direction that are on their way; more wait at whoever sends them
+MAX_HELD = 64  # chunks in transit in one direction; more wait at the sender
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """The faults on the way to a server; none by default.
+    """The faults between clients and a server; none by default.
 
     delay_s    of every byte, each way; their order stays
     stall      probability that a chunk, and so all after it, is held for `stall_s`: a lost packet;
                0.2 s is TCP's shortest wait before it sends again
     drop       probability that a connection is reset instead of forwarding a chunk; from 1 on, open
-               connections are reset at once, and new ones as they come
+               connections are reset at once, and new ones on arrival
     corrupt    probability that one bit of a chunk from the server is flipped; in HTTP/2, only in
                the payloads of DATA frames, since gRPC ends its process at some damaged frames
-    partition  nothing passes, both ways; what was sent meanwhile arrives when it is over
+    partition  nothing passes, both ways; data sent in that time arrives when it is over
     blackhole  everything sent is lost; new connections are accepted, and stay silent. Connections
                that lost bytes are reset when it is over
     """
@@ -82,12 +81,12 @@ class _Frames:
 
 
 class _Link:
-    """A connection of a client, and the one to the server behind it."""
+    """A client's connection, and the one to the server behind it."""
 
     def __init__(self, way: _Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.way = way
-        self.lost = False  # bytes of it were swallowed: it can never go on
-        self._frames: _Frames | None = None  # of replies, where both speak HTTP/2 in the clear
+        self.lost = False  # bytes were lost, so the link can never continue
+        self._frames: _Frames | None = None  # for replies, if both sides use HTTP/2 without TLS
         self._from_client = reader
         self._writers = [writer]
 
@@ -108,15 +107,15 @@ class _Link:
             )
             tasks = [asyncio.ensure_future(one) for one in ways]
             try:
-                # One side's end is passed on, and the other may still have something to say; but
-                # where one side fails, so does the other.
+                # The end of one side is passed on, and the other may still send data; but if one
+                # side fails, so does the other.
                 await asyncio.gather(*tasks)
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
         except OSError:
-            pass  # the server is not there, or somebody reset the connection
+            pass  # the server is gone, or somebody reset the connection
         finally:
             self.reset()
 
@@ -216,7 +215,7 @@ class _Way:
         try:
             await link.run()
         except asyncio.CancelledError:
-            pass  # from `close`; the stream's own callback would log it
+            pass  # raised by `close`; the stream's own callback would log it
         finally:
             del self._links[link]
 
@@ -264,16 +263,12 @@ class Proxies(Closeable):
     Args        targets  host:port of each
                 seed     of all random choices; their effect also depends on how the system cuts the
                          stream of bytes
-                precise  delays are accurate to microseconds, for some hundred connections; else to
-                         the next millisecond, for any number
     Guarantees  without faults every byte passes, in order, and ends of streams and resets are
                 forwarded; only a missing server shows as a connection that is reset, not refused
     """
 
-    def __init__(self, targets: Sequence[str], seed: int = 0, *, precise: bool = False) -> None:
-        # epoll waits whole milliseconds; select waits microseconds, of 1,024 descriptors at most.
-        selector = selectors.SelectSelector() if precise else None
-        self._loop = asyncio.SelectorEventLoop(selector)
+    def __init__(self, targets: Sequence[str], seed: int = 0) -> None:
+        self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._run, name="dlm-proxy", daemon=True)
         self._thread.start()
         self._ways = [_Way(target, f"{seed}/{at}") for at, target in enumerate(targets)]
@@ -303,12 +298,12 @@ class Proxies(Closeable):
         return self._do(self._ways[at].set(changes))
 
     def half_open(self, at: int) -> int:
-        """Silences the open connections for good, as a firewall that forgot them; new ones work.
-        Returns how many; `heal` resets them."""
+        """Silences the open connections permanently, like a firewall that forgot them; new ones
+        work. Returns their number; `heal` resets them."""
         return self._do(self._ways[at].half_open())
 
     def redirect(self, at: int, target: str) -> None:
-        """Puts another server behind it; connections to the old one are reset."""
+        """Puts another server behind a port; connections to the old server are reset."""
         self._do(self._ways[at].redirect(target))
 
     def heal(self, at: int) -> None:

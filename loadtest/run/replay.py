@@ -1,8 +1,8 @@
-"""Sends the requests of a trace through a client, and counts what becomes of them by window.
+"""Sends the requests of a trace through a client, and counts their outcomes by window.
 
 A window is a stretch of planned time. A request belongs to the window in which it was due, whenever
 it ends, so a stall shows where it hit. Latency counts from the planned time, `service` from
-sending; both of requests that were answered or ran into their deadline.
+sending; both only for requests that were answered or exceeded their deadline.
 """
 
 from __future__ import annotations
@@ -28,55 +28,37 @@ from loadtest.traces.schedule import Schedule
 from loadtest.traces.trace import BLOCKS, Trace
 
 Record: TypeAlias = dict[str, Any]
-# Outcomes whose time counts: an answer, and the deadline, which a stalled server runs into. A
+LOAD_ENDED = "the load ended"  # why a run ended, if nothing ended it before
+# Outcomes whose time counts: an answer, and an exceeded deadline, which shows a stalled server. A
 # refusal is quick, and would make a failing server look fast.
 DEADLINE = "deadline_exceeded"
 LASTED = (OK, DEADLINE)
-LONG_S = 0.2  # a wait that can be ended; to wake within microseconds, the last part cannot
-# A client counts a message just after it has told its callers, on a busy machine some time after.
+LONG_S = 0.2  # `stop` can end longer waits, except their last part, which must be precise
+# A client counts a message just after it has answered its callers, on a busy machine some time
+# later.
 COUNTED_S, LOOK_S = 5.0, 0.005
 _Prepared: TypeAlias = tuple[States, NDArray[np.uint32] | None]
 SOURCES = {FULL: "full", BIGRAM_FALLBACK: "bigram_fallback", LOCAL_FALLBACK: "local_fallback"}
 
 
-class BaseUtterance(Protocol):
-    """What a replay needs of an utterance: of `AsyncUtterance`, or of a baseline's."""
-
-    @property
-    def model_info(self) -> ModelInfo:
-        """The model that states and ids belong to."""
-
-    @property
-    def vocabulary(self) -> Any:
-        """Its words."""
-
-    def states_after(self, contexts: Any) -> States:
-        """See `Utterance.states_after`."""
-
-    async def extend(self, states: Any, words: Any) -> Any:
-        """See `Utterance.extend`."""
-
-    async def context_blocks(self, states: Any) -> Any:
-        """See `Utterance.context_blocks`."""
-
-
 class Asked(Protocol):
-    """What a replay needs of a client: of `AsyncClient`, or of a baseline's."""
+    """The interface of clients for a replay: `AsyncClient`, or a baseline's."""
 
     @property
     def stats(self) -> Stats:
-        """What it has counted."""
+        """The client's counts."""
 
     @property
     def cascade(self) -> Any:
-        """Its `mode`; `ConfigError` where it has no cascade."""
+        """The client's `mode`; `ConfigError` if it has no cascade."""
 
     @property
     def metrics(self) -> Any:
-        """Its families for Prometheus."""
+        """The client's metric families for Prometheus."""
 
     def utterance(self) -> Any:
-        """A `BaseUtterance`."""
+        """An object with the `model_info`, `vocabulary`, `states_after`, `extend` and
+        `context_blocks` of `AsyncUtterance`."""
 
 
 @dataclass
@@ -87,11 +69,11 @@ class _Window:
     call_s: float = 0.0
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: dict[str, str] = field(default_factory=dict)  # the first text of each outcome
-    sources: Counter[str] = field(default_factory=Counter)  # scores by who gave them
+    sources: Counter[str] = field(default_factory=Counter)  # scores by source
     latency_s: list[float] = field(default_factory=list)
     service_s: list[float] = field(default_factory=list)
     late_s: list[float] = field(default_factory=list)
-    sample: Record | None = None  # what the client counted until its end
+    sample: Record | None = None  # the client's counts until its end
 
     def record(self, number: int) -> Record:
         return {
@@ -113,7 +95,7 @@ class Replay:
     """One client process's part of a run.
 
     Args  window_s  length of a window; window 0 begins at time 0, those below are warm-up
-          emit      takes the record of each window, in their order, once all of it has ended
+          emit      gets the record of each window, in order, once all of its requests have ended
     """
 
     def __init__(
@@ -128,17 +110,16 @@ class Replay:
         self._next: int | None = None  # window to be emitted next
         self._stopped = asyncio.Event()
         self._start = 0.0
-        self._due_s = math.inf  # of the request that is sent next: what was due before is sent
+        self._due_s = math.inf  # due time of the next request: all earlier ones are sent
         self._before: Record = {}
-        self.fault: BaseException | None = None  # what no decoder should meet: a bug
-        self.watch: Callable[[float], object] | None = None  # takes each latency in seconds
-        # Where the scores are to be checked: model and request -> its scores. Each further answer
-        # must equal the first.
+        self.fault: BaseException | None = None  # an error that no decoder should meet: a bug
+        # If scores are checked: model and request -> its scores. Each further answer must equal the
+        # first.
         self.answers: dict[tuple[str, int], NDArray[np.float32]] | None = None
         self.compared = self.differing = 0
 
     def prepare(self, requests: Iterable[int]) -> None:
-        """Looks up the words of these requests, so that no time of the run goes into it."""
+        """Looks up the words of these requests, so that it takes no time during the run."""
         handle = self._client.utterance()
         for request in requests:
             self._asked(handle, request)
@@ -176,7 +157,7 @@ class Replay:
         await self._finish(sampler)
 
     async def _until(self, at: float) -> None:
-        """Sleeps; of a long wait, `stop` ends the first part."""
+        """Sleeps; `stop` can end a long wait, except for its last part."""
         if (left_s := at - time.monotonic()) > LONG_S:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), left_s - LONG_S / 2)
@@ -186,10 +167,11 @@ class Replay:
     async def closed_loop(
         self, decoders: int, start: float, first_s: float, until_s: float, order: NDArray[np.int64]
     ) -> None:
-        """So many decoders, each of which asks again when it is answered, until a time.
+        """Runs this many decoders until this time; each sends its next request when it has an
+        answer.
 
         Args  first_s  when they begin, before 0 for a warm-up
-              order    utterances as they are taken, again and again
+              order    order of the utterances, which are repeated
         """
         self._begin(start, first_s)
         sampler = asyncio.create_task(self._sample_windows(until_s))
@@ -224,8 +206,8 @@ class Replay:
         except DlmError as exc:
             return exc
 
-    def _asked(self, handle: BaseUtterance, request: int) -> _Prepared:
-        """States and words of a request, in ids of the utterance's model; no words of blocks."""
+    def _asked(self, handle: Any, request: int) -> _Prepared:
+        """States and words of a request, in ids of the utterance's model; blocks have no words."""
         known = self._prepared.setdefault(handle.model_info, {})
         found = known.get(request)
         if found is None:
@@ -238,7 +220,7 @@ class Replay:
         return found
 
     def _enter(self, request: int, due_s: float) -> _Window:
-        """The window of a request, which waits for it from now on."""
+        """The window of a request; from now on, the window waits for it."""
         window = self._windows[self._number(due_s)]
         window.sent += 1
         window.audio_s += self._trace.audio_share_s[request]
@@ -274,8 +256,6 @@ class Replay:
         window.late_s.append(sent - self._start - due_s)
         if outcome in LASTED:
             window.latency_s.append(done - self._start - due_s)
-            if self.watch is not None:
-                self.watch(window.latency_s[-1])
             window.service_s.append(done - sent)
         window.call_s += done - sent
         window.ended += 1
@@ -291,8 +271,8 @@ class Replay:
         self.differing += first is not log10_prob and not np.array_equal(first, log10_prob)
 
     async def check(self, oracles: Mapping[str, Asked]) -> tuple[int, int]:
-        """How many answers were compared with those of the model that they name, and how many were
-        wrong; an answer of any other model is."""
+        """The numbers of answers compared with those of the model that they name, and of wrong
+        ones; answers of other models are wrong."""
         wrong = self.differing
         for (model, request), scores in (self.answers or {}).items():
             oracle = oracles.get(model)
@@ -315,13 +295,13 @@ class Replay:
         self._before = self._counted()
 
     def _counted(self) -> Record:
-        """What the client has counted so far, and the processor seconds of this process."""
+        """The client's counts so far, and the processor seconds of this process."""
         counted = asdict(self._client.stats)
         answered = _messages(self._client).get(OK, 0)
         return {**counted, "messages_ok": answered, "cpu_s": time.process_time()}
 
     def _take_sample(self, number: int) -> None:
-        """What was counted since the last sample belongs to this window."""
+        """Assigns the counts since the last sample to this window."""
         now = self._counted()
         window = self._windows[number]
         window.sample = window.sample or {"counts": Counter(), "mode": None}
@@ -330,7 +310,7 @@ class Replay:
         self._before = now
 
     async def _sample_windows(self, until_s: float) -> None:
-        """At the end of each; emits those that have ended whole, but the last, which may grow."""
+        """Samples at each window's end; emits complete ones but not the last, which may grow."""
         last = self._number(until_s - 1e-9)
         assert self._next is not None
         for number in range(self._next, last + 1):
@@ -350,7 +330,7 @@ class Replay:
             self._next += 1
 
     async def _finish(self, sampler: asyncio.Task[None]) -> None:
-        """All requests have ended: what is still counted goes to the last window."""
+        """Called when all requests have ended: later counts go to the last window."""
         if not self._stopped.is_set():
             await sampler
         sampler.cancel()
@@ -367,7 +347,7 @@ class Replay:
 
 
 def _last_of_streams(stream: NDArray[np.int32]) -> list[bool]:
-    """For each request whether no later one is of its stream."""
+    """For each request, whether it is the last one of its stream."""
     last = np.zeros(len(stream), bool)
     _, back = np.unique(stream[::-1], return_index=True)
     last[len(stream) - 1 - back] = True

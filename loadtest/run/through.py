@@ -1,5 +1,5 @@
 """A client of a gateway for a replay: its requests travel through the gateway, by gRPC. States and
-ids are those of a client of the cluster behind it, which asks nothing."""
+ids come from a client of the cluster behind it, which sends no queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ExtendRequest, ExtendReply, _ = CALLS["Extend"]
 
 
 class GatewayClient:
-    """Asks the gateway at `address` on a channel of its own; see `replay.Asked`."""
+    """Queries the gateway at `address` on a separate channel; see `replay.Asked`."""
 
     def __init__(self, client: AsyncClient, address: str, deadline_s: float) -> None:
         self._client, self._address, self._deadline_s = client, address, deadline_s
@@ -38,13 +38,13 @@ class GatewayClient:
 
     @property
     def stats(self) -> Stats:
-        """What was asked, a message per call."""
+        """The queries, with one message per call."""
         return replace(self._stats)
 
     @property
     def cascade(self) -> Any:
-        """None: the gateway's own is not seen from here."""
-        raise ConfigError("a gateway's client has no cascade")
+        """None: the gateway's own cascade is not visible from here."""
+        raise ConfigError("a gateway's client does not support a cascade")
 
     def utterance(self) -> Any:
         """Its states are those of the cluster's client, and its calls go through the gateway."""
@@ -88,5 +88,5 @@ class GatewayClient:
 async def _no_blocks(states: Any) -> Any:
     raise ConfigError(
         "the trace asks for all words after a context, which a gateway does not answer; leave out "
-        "--gateway, or take a trace of steps"
+        "--gateway, or use a trace of single steps"
     )

@@ -1,8 +1,8 @@
 """A client process of a load test: `python -m loadtest.run.worker`, started by `driver`.
 
-Its first line of input is JSON, `WorkerSettings`; it connects, plans, and prints a line with what
-it found. The second is JSON, when time 0 is; then it prints a line for each window and a last one.
-Any further line, or the end of its input, stops it.
+Its first line of input is JSON, `WorkerSettings`; it connects, plans, and prints a line with its
+findings. The second line is JSON with the time 0; then it prints a line for each window and a last
+one. Any further line, or the end of its input, stops it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from loadtest.run.replay import Record, Replay
 from loadtest.traces.schedule import Load, Schedule, Segment, schedule, shuffled
 from loadtest.traces.trace import Trace, read_trace
 
-# To find what the driver itself costs: so many requests at this rate, of a client that answers at
+# To measure the driver's own cost: this many requests at this rate, to a client that answers at
 # once.
 CALIBRATION_REQUESTS, CALIBRATION_PER_S = 1500, 3000.0
 CONNECT_S = 30.0
@@ -40,13 +40,13 @@ CONNECT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """How the clients of a run ask; see `ClientConfig`."""
+    """The settings of a run's clients; see `ClientConfig`."""
 
     deadline_s: float = 2.0
     bigram_fallback: bool = False
     local_fallback: str | None = None
     cache_dir: str | None = None
-    gateway: str = ""  # its address, if requests go through one
+    gateway: str = ""  # the gateway's address, if requests go through one
 
     def config(self) -> ClientConfig:
         small = None if self.local_fallback is None else Path(self.local_fallback)
@@ -89,7 +89,7 @@ def say(kind: str, **facts: Any) -> None:
 
 
 class _Instant:
-    """A client whose utterances answer at once, with nothing: what is left is the driver's cost."""
+    """A client whose utterances give empty answers at once: the remaining cost is the driver's."""
 
     def __init__(self, handle: Any) -> None:
         self.stats = Stats()
@@ -138,7 +138,7 @@ async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
         order = shuffled(len(trace.names), 20 * len(trace.names), rng)
         requests = np.flatnonzero(trace.asks).tolist()
         if not requests:
-            raise ConfigError("the trace has no requests; record one that has")
+            raise ConfigError("the trace has no requests; record a trace with requests")
     async with contextlib.AsyncExitStack() as opened:
         connecting = AsyncClient.connect(settings.cluster, settings.client.config())
         client = await opened.enter_async_context(connecting)
@@ -148,7 +148,7 @@ async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
 
         through = None
         if settings.client.gateway:
-            from loadtest.run.through import GatewayClient  # an extra's packages
+            from loadtest.run.through import GatewayClient  # it needs an extra's packages
 
             given = settings.client.gateway, settings.client.deadline_s
             through = GatewayClient(client, *given)
@@ -157,7 +157,7 @@ async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
         replay.prepare(requests)
         replay.answers = {} if settings.oracles else None
         gc.collect()
-        gc.freeze()  # collections of the run look at what the run makes
+        gc.freeze()  # garbage collections then only look at objects of the run
         cost_s = await driver_cost_s(client.utterance(), trace, requests) if requests else 0.0
         manifest = client.manifest
         say(
@@ -240,7 +240,7 @@ def main() -> None:
         say("error", client=settings.index, error="\n".join([str(exc), *notes]))
         sys.exit(1)
     sys.stdout.flush()
-    os._exit(0)  # the thread that reads the input, and whatever still waits for a server
+    os._exit(0)  # despite the thread that reads the input, and calls that still wait for a server
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What decoders ask, and when: recorded, made up, scheduled, routed."""
+"""Traces of decoders' requests and their times: recorded, synthesised, scheduled, routed."""

@@ -28,14 +28,14 @@ COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What is to be recorded: the decoder's name with its settings, and a step per utterance."""
+    """The decoding to record: the decoder's name with its settings, and one step per utterance."""
 
     name: str
     steps: Sequence[Callable[[], None]]
 
 
 def files_of(source: Path) -> tuple[list[Path], list[Path]]:
-    """The lattices and the audio files that `source` is or holds; none where it is a text.
+    """The lattices and the audio files that `source` is or contains; none if it is a text.
 
     Raises  TextError  a folder without any of them, or with both
     """
@@ -45,7 +45,7 @@ def files_of(source: Path) -> tuple[list[Path], list[Path]]:
     if source.is_dir() and bool(lattices) == bool(audio):
         raise TextError(
             f"{source} holds {len(lattices)} lattices ({', '.join(LATTICES)}) and {len(audio)} "
-            f"audio files ({', '.join(AUDIO)}); a folder of one kind is expected"
+            f"audio files ({', '.join(AUDIO)}); expected a folder with only one of these kinds"
         )
     return lattices, audio
 
@@ -58,7 +58,7 @@ def _plain(name: str) -> str:
 
 def lattices_of(recorder: Recorder, files: Sequence[Path], lm_scale: float) -> Decoding:
     """On-the-fly rescoring of lattices, `dlm rescore`'s own: one call per position, at its time.
-    Speakers are the beginnings of names, as LibriSpeech has them: 19 of 19-198-0034."""
+    Speakers are the beginnings of names, as in LibriSpeech: 19 in 19-198-0034."""
     search = Search(Scales(lm=lm_scale))
     name = f"dlm rescore, lm scale {lm_scale:g}, beam {search.beam:g}"
     return Decoding(name, [partial(_rescore_lattice, recorder, file, search) for file in files])
@@ -69,7 +69,7 @@ def _rescore_lattice(recorder: Recorder, file: Path, search: Search) -> None:
     name = utterance_id(file.name)
 
     def watch(batch: PositionBatch) -> None:
-        # What is asked of the whole lattice, before its search, has no time.
+        # Requests for the whole lattice, before its search, have no time.
         recorder.at_s = 0.0 if math.isnan(batch.time_s) else batch.time_s
 
     seconds = lattice.duration_s or 1e-3
@@ -79,14 +79,14 @@ def _rescore_lattice(recorder: Recorder, file: Path, search: Search) -> None:
 
 
 def speech_of(recorder: Recorder, files: Sequence[Path], tell: Tell) -> Decoding:
-    """What a CTC beam search asks word by word: `dlm transcribe`'s own decoder.
+    """The requests of a CTC beam search, word by word, by `dlm transcribe`'s own decoder.
 
-    The decoder does not say at which frame it asks, but it asks in their order: the requests of a
-    segment are spread evenly over it.
+    The decoder does not report the frame of a request, but sends requests in the order of frames,
+    so those of a segment are spread evenly over it.
     """
     from dlm.asr.speech.transcribe import Transcriber
 
-    with recorder.silent():  # the lexicon's unigrams
+    with recorder.silent():  # without queries for the lexicon's unigrams
         transcriber = Transcriber(cast(Any, recorder), tell=tell)
     name = f"dlm transcribe, {transcriber.settings}"
     return Decoding(name, [partial(_transcribe, recorder, transcriber, file) for file in files])

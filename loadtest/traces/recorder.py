@@ -1,4 +1,4 @@
-"""Records what a decoder asks: a client whose utterances note every call.
+"""Records a decoder's requests: a client whose utterances note every call.
 
     recorder = Recorder(Client.connect("cluster.toml"))
     with recorder.spoken("19-198-0034", speaker="19", seconds=16.6, kind="frame"):
@@ -7,7 +7,7 @@
             decode(recorder.utterance(), frames)   # any code that asks an utterance
     write_trace(path, recorder.utterances, about)
 
-A call that this file does not know is refused, so that no trace lacks what was asked.
+A call that this module does not know is refused, so that no trace lacks a request.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from dlm.ngram.query import Answers
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary, as_bytes
 from loadtest.traces.trace import BLOCKS, EXTEND, KINDS, Request, Spoken, Words
 
-# What a decoder may use of an utterance without asking the model anything.
+# The attributes of an utterance that a decoder may use without querying the model.
 _SILENT = (
-    *("begin", "null", "states", "states_after", "phrases", "ids_of", "local_model"),
-    *("model_info", "order", "bigram_fallback", "vocabulary", "vocabulary_size"),
+    *("begin", "null", "states", "states_after", "phrases", "ids_of"),
+    *("low_orders", "model_info", "order", "bigram_fallback", "vocabulary", "vocabulary_size"),
 )
 
 
 class Recorder:
-    """Stands in for a client; its utterances record into the utterance that is being spoken.
+    """Replaces a client; its utterances record into the utterance that is being spoken.
 
-    at_s        audio time of what is asked next; None spreads an utterance's requests evenly
-    utterances  those that have ended, with what was asked
+    at_s        audio time of the next request; None spreads an utterance's requests evenly
+    utterances  the utterances that have ended, with their requests
     """
 
     def __init__(self, client: Client) -> None:
@@ -52,9 +52,9 @@ class Recorder:
 
     @contextmanager
     def spoken(self, name: str, *, speaker: str, seconds: float, kind: str) -> Iterator[None]:
-        """Within, what is asked belongs to this utterance; `kind` is one of `KINDS`."""
+        """Inside the block, requests belong to this utterance; `kind` is one of `KINDS`."""
         if kind not in KINDS:
-            raise QueryError(f"requests of kind {kind!r}; expected one of {list(KINDS)}")
+            raise QueryError(f"the kind of requests is {kind!r}; expected one of {list(KINDS)}")
         self._noted, self._kind, self.at_s = [], kind, None
         try:
             yield
@@ -67,7 +67,7 @@ class Recorder:
         return RecordingUtterance(self._client.utterance(**options), self)
 
     def spread(self, begin_s: float, end_s: float) -> None:
-        """Gives what was asked so far without a time one between these, evenly, in its order."""
+        """Gives the requests so far without a time evenly spread times between these, in order."""
         open_ = [at for at, (at_s, _) in enumerate(self._noted or ()) if at_s is None]
         for number, at in enumerate(open_, 1):
             assert self._noted is not None
@@ -76,7 +76,7 @@ class Recorder:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Within, nothing is noted: what a decoder asks once, before it hears anything."""
+        """Inside the block, nothing is recorded: for a decoder's requests at its start."""
         self.is_silent = True
         try:
             yield
@@ -92,13 +92,13 @@ class Recorder:
         return self._client.stats
 
     def note(self, contexts: Sequence[Words], words: Sequence[Words], call: str = EXTEND) -> None:
-        """Adds a request, unless it asks nothing; QueryError if no utterance is being spoken."""
+        """Adds a request, unless it is empty; QueryError if no utterance is being spoken."""
         if self.is_silent:
             return
         if self._noted is None:
             raise QueryError(
-                "a recorded utterance was used outside an utterance; use it within "
-                "`Recorder.spoken`, which names the audio"
+                "an utterance made a request outside `Recorder.spoken`, which names the audio; use "
+                "utterances only inside its block"
             )
         if contexts and (call == BLOCKS or (words and words[0])):
             request = Request(0.0, self._kind, tuple(contexts), tuple(words), call)
@@ -113,7 +113,9 @@ def _timed(noted: list[tuple[float | None, Request]], seconds: float) -> list[Re
 
 
 class RecordingUtterance:
-    """An `Utterance` that notes what is asked of it; made by `Recorder.utterance`."""
+    """An `Utterance` that records its calls; made by `Recorder.utterance`."""
+
+    local_model = None  # decoders then send the requests that servers would get
 
     def __init__(self, handle: Utterance, recorder: Recorder) -> None:
         self._handle = handle

@@ -1,7 +1,7 @@
-"""What a rescorer asks of known text: K hypotheses times W candidates at each word (DLM 3.3).
+"""A rescorer's requests on known text: K hypotheses times W candidates at each word (DLM 3.3).
 
 For traces without an acoustic model. The candidates of a word are the words spelled most like it,
-in place of those that sound like it; everything else is a beam search as decoders run it.
+instead of those that sound like it; everything else is a beam search as decoders run it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dlm.ngram.vocab import is_mark
 from dlm.units import counted
 from loadtest.traces.recorder import Recorder, RecordingUtterance
 
-LETTERS_PER_S = 14.0  # of read English, spaces included; only where the length is not known
+LETTERS_PER_S = 14.0  # letters and spaces of read English; used only if the length is not known
 CANDIDATES_END = b"</s>"
 COLUMNS = ("seconds", "speaker", "text")
 COLUMNS_TEXT = "seconds, speaker and text"
@@ -37,7 +37,7 @@ _TYPOGRAPHY = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", "�
 
 
 def spoken(line: str) -> list[str]:
-    """Words of a line as a recogniser's model sees them: lower case, letters and apostrophes."""
+    """The words of a line as in a recogniser's model: lower case, letters and apostrophes."""
     line = _NOT_SPOKEN.sub(" ", line.translate(_TYPOGRAPHY).lower())
     return [word for word in (w.strip("'") for w in line.split()) if word]
 
@@ -46,7 +46,7 @@ def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
     """Transcripts of a TSV file with the columns `seconds`, `speaker` and `text`, the first column
     being the name; or of plain text, a sentence per line, with lengths guessed from letters.
 
-    Args    as_spoken  see `spoken`; else words are what stands between spaces
+    Args    as_spoken  see `spoken`; else words are separated by spaces
     Raises  TextError  no line has a word, a table lacks columns, or a length is not a number
                        above 0
     """
@@ -55,9 +55,9 @@ def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
     is_table = len(header) > 1 or (bool(lines) and path.suffix in (".tsv", ".csv"))
     if is_table and not set(COLUMNS) <= set(header):
         raise TextError(
-            f"{path}, line 1: columns {', '.join(header)}; expected {COLUMNS_TEXT}, separated by "
-            "tabs, after a first column with names. For a sentence per line, leave out the tabs, "
-            "and name the file .txt"
+            f"{path}, line 1: the columns are {', '.join(header)}; expected {COLUMNS_TEXT}, "
+            "separated by tabs, after a first column with names. For a sentence per line, leave "
+            "out the tabs, and name the file .txt"
         )
     found = []
     rows: Iterable[dict[str, str] | str] = _rows(lines, header, path) if is_table else lines
@@ -84,8 +84,8 @@ def _rows(lines: list[str], header: list[str], path: Path) -> Iterator[dict[str,
         row = line.split("\t")  # quotes are text
         if line and len(row) != len(header):
             raise TextError(
-                f"{path}, line {number}: {counted(len(row), 'column')}; expected {len(header)}, as "
-                "in line 1"
+                f"{path}, line {number}: found {counted(len(row), 'column')}; expected "
+                f"{len(header)}, as in line 1"
             )
         yield dict(zip(header, row, strict=True)) if line else dict.fromkeys(header, "")
 
@@ -97,7 +97,8 @@ def _seconds(row: dict[str, str], path: Path, number: int) -> float:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise TextError(
-            f"{path}, line {number + 2}: seconds is {row['seconds']!r}; expected a number above 0"
+            f"{path}, line {number + 2}: seconds is {row['seconds']!r}; expected a finite number "
+            "above 0"
         )
     return seconds
 
@@ -109,7 +110,7 @@ class Confusions:
         self._sorted = sorted(word for word in words if not is_mark(word))
 
     def of(self, word: bytes, count: int) -> list[bytes]:
-        """`word` and its neighbours in the order of the alphabet, `count` in all."""
+        """`word` and its alphabetical neighbours, `count` in total."""
         at = bisect_left(self._sorted, word)
         first = max(min(at - count // 2, len(self._sorted) - count), 0)
         near = [one for one in self._sorted[first : first + count] if one != word]
@@ -117,7 +118,7 @@ class Confusions:
 
 
 def positions(transcript: Transcript) -> Iterator[tuple[float, bytes]]:
-    """Each word with the audio time of its end, as if every letter took as long."""
+    """Each word with the audio time of its end, as if all letters took the same time."""
     ends, letters = [], 0
     for word in transcript.words:
         letters += len(word) + 1
@@ -151,7 +152,7 @@ def rescore(
 def _extend(
     handle: RecordingUtterance, beam: dict[State, float], candidates: list[bytes], keep: int
 ) -> dict[State, float]:
-    """Every hypothesis by every candidate; the best of distinct state."""
+    """Extends every hypothesis by every candidate; returns the best ones with distinct states."""
     found = handle.extend(list(beam), candidates)
     best: dict[State, float] = {}
     for row, total in enumerate(beam.values()):

@@ -1,7 +1,7 @@
-"""What each request of a trace asks of each server: the client's own planning, without a network.
+"""Computes the queries of each request of a trace to each server, by the client's own planning.
 
-Low orders answer what they can; the rest falls to slots, and a slot table gives each a server. One
-pass over a trace serves every number of servers.
+Low orders answer what they can; other queries belong to slots, and a slot table gives each slot a
+server. One pass over a trace is enough for every number of servers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from loadtest.traces.trace import CALLS, EXTEND, Trace
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """Messages of R requests of the trace, were each sent alone, in P pieces.
+    """The messages of R requests of the trace if each were sent alone, in P pieces.
 
-    asked    (R,)  queries, those that cost no message included
+    asked    (R,)  queries, including those that need no message
     first    (R + 1,)  where the pieces of a request begin
     server   (P,);  queries  (P,) distinct queries of a piece
     """
@@ -42,11 +42,11 @@ class Routed:
 
 @dataclass(frozen=True, eq=False)
 class Slotted:
-    """The same by slot.
+    """Like `Routed`, by slot.
 
-    requests  the requests that ask words after contexts, in the trace's order
+    requests  the requests for words after contexts, in the trace's order
     asked     (R,)
-    request   (P,)  of each piece, not descending;  slot, queries  (P,)
+    request   (P,)  the request of each piece, not descending;  slot, queries  (P,)
     """
 
     requests: NDArray[np.int64]
@@ -60,7 +60,7 @@ class Slotted:
         return np.bincount(self.slot, self.queries, SLOTS).astype(np.int64)
 
     def to(self, table: NDArray[np.uint16], servers: int) -> Routed:
-        """The pieces of each request put together by server; `table` (4096,): each slot's."""
+        """The pieces of each request, merged by server; `table` (4096,) has each slot's server."""
         key = self.request * servers + table[self.slot]
         pieces, place = np.unique(key, return_inverse=True)
         queries = np.bincount(place, self.queries, len(pieces)).astype(np.int64)
@@ -70,13 +70,14 @@ class Slotted:
 
 
 def routes(trace: Trace, shard_set: Path) -> Slotted:
-    """Plans every request that asks words after contexts; ConfigError if there is none."""
+    """Plans every request for words after contexts; ConfigError if there is none."""
     grams = LowGrams.open(shard_set, read_manifest(shard_set))
     wanted = trace.asks & (trace.call == CALLS.index(EXTEND))
     numbers = np.flatnonzero(wanted)
     if not len(numbers):
         raise ConfigError(
-            "the trace has no call of `extend`, only of `context_blocks`; give one that has"
+            "the trace has no call of `extend`, only of `context_blocks`; give a trace with calls "
+            "of `extend`"
         )
     requests, slots, queries = [], [], []
     for number, contexts, lengths, words in extends(trace, grams.vocabulary, grams.manifest.order):

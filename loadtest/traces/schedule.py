@@ -1,12 +1,12 @@
 """The schedule of a run, decided before the first request, from a trace, a load and a seed.
 
-Utterances arrive by a pattern. Within an utterance, requests come at their audio times. So the
-schedule never waits for an answer, and a stalled server meets the load that its users would bring.
+Utterances arrive by a pattern. Within an utterance, requests are due at their audio times. So the
+schedule never waits for an answer, and a stalled server gets the load that its users would cause.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,61 +15,54 @@ from numpy.typing import NDArray
 from dlm.errors import ConfigError
 from loadtest.traces.trace import Trace
 
-CONSTANT, POISSON, GAMMA = "constant", "poisson", "gamma"
-PATTERNS = (CONSTANT, POISSON, GAMMA)
+CONSTANT, POISSON = "constant", "poisson"
+PATTERNS = (CONSTANT, POISSON)
 RATE_ERROR = 0.01
 TRIES_PER_DRAW = 10
 MAX_TRIES = 100
-MAX_PLANNED = 50_000_000  # requests of one run: 0.8 GB of schedule
+MAX_PLANNED = 50_000_000  # requests in one run: 0.8 GB of schedule
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of time in which the rate of requests per second goes evenly from one value,
-    above 0, to another, for all client processes together."""
+    """A stretch of time with one rate: requests per second of all client processes together."""
 
     seconds: float
-    begin: float
-    end: float
+    per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is offered.
+    """The offered load.
 
     segments     one after another, from time 0; in a closed loop their rates mean nothing
     concurrency  decoders of a closed loop; 0 for an open loop
-    pattern      how utterances arrive: constant, poisson, or gamma
-    smoothness   shape of the gamma distribution of the times between arrivals: 1 is Poisson, less
-                 comes in bursts, more is more even
-    warmup_s     before time 0, at the first rate, not measured
+    pattern      how utterances arrive: constant or poisson
+    warmup_s     time before time 0, at the first rate, which is not measured
     """
 
     segments: tuple[Segment, ...]
     concurrency: int = 0
     pattern: str = POISSON
-    smoothness: float = 1.0
     warmup_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.pattern not in PATTERNS:
-            raise ConfigError(f"arrival pattern {self.pattern!r}; expected one of {PATTERNS}")
+            raise ConfigError(
+                f"the arrival pattern is {self.pattern!r}; expected one of {PATTERNS}"
+            )
         if not self.segments:
-            raise ConfigError("a load without a duration; expected at least one segment")
+            raise ConfigError("the load has no duration; expected at least one segment")
         for one in self.segments:
-            if not (0 < one.seconds < 1e7 and 0 < one.begin < 1e7 and 0 < one.end < 1e7):
+            if not (0 < one.seconds < 1e7 and 0 < one.per_s < 1e7):
                 raise ConfigError(
-                    f"{one.begin:g} to {one.end:g} requests per second for {one.seconds:g} s; "
-                    "expected numbers above 0"
+                    f"{one.per_s:g} requests per second for {one.seconds:g} s were requested; "
+                    "expected numbers above 0 and below 10 million"
                 )
-        if not 0.01 <= self.smoothness <= 1e6:
-            raise ConfigError(f"arrival smoothness {self.smoothness:g}; expected 0.01 to 1e6")
-        if self.smoothness != 1.0 and self.pattern != GAMMA:
-            raise ConfigError("--arrival-smoothness is only for --arrival-pattern gamma")
         if not 0 <= self.warmup_s < 1e6 or self.concurrency < 0:
             raise ConfigError(
-                f"warm-up of {self.warmup_s:g} s, concurrency {self.concurrency}; "
-                "expected numbers of at least 0"
+                f"the warm-up is {self.warmup_s:g} s and the concurrency {self.concurrency}; "
+                "expected 0 or more for both, and a warm-up below a million seconds"
             )
 
     @property
@@ -82,21 +75,16 @@ class Load:
 
     @property
     def requests(self) -> float:
-        """Expected number of requests, warm-up included; of an open loop."""
-        return self.warmup_s * self.segments[0].begin + sum(
-            one.seconds * (one.begin + one.end) / 2 for one in self.segments
-        )
+        """The expected number of requests of an open loop, including the warm-up."""
+        measured = sum(one.seconds * one.per_s for one in self.segments)
+        return measured + self.warmup_s * self.segments[0].per_s
 
     def facts(self) -> dict[str, Any]:
         return {
             "loop": "open" if self.is_open else "closed",
             "concurrency": self.concurrency,
-            "segments": [
-                {"seconds": s.seconds, "begin_per_s": s.begin, "end_per_s": s.end}
-                for s in (self.segments if self.is_open else ())
-            ],
+            "segments": [asdict(one) for one in self.segments if self.is_open],
             "arrival_pattern": self.pattern if self.is_open else None,
-            "arrival_smoothness": self.smoothness if self.pattern == GAMMA else None,
             "warmup_s": self.warmup_s,
             "seconds": self.seconds,
         }
@@ -107,7 +95,7 @@ class Schedule:
     """Every request of a run, in order of time.
 
     due_s    (P,)  before 0 is warm-up;  request  (P,) of the trace
-    stream   (P,)  which arrival it belongs to
+    stream   (P,)  the arrival that it belongs to
     """
 
     due_s: NDArray[np.float64]
@@ -118,37 +106,39 @@ class Schedule:
         return len(self.due_s)
 
     def share(self, index: int, of: int) -> Schedule:
-        """What one of several client processes sends: every `of`-th stream, whole."""
+        """Returns the requests of process `index` of `of`: the requests of every `of`-th stream."""
         mine = self.stream % of == index
         return Schedule(self.due_s[mine], self.request[mine], self.stream[mine])
 
 
 def schedule(trace: Trace, load: Load, seed: int) -> Schedule:
-    """The schedule of an open loop, stationary from the first moment on.
+    """The schedule of an open loop, stationary from the start.
 
     A draw of few utterances can miss the rate by a third, and a step is late by the length of an
     utterance. So the rates of arrivals are corrected, with the same draw, until each segment has
-    the mean rate that was asked for within `RATE_ERROR`. The best of `MAX_TRIES` draws is taken.
+    the requested mean rate within `RATE_ERROR`. The best of `MAX_TRIES` draws is taken.
 
     Raises  ConfigError  a closed loop, or more than `MAX_PLANNED` requests
     """
     if not load.is_open:
-        raise ConfigError("a closed loop has no schedule: each request waits for the one before")
+        raise ConfigError(
+            "a closed loop has no schedule, since each request waits for the previous one"
+        )
     if load.requests > MAX_PLANNED:
         raise ConfigError(
             f"the run would have {load.requests:,.0f} requests; expected at most {MAX_PLANNED:,}. "
             "Lower the rate, or run several tests one after another"
         )
     if not trace.asks.any():
-        raise ConfigError("the trace has no requests; record one that has")
-    asked = np.array([one.seconds * (one.begin + one.end) / 2 for one in load.segments])
+        raise ConfigError("the trace has no requests; record a trace with requests")
+    asked = np.array([one.seconds * one.per_s for one in load.segments])
     ends = np.cumsum([0.0, *(one.seconds for one in load.segments)])
     best, least = None, np.inf
     for number in range(MAX_TRIES):
         if number % TRIES_PER_DRAW == 0:
             times = np.ones(len(asked))
         pairs = zip(load.segments, times, strict=True)
-        scaled = tuple(Segment(s.seconds, s.begin * by, s.end * by) for s, by in pairs)
+        scaled = tuple(Segment(s.seconds, s.per_s * by) for s, by in pairs)
         seeds = [seed, number // TRIES_PER_DRAW]
         plan = _drawn(trace, replace(load, segments=scaled), seeds)
         sent = np.diff(np.searchsorted(plan.due_s, ends))
@@ -165,7 +155,7 @@ def schedule(trace: Trace, load: Load, seed: int) -> Schedule:
 def _drawn(trace: Trace, load: Load, seeds: list[int]) -> Schedule:
     """A schedule whose rate is right on average over seeds."""
     rng = np.random.default_rng(seeds)
-    mixing = np.random.default_rng([*seeds, 1])  # of its own, so that a rate does not change it
+    mixing = np.random.default_rng([*seeds, 1])  # the order is the same at each rate
     asks = trace.asks
     first, last = trace.first_request[:-1], trace.first_request[1:]
     asked = np.concatenate([[0], np.cumsum(asks)])
@@ -184,7 +174,7 @@ def _drawn(trace: Trace, load: Load, seeds: list[int]) -> Schedule:
 
 
 def shuffled(utterances: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """(count,) utterances, all of them in a random order, then all of them in another, ..."""
+    """(count,) utterances: all of them in a random order, then all of them in another, ..."""
     rounds = -(-count // utterances)
     return np.concatenate(
         [np.zeros(0, np.int64), *(rng.permutation(utterances) for _ in range(rounds))]
@@ -194,10 +184,10 @@ def shuffled(utterances: int, count: int, rng: np.random.Generator) -> NDArray[n
 def arrivals(
     load: Load, requests: float, lead_s: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Times at which utterances of so many requests on average begin, from -lead_s on, ascending. A
-    renewal process with intervals of mean 1, whose time runs as fast as the rate is high."""
-    segments = (Segment(lead_s, load.segments[0].begin, load.segments[0].begin), *load.segments)
-    expected = [s.seconds * (s.begin + s.end) / 2 / requests for s in segments]
+    """Ascending times, from -lead_s on, at which utterances of this mean number of requests begin.
+    A renewal process with intervals of mean 1, whose time runs as fast as the rate is high."""
+    segments = (Segment(lead_s, load.segments[0].per_s), *load.segments)
+    expected = [one.seconds * one.per_s / requests for one in segments]
     total = sum(expected)
     ends = _intervals(load, int(total + 6 * total**0.5 + 10), rng).cumsum()
     while ends[-1] < total:
@@ -205,7 +195,7 @@ def arrivals(
     out, before, begin_s = [], 0.0, -lead_s
     for one, mass in zip(segments, expected, strict=True):
         inside = ends[(ends >= before) & (ends < before + mass)] - before
-        out.append(begin_s + _time_of(one, inside * requests))
+        out.append(begin_s + inside * requests / one.per_s)
         before += mass
         begin_s += one.seconds
     return np.concatenate(out)
@@ -214,13 +204,4 @@ def arrivals(
 def _intervals(load: Load, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
     if load.pattern == CONSTANT:
         return np.ones(count)
-    shape = load.smoothness if load.pattern == GAMMA else 1.0
-    return rng.gamma(shape, 1.0 / shape, count)
-
-
-def _time_of(one: Segment, requests: NDArray[np.float64]) -> NDArray[np.float64]:
-    """When so many requests of a segment have been offered: the root of begin t + (end - begin) t^2
-    / (2 seconds) = requests, in a form that stays exact for a slope near 0."""
-    slope = (one.end - one.begin) / one.seconds
-    root = np.sqrt(np.maximum(one.begin**2 + 2 * slope * requests, 0.0))
-    return np.minimum(2 * requests / (one.begin + root), one.seconds)
+    return rng.exponential(1.0, count)

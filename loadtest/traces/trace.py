@@ -1,7 +1,7 @@
-"""Traces: what decoders asked of a language model, and when, in seconds of their audio.
+"""Traces: decoders' requests to a language model, and their times in seconds of audio.
 
-The file format is README.md. In memory a trace is flat arrays, so that a driver, a baseline or a
-simulation reads a request without touching the others.
+README.md describes the file format. In memory a trace is flat arrays, so that a driver, a baseline
+or a simulation reads a request without touching the others.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ HEADER = b"dlm.trace"  # key of the file's metadata
 KINDS = ("frame", "lattice", "nbest")
 EXTEND, BLOCKS = "extend", "context_blocks"
 CALLS = (EXTEND, BLOCKS)  # methods of an utterance
-# Audio time may pass the end of an utterance by so much: seconds are float32, and decoders round.
+# Audio time may exceed the end of an utterance by this much: seconds are float32, and decoders
+# round.
 LATE_S = 0.05
-MOST_S = 86_400.0  # of an utterance: a day
+MOST_S = 86_400.0  # longest utterance: a day
 
 Words: TypeAlias = tuple[bytes, ...]
 
@@ -51,13 +52,13 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call of a decoder: K contexts, and the words asked of them.
+    """One call of a decoder: K contexts, and the words requested for them.
 
     at_s      audio time, in seconds from the beginning of the utterance
-    kind      one of `KINDS`;  call  one of `CALLS`; `BLOCKS` asks all that is stored after the
-              contexts, and no words
-    contexts  words most recent last, as the recorded model's states kept them
-    words     one row, asked of every context; or K rows of equal length. Without contexts none
+    kind      one of `KINDS`; call one of `CALLS`; `BLOCKS` requests everything stored after the
+              contexts, and has no words
+    contexts  words, most recent last, as the recorded model's states kept them
+    words     one row for every context, or K rows of equal length; none without contexts
     """
 
     at_s: float
@@ -68,7 +69,7 @@ class Request:
 
     @property
     def queries(self) -> int:
-        """Pairs of a context and a word; of blocks none."""
+        """The pairs of a context and a word; none for blocks."""
         return len(self.contexts) * (len(self.words[0]) if self.words else 0)
 
 
@@ -122,7 +123,7 @@ class Trace:
 
     @cached_property
     def word_counts(self) -> NDArray[np.int64]:
-        """(R,) words asked of each context of a request."""
+        """(R,) words requested for each context of a request."""
         counts = np.zeros(len(self), np.int64)
         has = np.diff(self.row_begin) > 0
         first = self.row_begin[:-1][has]
@@ -136,7 +137,7 @@ class Trace:
 
     @cached_property
     def asks(self) -> NDArray[np.bool_]:
-        """(R,) whether a request asks anything: other rows say that the audio cost nothing."""
+        """(R,) whether a request is not empty: empty ones show that the audio needed no request."""
         return self.context_counts > 0
 
     @cached_property
@@ -184,9 +185,9 @@ class Trace:
 
 
 def write_trace(path: Path, spoken: Sequence[Spoken], about: Mapping[str, Any]) -> None:
-    """Writes a trace whole, or not at all; FormatError for what README.md does not allow.
+    """Writes a complete trace or nothing; FormatError if README.md does not allow it.
 
-    Args  about  what the reader should know: the model, the decoder, the licence of the audio
+    Args  about  facts for the reader: the model, the decoder, the licence of the audio
     """
     table = _table_of(spoken, about)
     _trace_of(table, "the trace to be written")
@@ -197,7 +198,7 @@ def write_trace(path: Path, spoken: Sequence[Spoken], about: Mapping[str, Any]) 
 
 
 def trace_of(spoken: Sequence[Spoken]) -> Trace:
-    """The same in memory; raises `FormatError` as `write_trace` does."""
+    """The trace in memory; raises `FormatError` like `write_trace`."""
     return _trace_of(_table_of(spoken, {}), "the trace")
 
 
@@ -221,10 +222,10 @@ def _table_of(spoken: Sequence[Spoken], about: Mapping[str, Any]) -> pa.Table:
 def read_trace(path: Path) -> Trace:
     """Reads a trace and checks it against README.md.
 
-    Raises  FormatError  it is not a trace, of another version, damaged, or contradicts itself
+    Raises  FormatError  it is not a trace, has another version, is damaged, or contradicts itself
     """
-    # Not a file of Python: a thread of Arrow may free its buffers late, and abort Python's exit.
-    with path.open("rb"), pa.OSFile(str(path)) as file:  # the first says in one line what is wrong
+    # Not a Python file: a thread of Arrow may free its buffers late, and abort Python's exit.
+    with path.open("rb"), pa.OSFile(str(path)) as file:  # the first reports a fault in one line
         try:
             table = pq.ParquetFile(file, page_checksum_verification=True).read()
         except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
@@ -251,14 +252,16 @@ def _trace_of(table: pa.Table, where: str) -> Trace:
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as exc:
-            raise FormatError(f"{where}, column {name}: {exc}") from exc
+            raise FormatError(f"{where}, column {name}: {exc}. Record the trace again") from exc
         if column.null_count:
             raise FormatError(
-                f"{where} has {column.null_count} nulls in column {name}; record it again"
+                f"{where} has {column.null_count} nulls in column {name}; record the trace again"
             )
     names, begins = _runs(columns["utterance"])
     if len(set(names)) != len(names):
-        raise FormatError(f"{where}: rows of an utterance must follow each other")
+        raise FormatError(
+            f"{where}: the rows of an utterance are not consecutive; record the trace again"
+        )
     contexts, rows = _Nested(columns["contexts"], where), _Nested(columns["words"], where)
     words = pc.dictionary_encode(pa.concat_arrays([contexts.words, rows.words]))
     places = words.indices.to_numpy(zero_copy_only=False).astype(np.int32)
@@ -288,14 +291,17 @@ def _about(table: pa.Table, where: str) -> dict[str, Any]:
     text = (table.schema.metadata or {}).get(HEADER)
     if text is None:
         raise FormatError(
-            f"{where} is a parquet file without the metadata {HEADER.decode()!r}, so it is not a "
-            "trace; create one with `python -m loadtest record`"
+            f"{where} is a Parquet file without the metadata {HEADER.decode()!r}, so it is not a "
+            "trace; create a trace with `python -m loadtest record`"
         )
     try:
         about = json.loads(text)
         version = about["version"]
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise FormatError(f"{where}: its header {text[:80]!r} has no version") from exc
+        raise FormatError(
+            f"{where}: the trace's header {text[:80]!r} has no version. Record the trace again, or "
+            "use the loadtest that wrote it"
+        ) from exc
     if version != VERSION:
         raise FormatError(
             f"{where} is a trace of version {version!r}; this loadtest reads {VERSION}. Record it "
@@ -305,7 +311,7 @@ def _about(table: pa.Table, where: str) -> dict[str, Any]:
 
 
 def _runs(column: pa.Array) -> tuple[list[str], list[int]]:
-    """The values of a column, each where it differs from the row before, and these rows."""
+    """The values of a column where it differs from the previous row, and these rows."""
     values = column.to_pylist()
     begins = [at for at, value in enumerate(values) if at == 0 or value != values[at - 1]]
     return [values[at] for at in begins], begins
@@ -318,7 +324,9 @@ class _Nested:
         inner = column.flatten()
         self.words = inner.flatten()
         if inner.null_count or self.words.null_count:
-            raise FormatError(f"{where} has nulls within its contexts or words; record it again")
+            raise FormatError(
+                f"{where} has nulls within its contexts or words; record the trace again"
+            )
         self.begin = _begins(column)
         self.word_begin = _begins(inner)
 
@@ -338,7 +346,7 @@ def _places(column: pa.Array, names: Sequence[str], what: str, where: str) -> ND
 
 
 def _check(trace: Trace, columns: Mapping[str, pa.Array], where: str) -> None:
-    """What the rows must be, beyond their types; raises `FormatError` with the first row."""
+    """Checks the rows beyond their types; raises `FormatError` with the first faulty row."""
     seconds = columns["utterance_s"].to_numpy(zero_copy_only=False)
     rows = np.diff(trace.row_begin)
     widths = np.diff(trace.row_word_begin)
@@ -376,3 +384,39 @@ def _check(trace: Trace, columns: Mapping[str, pa.Array], where: str) -> None:
             )
     if b"" in trace.table:
         raise FormatError(f"{where} has an empty word; record it again without empty words")
+
+
+def describe(trace: Trace, name: str) -> dict[str, Any]:
+    """Describes the contents of a trace in numbers."""
+    asks = trace.asks
+    gaps = np.diff(trace.at_s)[np.diff(trace.utterance) == 0]
+    lengths = np.diff(trace.context_word_begin)
+    kinds, calls = trace.kind[asks], trace.call[asks]
+    requests = int(asks.sum())
+    return {
+        "name": name,
+        "made_by": trace.about.get("made_by"),
+        "utterances": len(trace.names),
+        "speakers": len(set(trace.speakers)),
+        "audio_s": trace.audio_s,
+        "utterance_s": float(trace.seconds.mean()),
+        "requests": requests,
+        "kinds": _counts(kinds, KINDS),
+        "calls": _counts(calls, CALLS),
+        "requests_per_audio_s": requests / trace.audio_s,
+        "queries_per_audio_s": float(trace.queries.sum()) / trace.audio_s,
+        "contexts_per_request": _mean(trace.context_counts[asks]),
+        "words_per_context": _mean(trace.word_counts[trace.queries > 0]),
+        "context_words": _mean(lengths),
+        "gap_s": _mean(gaps),
+        "distinct_words": len(trace.table),
+    }
+
+
+def _counts(places: Any, names: Sequence[str]) -> dict[str, int]:
+    counts = np.bincount(places, minlength=len(names)).tolist()
+    return {name: count for name, count in zip(names, counts, strict=True) if count}
+
+
+def _mean(values: Any) -> float:
+    return float(values.mean()) if len(values) else 0.0

@@ -15,6 +15,7 @@ from loadtest.baselines.systems import (
     SYSTEMS,
     Cache,
     Call,
+    Caller,
     Placed,
     calls_of,
     counted,
@@ -86,7 +87,7 @@ def test_every_system_scores_as_the_oracle(
     """From what each server holds alone, bit for bit."""
     placed = Placed(SYSTEMS[name], ngrams, servers)
     shares = [placed.share(ngrams, server) for server in range(servers)]
-    caller = placed.caller(Cache.of(ngrams), len(ngrams.orders))
+    caller = Caller(placed, Cache.of(ngrams), len(ngrams.orders))
     for call in calls:
         rounds = caller.rounds(call)
         try:

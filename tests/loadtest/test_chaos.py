@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,7 +73,7 @@ def test_a_line_is_a_command(line: str, found: Command) -> None:
     ("line", "says"),
     [
         ("explode 0", "kill N; start N; stop N"),
-        ("kill", "'kill' does not say which server: kill N, with N from 0 to 2"),
+        ("kill", "'kill' does not name a server; expected kill N, with N from 0 to 2"),
         ("slow", "slow N MS, with N from 0 to 2"),
         ("heal", "heal N, or heal all, with N from 0 to 2"),
         ("kill 3", "servers are 0 to 2"),
@@ -148,47 +148,6 @@ def test_what_is_no_cluster_of_this_machine_is_refused(run: Run, tmp_path: Path)
         assert not (tmp_path / "chaos.toml").exists()
 
 
-@pytest.mark.slow
-def test_what_was_stopped_goes_on_however_chaos_ends(
-    files: ModelFiles, tmp_path: Path, environ: dict[str, str]
-) -> None:
-    """Killed with SIGKILL; else the server would stand still for ever, deaf to SIGTERM, too."""
-    cluster = CommandServer(
-        "cluster", files.directory, cwd=tmp_path, env=environ, python=["-P"]
-    )  # by its command line a server is known
-    chaos: subprocess.Popen[str] | None = None
-    try:
-        cluster.ready()
-        pid = ClusterToml(tmp_path / "cluster.toml").servers()[0].pid
-
-        def state() -> str:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-        chaos = forked.Popen(
-            [*CHAOS, "cluster.toml"],
-            cwd=tmp_path,
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert chaos.stdin is not None
-        assert chaos.stdout is not None
-        assert chaos.stdout.readline()
-        chaos.stdin.write("stop 0\n")
-        chaos.stdin.flush()
-        assert "stop 0" in chaos.stdout.readline()
-        until(lambda: state() == "T")
-        chaos.kill()
-        until(lambda: state() != "T")
-        assert cluster.stop() == 0
-    finally:
-        cluster.end()
-        if chaos is not None:
-            chaos.kill()
-            chaos.communicate()
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -203,59 +162,101 @@ def test_options_that_say_nothing_together_are_refused(options: str, says: str) 
     assert says in str(done.exception)
 
 
-@pytest.mark.slow
-def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
-    files: ModelFiles, tmp_path: Path, environ: dict[str, str], run: Run
-) -> None:
-    """Killed and started again at its port with another pid; slow; stopped until the end."""
-    other = build(HAND_MADE["weight_without_continuation"], tmp_path / "other", 3).directory
-    line = ("cluster", files.directory, "--replicas", 2, "--restart", "--local-fallback", other)
-    cluster = CommandServer(*line, cwd=tmp_path, env=environ, python=["-P"])
-    chaos: subprocess.Popen[str] | None = None
-    try:
-        cluster.ready()
-        before = ClusterToml(tmp_path / "cluster.toml").servers()
-        assert ClusterToml(tmp_path / "cluster.toml").local_fallback() == other
-        chaos = forked.Popen(
+@pytest.fixture
+def chaos(tmp_path: Path, environ: dict[str, str]) -> Iterator[Typed]:
+    """`chaos cluster.toml`, once the test has started it."""
+    typed = Typed(tmp_path, environ)
+    yield typed
+    typed.process.kill()
+    typed.process.communicate()
+
+
+class Typed:
+    """A command that is told lines, and prints some."""
+
+    def __init__(self, folder: Path, environ: dict[str, str]) -> None:
+        self._folder, self._environ = folder, environ
+
+    def start(self) -> str:
+        """Returns the first line."""
+        self.process = forked.Popen(
             [*CHAOS, "cluster.toml"],
-            cwd=tmp_path,
-            env=environ,
+            cwd=self._folder,
+            env=self._environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert chaos.stdin is not None
-        assert chaos.stdout is not None
-        assert chaos.stdout.readline().startswith("wrote chaos.toml: 4 servers")
+        return self.process.stdout.readline()
+
+    def tell(self, *lines: str, printed: int = 1) -> list[str]:
+        """The lines that are printed then."""
+        self.process.stdin.write("".join(f"{line}\n" for line in lines))
+        self.process.stdin.flush()
+        return [self.process.stdout.readline() for _ in range(printed)]
+
+
+@pytest.mark.slow
+def test_what_was_stopped_goes_on_however_chaos_ends(
+    files: ModelFiles, tmp_path: Path, environ: dict[str, str], chaos: Typed
+) -> None:
+    """Killed with SIGKILL; else the server would stand still for ever, deaf to SIGTERM, too."""
+    cluster = CommandServer(
+        "cluster", files.directory, cwd=tmp_path, env=environ, python=["-P"]
+    )  # by its command line a server is known
+    try:
+        cluster.ready()
+        pid = ClusterToml(tmp_path / "cluster.toml").servers()[0].pid
+
+        def state() -> str:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+        assert chaos.start()
+        assert "stop 0" in chaos.tell("stop 0")[0]
+        until(lambda: state() == "T")
+        chaos.process.kill()
+        until(lambda: state() != "T")
+        assert cluster.stop() == 0
+    finally:
+        cluster.end()
+
+
+@pytest.mark.slow
+def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
+    files: ModelFiles, tmp_path: Path, environ: dict[str, str], run: Run, chaos: Typed
+) -> None:
+    """Killed and started again at its port with another pid; slow; stopped until the end."""
+    other = build(HAND_MADE["weight_without_continuation"], tmp_path / "other", 3).directory
+    line = ("cluster", files.directory, "--replicas", 2, "--restart", "--local-fallback", other)
+    cluster = CommandServer(*line, cwd=tmp_path, env=environ, python=["-P"])
+    try:
+        cluster.ready()
+        before = ClusterToml(tmp_path / "cluster.toml").servers()
+        assert chaos.start().startswith("wrote chaos.toml: 4 servers")
         through = ClusterToml(tmp_path / "chaos.toml").servers()
         assert [e.shard for e in through] == [e.shard for e in before] == [0, 1, 0, 1]
         assert not {e.address for e in through} & {e.address for e in before}
         assert ClusterToml(tmp_path / "chaos.toml").local_fallback() == other
-        for line in ("kill 0", "slow 1 20", "stop 2", "explode 2", "list"):
-            chaos.stdin.write(line + "\n")
-        chaos.stdin.flush()
-        said = [chaos.stdout.readline() for _ in range(4)]
+        lines = ("kill 0", "slow 1 20", "stop 2", "explode 2", "list")
+        killed, slowed, *_, row_1, row_2, _ = chaos.tell(*lines, printed=8)
         place = f"shard 0 at {before[0].address}, pid {before[0].pid}"
-        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[0-9:.]+Z kill 0: {place}\n", said[0])
-        assert said[1].endswith(f"slow 1 20: shard 1 at {before[1].address}\n")
-        rows = [chaos.stdout.readline() for _ in range(4)]
-        assert "delay_s 0.02" in rows[1]
-        assert f"pid {before[2].pid}, stopped  ok" in rows[2]
+        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[0-9:.]+Z kill 0: {place}\n", killed)
+        assert slowed.endswith(f"slow 1 20: shard 1 at {before[1].address}\n")
+        assert "delay_s 0.02" in row_1
+        assert f"pid {before[2].pid}, stopped  ok" in row_2
         until(lambda: ClusterToml(tmp_path / "cluster.toml").servers()[0].pid != before[0].pid)
         after = ClusterToml(tmp_path / "cluster.toml").servers()
         assert [e.address for e in after] == [e.address for e in before]
         assert [e.pid for e in after[1:]] == [e.pid for e in before[1:]]
-        chaos.stdin.write("continue 2\n")
-        chaos.stdin.flush()
-        assert "continue 2" in chaos.stdout.readline()
+        assert "continue 2" in chaos.tell("continue 2")[0]
         scored = run(*command("score", "--cluster", "chaos.toml"), cwd=tmp_path, text=b"a b c\n")
         local = run(*command("score", "--local", files.directory), cwd=tmp_path, text=b"a b c\n")
         assert scored.stdout == local.stdout, scored.stderr
         refused = run(*CHAOS, "chaos.toml", "--through", "more.toml", cwd=tmp_path)
         assert b"gives no process" in refused.stderr
-        _, errors = chaos.communicate("stop 2\n", timeout=WAIT_S)
-        assert chaos.returncode == 0
+        _, errors = chaos.process.communicate("stop 2\n", timeout=WAIT_S)
+        assert chaos.process.returncode == 0
         assert "'explode 2' is not a command" in errors
         assert not (tmp_path / "chaos.toml").exists()
         # What was held goes on, so that the cluster ends as ever.
@@ -264,6 +265,3 @@ def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
         assert not (tmp_path / "cluster.toml").exists()
     finally:
         cluster.end()
-        if chaos is not None and chaos.poll() is None:
-            chaos.kill()
-            chaos.communicate()

@@ -33,7 +33,7 @@ def made(times: float, seed: int, windows: int = 12, failed: float = 0.0) -> dic
         "complete": True,
         "ended": "the load ended",
         "trace": {"name": "t", "requests": 5},
-        "load": {"segments": [{"begin_per_s": 50.0}]},
+        "load": {"segments": [{"per_s": 50.0}]},
         "target": {"model": "m", "shard_set": "s"},
         "clients": {},
         "provenance": {"machine": {"cores": 2, "cpu": "a"}},
@@ -101,12 +101,13 @@ def test_what_else_differs_is_said() -> None:
     other = copy.deepcopy(made(1.0, 1))
     other["trace"]["name"] = "u"
     other["provenance"]["machine"] = {"cores": 4, "cpu": "b"}
-    other["load"]["segments"] = [{"begin_per_s": 50.0}, {"begin_per_s": 100.0}]
+    other["load"]["segments"] = [{"per_s": 50.0}, {"per_s": 100.0}]
     other |= {"complete": False, "ended": "interrupted"}
     told = differences(made(1.0, 1), other)
     assert told[0] == "the runs differ in their trace: t and u"
     assert told[1:4] == [
-        "the runs differ in their load, segments 2, begin per s: nothing and 100",
+        "the runs differ in their load, segments: [{'per_s': 50.0}] and "
+        "[{'per_s': 50.0}, {'per_s': 100.0}]",
         "the runs differ in their machine, cores: 2 and 4",
         "the runs differ in their machine, cpu: a and b",
     ]

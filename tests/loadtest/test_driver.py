@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 
 pytest.importorskip("hdrh")
@@ -31,13 +30,12 @@ from dlm.client import AsyncClient, ClientConfig, ModelInfo
 from dlm.client.metrics import Stats
 from dlm.errors import ConfigError, DlmError
 from loadtest.report.report import build
-from loadtest.run.driver import Run, RunSettings, records_of
+from loadtest.run.driver import Outcome, Run, RunSettings, is_gone, records_of
 from loadtest.run.latency import Latencies
 from loadtest.run.proxy import Proxies
 from loadtest.run.replay import Replay
-from loadtest.run.stopping import Outcome, is_gone, is_stable
 from loadtest.run.worker import ClientSettings, WorkerSettings, precise_loop
-from loadtest.traces.schedule import CONSTANT, Load, Schedule, Segment, schedule
+from loadtest.traces.schedule import CONSTANT, Load, Schedule, Segment
 from loadtest.traces.trace import Trace
 
 ROOT = Path(__file__).parents[2]
@@ -87,16 +85,16 @@ class Counting:
         """An utterance that tells, too."""
         handle, tell = self.client.utterance(), self.tell
 
-        class Told:
-            model_info, vocabulary = handle.model_info, handle.vocabulary
-            states_after = staticmethod(handle.states_after)
+        async def extend(states: Any, words: Any) -> Any:
+            tell()
+            return await handle.extend(states, words)
 
-            @staticmethod
-            async def extend(states: Any, words: Any) -> Any:
-                tell()
-                return await handle.extend(states, words)
-
-        return Told()
+        return SimpleNamespace(
+            model_info=handle.model_info,
+            vocabulary=handle.vocabulary,
+            states_after=handle.states_after,
+            extend=extend,
+        )
 
 
 def asking(trace: Trace) -> list[int]:
@@ -175,42 +173,60 @@ def test_a_stall_is_in_p99_of_the_open_loop_and_a_closed_loop_hides_it(
     assert latency.facts()["max_ms"] > 500 * STALL_S  # type: ignore[operator]
 
 
+class Fake:
+    """A client without servers, whose answers hold nothing; `looks_left` until its metrics have the
+    messages that it has sent."""
+
+    cascade = SimpleNamespace(mode="full")
+
+    def __init__(self, first_s: float = 0.0, looks_left: int = 0) -> None:
+        self.stats = Stats()
+        self._first_s, self._looks_left = first_s, looks_left
+
+    @property
+    def metrics(self) -> Any:
+        """Its messages that have ended."""
+        self._looks_left -= self.stats.messages > 0
+        found = CounterMetricFamily("dlm_client_messages", "Ended.", labels=("result",))
+        found.add_metric(("ok",), self.stats.messages if self._looks_left < 0 else 0)
+        return SimpleNamespace(collect=lambda: [found])
+
+    def utterance(self) -> Any:
+        """Of one model."""
+        return SimpleNamespace(
+            model_info=ModelInfo("full", "m", "s"),
+            vocabulary=SimpleNamespace(id_of=lambda word: 1),
+            states_after=lambda contexts: None,
+            extend=self.extend,
+        )
+
+    async def extend(self, states: Any, words: Any) -> Any:
+        """The first one holds the process up."""
+        time.sleep(self._first_s if not self.stats.messages else 0.0)
+        self.stats.messages += 1
+        return SimpleNamespace(source=np.zeros((1, 1), np.uint8))
+
+
+def records_with(client: Fake, trace: Trace, due_s: list[float]) -> list[dict[str, Any]]:
+    """Of a replay in windows of a tenth of a second, with a request at each of these times."""
+    records: list[dict[str, Any]] = []
+    count = len(due_s)
+
+    async def go() -> None:
+        replay = Replay(client, trace, 0.1, records.append)
+        requests = np.array(asking(trace)[:count], np.int32)
+        plan = Schedule(np.array(due_s), requests, np.arange(count, dtype=np.int32))
+        await replay.open_loop(plan, time.monotonic(), due_s[-1] + 0.05)
+
+    asyncio.run(go())
+    return records
+
+
 @pytest.mark.promise("planned_time")
 def test_latency_counts_from_the_planned_time(trace: Trace) -> None:
     """Of a client whose first answer holds the process up, the later requests are late, and say
     so; windows are those of the planned times."""
-
-    class Slow:
-        stats = Stats()
-        metrics = CollectorRegistry()
-        cascade = SimpleNamespace(mode="full")
-        asked = 0
-
-        def utterance(self) -> Any:
-            model_info = ModelInfo("full", "m", "s")
-            vocabulary = SimpleNamespace(id_of=lambda word: 1)
-            return SimpleNamespace(
-                model_info=model_info,
-                vocabulary=vocabulary,
-                states_after=lambda contexts: None,
-                extend=self.extend,
-            )
-
-        async def extend(self, states: Any, words: Any) -> Any:
-            self.asked += 1
-            if self.asked == 1:
-                time.sleep(0.3)
-            return SimpleNamespace(source=np.zeros((1, 1), np.uint8))
-
-    records: list[dict[str, Any]] = []
-
-    async def go() -> None:
-        replay = Replay(Slow(), trace, 0.1, records.append)
-        requests = np.array(asking(trace)[:3], np.int32)
-        plan = Schedule(np.array([0.0, 0.05, 0.15]), requests, np.arange(3, dtype=np.int32))
-        await replay.open_loop(plan, time.monotonic(), 0.2)
-
-    asyncio.run(go())
+    records = records_with(Fake(first_s=0.3), trace, [0.0, 0.05, 0.15])
     assert [record["requests"] for record in records] == [2, 1]
     second = Latencies.decode(records[1]["latency"])
     late = Latencies.decode(records[1]["late"]).facts()
@@ -223,42 +239,8 @@ def test_a_message_that_is_counted_after_its_callers_are_told_is_in_the_last_win
     trace: Trace,
 ) -> None:
     """A client's own thread counts it: on a busy machine, long after the request has ended."""
-
-    class Late:
-        stats = Stats()
-        cascade = SimpleNamespace(mode="full")
-        looks_left = 3
-
-        @property
-        def metrics(self) -> Any:
-            self.looks_left -= self.stats.messages
-            found = CounterMetricFamily("dlm_client_messages", "Ended.", labels=("result",))
-            found.add_metric(("ok",), self.looks_left < 0)
-            return SimpleNamespace(collect=lambda: [found])
-
-        def utterance(self) -> Any:
-            return SimpleNamespace(
-                model_info=ModelInfo("full", "m", "s"),
-                vocabulary=SimpleNamespace(id_of=lambda word: 1),
-                states_after=lambda contexts: None,
-                extend=self.extend,
-            )
-
-        async def extend(self, states: Any, words: Any) -> Any:
-            self.stats.messages += 1
-            return SimpleNamespace(source=np.zeros((1, 1), np.uint8))
-
-    records: list[dict[str, Any]] = []
-
-    async def go() -> None:
-        replay = Replay(Late(), trace, 0.1, records.append)
-        requests = np.array(asking(trace)[:1], np.int32)
-        plan = Schedule(np.array([0.0]), requests, np.zeros(1, np.int32))
-        await replay.open_loop(plan, time.monotonic(), 0.1)
-
-    asyncio.run(go())
-    assert [one["counts"]["messages"] for one in records] == [1]
-    assert [one["counts"]["messages_ok"] for one in records] == [1]
+    (one,) = records_with(Fake(looks_left=3), trace, [0.0])
+    assert one["counts"]["messages"] == one["counts"]["messages_ok"] == 1
 
 
 def settings_for(
@@ -289,7 +271,7 @@ def test_a_cluster_that_vanishes_ends_the_run_and_keeps_what_was_measured(
     with Cluster(files, kind=ProcessServer) as servers:
         cluster = servers.write(tmp_path / "cluster.toml")
         client = ClientSettings(0.4, cache_dir=str(tmp_path / "cache"))
-        load = Load((Segment(3600, 40, 40),), pattern=CONSTANT, warmup_s=0.5)
+        load = Load((Segment(3600, 40),), pattern=CONSTANT, warmup_s=0.5)
         settings = settings_for(tmp_path, cluster, trace_file, load, client=client)
         records: list[dict[str, Any]] = [header(settings, trace)]
 
@@ -309,27 +291,11 @@ def test_a_cluster_that_vanishes_ends_the_run_and_keeps_what_was_measured(
     assert any(report["errors"].values())
 
 
-def test_a_run_ends_once_its_windows_agree(
-    servers: Cluster, trace: Trace, trace_file: Path, tmp_path: Path
-) -> None:
-    """Long before the load does."""
-    load = Load((Segment(3600, 60, 60),), pattern=CONSTANT, warmup_s=0.5)
-    cluster = servers.write(tmp_path / "cluster.toml")
-    settings = settings_for(tmp_path, cluster, trace_file, load, stability_percent=100_000.0)
-    records: list[dict[str, Any]] = [header(settings, trace)]
-    Run(settings, records.append, lambda line: None).run()
-    report = build(records)
-    assert report["ended"] == "stable: the last windows agree within 100000 %"
-    assert report["complete"]
-    assert report["stability"]["windows"] == 3
-    assert report["stability"]["rate_spread"] < 1000
-
-
 def test_a_client_process_that_dies_ends_the_run(
     servers: Cluster, trace: Trace, trace_file: Path, tmp_path: Path
 ) -> None:
     """What all clients measured before is kept."""
-    load = Load((Segment(3600, 1, 1),), 4, warmup_s=0.0)
+    load = Load((Segment(3600, 1),), 4, warmup_s=0.0)
     cluster = servers.write(tmp_path / "cluster.toml")
     settings = settings_for(tmp_path, cluster, trace_file, load, processes=2, window_s=0.2)
     records: list[dict[str, Any]] = [header(settings, trace)]
@@ -355,7 +321,7 @@ def test_what_cannot_start_is_told_with_its_reason(
 ) -> None:
     """A trace that is none, no servers, more processes than decoders."""
     cluster = servers.write(tmp_path / "cluster.toml")
-    load = Load((Segment(1, 1, 1),))
+    load = Load((Segment(1, 1),))
     (tmp_path / "bad.parquet").write_text("no trace")
     settings = settings_for(tmp_path, cluster, tmp_path / "bad.parquet", load)
     with pytest.raises(DlmError, match=r"process 0: .*bad\.parquet"):
@@ -366,27 +332,18 @@ def test_what_cannot_start_is_told_with_its_reason(
 
 def test_settings_reach_a_client_process_as_they_are() -> None:
     """Through JSON."""
-    load = Load((Segment(1, 2, 3), Segment(4, 5, 6)), 0, "gamma", 2.0, 7.0)
+    load = Load((Segment(1, 2), Segment(4, 5)), 0, "constant", 7.0)
     settings = WorkerSettings("c", "t", load, ClientSettings(1.0, True, "s"), 0.5, 6, 1, 2)
     assert WorkerSettings.from_json(json.dumps(asdict(settings))) == settings
 
 
-def test_decisions_about_the_end() -> None:
-    """Silence needs requests that failed, and no message answered; stability three windows that
-    agree in both."""
-    good, idle = Outcome(1, 10, 10, 9, 5.0), Outcome(1, 0, 0, 0, None)
-    silent = Outcome(1, 10, 3, 0, None)
-    assert not is_gone([Outcome(1, 10, 10, 0, 1.0)] * 2)  # answered by the clients alone
+def test_a_cluster_is_gone_after_two_silent_windows() -> None:
+    """Silence needs requests that failed, and no message answered."""
+    good, idle, silent = Outcome(10, 10, 9), Outcome(0, 0, 0), Outcome(10, 3, 0)
+    assert not is_gone([Outcome(10, 10, 0)] * 2)  # answered by the clients alone
     assert is_gone([good, silent, silent])
-    assert not is_gone([silent])
-    assert not is_gone([silent, good])
-    assert not is_gone([silent, idle])
-    assert is_stable([good, good, good], 1.0)
-    assert not is_stable([good, good], 1.0)
-    assert not is_stable([good, good, Outcome(1, 10, 10, 9, 6.0)], 10.0)
-    assert not is_stable([good, good, Outcome(1, 10, 8, 9, 5.0)], 10.0)
-    assert is_stable([silent, good, good, Outcome(1, 10, 10, 9, 5.2)], 10.0)
-    assert not is_stable([good, good, idle], 10.0)
+    for windows in ([silent], [silent, good], [silent, idle]):
+        assert not is_gone(windows)
 
 
 @pytest.mark.promise("report_after_kill")
@@ -420,10 +377,22 @@ def test_ctrl_c_makes_a_report_of_what_was_measured(
     assert kinds["header"] == kinds["ready"] == kinds["started"] == 1
 
 
-def test_the_schedule_that_clients_share_is_one(trace: Trace) -> None:
-    """Two processes together send what one would."""
-    load = Load((Segment(5, 50, 50),))
-    whole = schedule(trace, load, 3)
-    parts = [whole.share(index, 2) for index in range(2)]
-    together = np.sort(np.concatenate([part.due_s for part in parts]))
-    assert (together == whole.due_s).all()
+def test_percentiles_are_those_of_the_values() -> None:
+    """Within the three digits, merged or not, encoded or not."""
+    seconds = np.random.default_rng(3).lognormal(-6, 1, 5000)
+    found = Latencies(seconds[:2000].tolist())
+    found.merge(Latencies.decode(Latencies(seconds[2000:].tolist()).encode()))
+    facts = found.facts()
+    assert facts["count"] == 5000
+    for name, rank in (("p50_ms", 2500), ("p95_ms", 4750), ("p99_ms", 4950), ("p99.9_ms", 4995)):
+        assert facts[name] == pytest.approx(np.sort(seconds)[rank - 1] * 1e3, rel=2e-3), name
+    assert facts["max_ms"] == pytest.approx(seconds.max() * 1e3, rel=2e-3)
+    curve = found.curve()
+    assert curve[-1][0] == 100.0
+    assert [value for _, value in curve] == sorted(value for _, value in curve)
+
+
+def test_nothing_and_what_is_out_of_range() -> None:
+    """Nothing has no percentile; what is longer than an hour counts as one."""
+    assert Latencies().facts()["p99_ms"] is None
+    assert Latencies([0.0, 1e9]).facts()["max_ms"] == pytest.approx(3.6e6, rel=1e-3)

@@ -23,51 +23,46 @@ def names_of(tree: ast.AST) -> list[str]:
     return found
 
 
-def private_imports(text: str) -> list[str]:
-    """Names of dlm with a part that begins with an underscore."""
-    parts = [name.split(".") for name in names_of(ast.parse(text))]
-    return [
-        ".".join(one)
-        for one in parts
-        if one[0] == "dlm" and any(p[:1] == "_" and p[:2] != "__" for p in one)
-    ]
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
-def private_attributes(text: str) -> list[str]:
-    """Attributes with an underscore that the file does not give its own objects."""
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
+def private_names(tree: ast.AST) -> list[str]:
+    """Names of dlm that begin with an underscore: imports, and attributes that the file does not
+    give its own objects."""
+    dlm = [name for name in names_of(tree) if name.split(".")[0] == "dlm"]
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     own = {node.attr for node in found if ast.unparse(node.value) in ("self", "cls")}
-    return [
+    return [name for name in dlm if any(map(is_private, name.split(".")))] + [
         ast.unparse(node)
         for node in found
-        if node.attr[:1] == "_"
-        and node.attr[:2] != "__"
-        and node.attr not in own
-        and ast.unparse(node.value) != "os"
+        if is_private(node.attr) and node.attr not in own and ast.unparse(node.value) != "os"
     ]
 
 
 def test_loadtest_uses_public_names_of_dlm_alone() -> None:
     """In every file."""
     for file in (ROOT / "loadtest").rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        assert private_imports(text) == [], file
-        assert private_attributes(text) == [], file
+        assert private_names(tree_of(file)) == [], file
 
 
 @pytest.mark.slow
 def test_dlm_does_not_import_loadtest() -> None:
     """So that the wheel, which leaves it out, is whole."""
     for file in (ROOT / "dlm").rglob("*.py"):
-        names = names_of(tree_of(file))
-        assert not [name for name in names if name.split(".")[0] == "loadtest"], file
+        assert not [one for one in names_of(tree_of(file)) if one.split(".")[0] == "loadtest"], file
 
 
 @pytest.mark.parametrize(
-    "text", ["from dlm.wire._pb import x", "from dlm.client.core import _a", "import dlm._b"]
+    ("text", "is_found"),
+    [
+        ("from dlm.wire._pb import x", True),
+        ("from dlm.client.core import _a", True),
+        ("import dlm._b", True),
+        ("client._core.x", True),
+        ("from dlm import __version__", False),
+    ],
 )
-def test_a_planted_import_is_found(text: str) -> None:
-    """So that the first test is known to look; attributes too."""
-    assert private_imports(text)
-    assert private_attributes("client._core.x")
-    assert not private_imports("from dlm import __version__")
+def test_a_planted_name_is_found(text: str, is_found: bool) -> None:
+    """So that the first test is known to look."""
+    assert bool(private_names(ast.parse(text))) == is_found

@@ -18,37 +18,20 @@ from cluster import ModelFiles
 from dlm.errors import ConfigError
 from dlm.ngram.arpa import ArpaReader
 from loadtest.cli.main import app
-from loadtest.paper.calibration import fit
+from loadtest.paper import placement, timing
+from loadtest.paper.clusters import fitted
 from loadtest.paper.evaluation import EXPERIMENTS, FORMAT, VERSION, Evaluation, chosen
 from loadtest.paper.page import cells_of, page_of
-from loadtest.paper.result import MEASURED, SIMULATED, Result, result_of
-from loadtest.paper.setup import Setup
-from loadtest.paper.storage import ARC_BYTES, STATE_BYTES, bytes_by_order, transducer
-from loadtest.paper.timed import fitted
+from loadtest.paper.result import COMPUTED, MEASURED, SIMULATED, Result, Setup, result_of
+from loadtest.paper.scaling import fit
+from loadtest.paper.storage import bytes_by_order, transducer_of
+from loadtest.paper.workload import histories, recorded
 from loadtest.report.provenance import read_document
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "loadtest/paper/results.schema.json").read_text())
 RESULTS = ROOT / "loadtest/results/results.json"
 STORED = ("table-4", "table-6", "ladder")
-
-
-@pytest.fixture(scope="module")
-def setup(files: ModelFiles, trace_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    """The test's model in one shard, and one server."""
-    work = tmp_path_factory.mktemp("work")
-    held_out = work / "held-out.txt"
-    words = [word for word in files.words() if word.isalpha()][:20]
-    held_out.write_text("\n".join(" ".join(words[at : at + 4]) for at in range(12)))
-    return Setup(
-        files.again(1).directory,
-        files.directory.with_name("model.arpa"),
-        trace_file,
-        work,
-        (1,),
-        quick=True,
-        held_out=held_out,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +52,9 @@ def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_results_are_what_their_schema_says(evaluated: Path) -> None:
-    """Those of the test, and those that are committed; every field is described."""
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    """Those of the test, and those that are committed."""
     jsonschema.validate(json.loads((evaluated / "results.json").read_text()), SCHEMA)
     jsonschema.validate(json.loads(RESULTS.read_text()), SCHEMA)
-
-    def described(schema: Any) -> bool:
-        fields = [*schema.get("properties", {}).values()]
-        fields += [schema["items"]] if "properties" in schema.get("items", {}) else []
-        return all("description" in field and described(field) for field in fields)
-
-    assert described(SCHEMA)
 
 
 def test_the_committed_page_is_that_of_the_committed_results() -> None:
@@ -112,7 +87,7 @@ def test_the_page_quotes_the_committed_results() -> None:
         for row in found["figure-9"]
         if row["basis"] == "measured" and row["saved"] and "trace" in row["queries"]
     ]
-    assert f"Batching saves {saved:.1f} %" in quoted
+    assert f"Batching clients send {saved:.1f} % fewer messages" in quoted
     (balance,) = [
         row["bytes"]
         for row in found["figure-8"]
@@ -134,40 +109,19 @@ def test_sizes_add_up(evaluated: Path, setup: Setup) -> None:
     formats = {row["format"]: row["size"] * 1e6 for row in rows_of(evaluated, "table-6")}
     assert formats["ARPA"] == pytest.approx(total["arpa"] * 1e6)
     assert 0 < low["dlm"] + shards["dlm"] <= formats["dlm exact"] / 1e6
-    assert formats["WFST"] == pytest.approx(total["wfst"] * 1e6, rel=0.01)
+    assert formats["WFST"] == pytest.approx(total["wfst"] * 1e6)
 
 
-def test_a_transducer_scores_as_the_model(setup: Setup, files: ModelFiles) -> None:
-    """Walked by hand, for every context of two words: arcs, epsilons and final weights give the
-    oracle's scores."""
-    found = transducer(setup.arpa)
-    arcs: dict[tuple[int, int], tuple[float, int]] = {}
-    columns = (found.source, found.label, found.weight, found.target)
-    for source, label, weight, target in zip(*(c.tolist() for c in columns), strict=True):
-        assert (source, label) not in arcs
-        arcs[source, label] = weight, target
-    assert found.bytes == STATE_BYTES * len(found.final) + ARC_BYTES * len(arcs)
-    vocabulary = files.oracle.vocabulary
-    end = vocabulary.id_of("</s>")
-
-    def step(state: int, word: int) -> tuple[float, int]:
-        cost = 0.0
-        while True:
-            if word == end and np.isfinite(found.final[state]):
-                return cost + float(found.final[state]), state
-            if (state, word + 1) in arcs:
-                weight, target = arcs[state, word + 1]
-                return cost + weight, target
-            weight, state = arcs[state, 0]
-            cost += weight
-
-    words = [vocabulary.id_of(word) for word in files.words()[3:30:3]]
-    for first in words:
-        for second in words:
-            state = step(step(0, first)[1], second)[1]
-            for word in (*words, end):
-                expected = files.oracle.score((first, second), word).log10_prob
-                assert step(state, word)[0] == pytest.approx(-expected * np.log(10), rel=1e-4)
+def test_a_transducer_is_counted_as_it_is_defined(setup: Setup, files: ModelFiles) -> None:
+    """From the oracle's n-grams: contexts of longer ones or with weights, and an arc for each
+    n-gram but sentence ends, and for each of these contexts."""
+    known, end = files.oracle.ngrams, files.oracle.vocabulary.id_of("</s>")
+    kept = {gram[:-1] for gram in known if len(gram) > 1}
+    kept |= {gram for gram, (_, weight) in known.items() if weight and len(gram) < 4}
+    states, arcs = transducer_of(setup)
+    assert states == [sum(len(one) == n for one in kept) + (n == 1) for n in range(1, 5)]
+    ngrams = [sum(len(gram) == n and gram[-1] != end for gram in known) for n in range(1, 5)]
+    assert [all_ - n for all_, n in zip(arcs, ngrams, strict=True)] == [states[0] - 1, *states[1:]]
 
 
 def test_the_ladder_falls_in_size(evaluated: Path) -> None:
@@ -198,12 +152,11 @@ def test_a_failed_experiment_leaves_the_others(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named with why; what came before and after is kept."""
-    from loadtest.paper import table4
 
     def fail(setup: Setup) -> Result:
         raise ConfigError("planted")
 
-    monkeypatch.setattr(table4, "run", fail)
+    monkeypatch.setitem(EXPERIMENTS, "table-4", fail)
     evaluation = Evaluation(setup, tmp_path, lambda line: None)
     names = [result.name for result in evaluation.run(STORED[:2])]
     assert names == ["table-6"]
@@ -278,5 +231,98 @@ def test_real_servers_and_the_simulation_stand_side_by_side(
         off = 100 * (simulated["value"] / measured["value"] - 1)
         assert simulated["off"] == pytest.approx(off)
     page = drawn(tmp_path / "results.html")
-    assert page.count("<svg") >= 2
+    assert "<svg" in page and 'class="bar"' in page
     assert "simulated" in page
+
+
+def chosen_rows(found: Result, **wanted: Any) -> list[dict[str, Any]]:
+    """Rows with these values; the result also goes through JSON's form."""
+    assert result_of(found.facts()).rows == found.rows
+    rows = [r for r in found.rows if all(r.get(k) == v for k, v in wanted.items())]
+    assert rows, wanted
+    return rows
+
+
+def test_table_3_shares_add_up(setup: Setup, files: ModelFiles) -> None:
+    """Orders sum to all; hits are those of the oracle; the bit saves at least what 2-grams do."""
+    found = placement.table_3(setup)
+    for asked in (recorded(setup), histories(setup)):
+        rows = chosen_rows(found, queries=asked.name)
+        whole = rows[-1]
+        assert whole["order"] == "all" and whole["share"] == pytest.approx(100)
+        for key in ("share", "hit", "free", "free_paper"):
+            assert sum(row[key] for row in rows[:-1]) == pytest.approx(whole[key])
+        assert whole["free"] >= whole["free_paper"]
+        hits = asked_hits = 0
+        for call, times in asked.queries():
+            width = call.contexts.shape[1]
+            for row, word, count in zip(call.row, call.words, times, strict=True):
+                length = int(call.lengths[row])
+                context = call.contexts[row, width - length :].tolist()
+                score = files.oracle.score(context, int(word))
+                hits += int(count) * (score.matched_order == length + 1)
+                asked_hits += int(count)
+        assert whole["hit"] == pytest.approx(100 * hits / asked_hits)
+
+
+def test_table_5_finds_the_same_with_more_searches(setup: Setup) -> None:
+    """A search per query in the tree, several in hash tables, fewer where contexts are shared."""
+    found = timing.table_5(setup)
+    for row in chosen_rows(found, index=timing.TREE):
+        assert row["searches"] == row["ngrams"]
+    for row in chosen_rows(found, index=timing.HASH):
+        assert row["searches"] > row["ngrams"]
+    for row in chosen_rows(found, index=timing.TREE_WHOLE):
+        assert row["searches"] < row["ngrams"]
+    assert all(row["basis"] == MEASURED and row["total_ms"] > 0 for row in found.rows)
+
+
+@pytest.mark.slow
+def test_figure_7_measures_what_it_computes(setup: Setup) -> None:
+    """Messages of real clusters are those computed, dlm below A below B, each with its time."""
+    pytest.importorskip("hdrh")
+    found = placement.figure_7(setup)
+    asked = recorded(setup).name
+    for name in (*placement.TIMED, placement.PLACED):
+        for servers in setup.servers:
+            (real,) = chosen_rows(found, system=name, servers=servers, basis=MEASURED)
+            (computed,) = chosen_rows(
+                found, system=name, servers=servers, basis=COMPUTED, queries=asked
+            )
+            # Slots of a real shard set are balanced by bytes of its files, these by records.
+            tolerance = 0.25 if name == placement.OWN else 1e-9
+            assert real["messages"] == pytest.approx(computed["messages"], rel=tolerance)
+            assert real["query_s"] > 0 and computed["query_s"] > 0
+    for servers in (2, 4):
+        messages = [
+            chosen_rows(found, system=name, servers=servers, basis=COMPUTED)[0]["messages"]
+            for name in ("dlm", "A", "B")
+        ]
+        assert messages == sorted(messages) and messages[0] < messages[2]
+
+
+def test_figure_8_slots_balance_best(setup: Setup) -> None:
+    """In bytes; and a real shard set has a row of its own."""
+    found = placement.figure_8(setup)
+    for servers in (2, 4):
+        by = {row["placement"]: row for row in chosen_rows(found, servers=servers, basis=COMPUTED)}
+        slots = by[placement.NAMES["dlm"]]["bytes"]
+        assert slots <= by[placement.NAMES["dlm-hash"]]["bytes"]
+        assert slots <= by[placement.NAMES["dlm-one-word"]]["bytes"]
+    assert chosen_rows(found, servers=2, basis=MEASURED)[0]["bytes"] >= 0
+
+
+@pytest.mark.slow
+def test_figure_9_batching_saves_messages(setup: Setup) -> None:
+    """More by server than by context alone; without any, a message per query that is sent."""
+    found = placement.figure_9(setup)
+    for row in chosen_rows(found, batching=placement.BY_SERVER):
+        (none, *_) = chosen_rows(
+            found, batching=placement.NONE, queries=row["queries"], servers=row["servers"]
+        )
+        assert row["messages"] < none["messages"]
+        assert row["saved"] == pytest.approx(100 * (1 - row["messages"] / none["messages"]))
+    for queries in {row["queries"] for row in found.rows}:
+        none = chosen_rows(found, batching=placement.NONE, queries=queries)
+        assert {row["basis"] for row in none} == {MEASURED, COMPUTED}
+        assert len({row["messages"] for row in none}) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from loadtest.traces.routes import Slotted, routes
 from loadtest.traces.trace import Trace
 
 GIB = float(1 << 30)
+PAGE, STREAMS = Path(__file__).parents[2] / "deploy/README.md", ("35", "350", "3500")
 COSTS = Costs(500.0, 1.5, 30.0, 8.0, "t.parquet", "a machine")
 
 
@@ -74,16 +76,16 @@ def test_no_smaller_cluster_fits(streams: float, replicas: int, memory: float) -
 
 
 def test_a_small_plan_has_small_units_and_the_singular() -> None:
-    """One shard of some kilobytes is not 0.00101 GiB in 1 shards."""
+    """One shard of some kilobytes is not 0.0 GiB in 1 shards."""
     wishes, model = Wishes(10, GIB, replicas=1), Model("m", 1, 1_081_344, 2 << 30)
     rows = dict(rows_of(fitting(wishes, model, COSTS, even, 1.0), wishes, model))
     assert rows["servers"].startswith("1: 1 shard x 1 replica")
-    assert rows["model"] == "m: 1.03 MiB in shards, 2 GiB of low orders on each client's host"
+    assert rows["model"] == "m: 1.0 MiB in shards, 2.0 GiB of low orders on each client's host"
 
 
 def test_what_fits_nowhere_is_told_why() -> None:
     """Memory for the smallest shard and the processes; traffic that one pair of words brings."""
-    with pytest.raises(ConfigError, match=r"2\.5 GiB: 256 MiB per process.* 256 shards.* 1 GiB"):
+    with pytest.raises(ConfigError, match=r"2\.5 GiB: 256 MiB per process.* 256 shards.* 1\.0 GiB"):
         fitting(Wishes(10, GIB, processes=2), Model("m", 1, 512 << 30, 1), COSTS, even, 1.0)
     wishes = Wishes(1e6, GIB)
     with pytest.raises(ConfigError, match=r"256 shards .*32 replicas"):
@@ -170,6 +172,22 @@ def test_the_command_prints_a_plan_and_what_it_assumes(
     assert cluster["messages_per_s"] == pytest.approx(500 * counted.messages_per_audio_s)
     assert cluster["servers"] == cluster["shards"] * cluster["replicas"]
     assert made["assumptions"]
+
+
+def test_the_sizes_on_the_page_are_those_of_plans() -> None:
+    """By n-grams and queries per second, of which a stream has 285."""
+    rows = re.findall(r"^\| (\d+[MG]) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.M)
+    assert len(rows) == 3
+    costs = costs_of(None)
+    assert round((costs.messages_per_audio_s or 0) * (costs.queries_per_message or 0)) == 285
+    for ngrams, row in rows:
+        line = ["plan", "--ngrams", ngrams, "--json", "--streams"]
+        made = [json.loads(CliRunner().invoke(app, [*line, n]).stdout) for n in STREAMS]
+        server, client, *sizes = row.split(" | ")
+        clusters = [plan["cluster"] for plan in made]
+        assert sizes == [f"{c['shards']}\u00d7{c['replicas']}" for c in clusters]
+        assert {server} == {f"{c['server_bytes'] / GIB:.1f}" for c in clusters}
+        assert float(client) == float(f"{made[0]['model']['low_orders'] / GIB:.1g}")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import contextlib
 import random
 import select
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -18,36 +19,27 @@ from loadtest.run.proxy import Faults, Proxies, _Frames
 MEGABYTE = 1 << 20
 
 
-class Echo:
+class Echo(socketserver.ThreadingTCPServer):
     """Sends back what it gets, on every connection, until its side is ended."""
 
-    def __init__(self) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+    daemon_threads = True
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self.listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._echo, args=(connection,), daemon=True).start()
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), self.echo)
+        self.address = f"127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    @staticmethod
+    def echo(connection: socket.socket, *_: object) -> None:
+        """One connection."""
+        with contextlib.suppress(OSError):
+            while data := connection.recv(4096):
+                connection.sendall(data)
 
     def end(self) -> None:
         """Listens no more."""
-        with contextlib.suppress(OSError):  # ended already
-            self.listener.shutdown(socket.SHUT_RDWR)  # or the thread in accept() would keep it
-        self.listener.close()
-
-    @staticmethod
-    def _echo(connection: socket.socket) -> None:
-        with connection:
-            try:
-                while data := connection.recv(4096):
-                    connection.sendall(data)
-            except OSError:
-                pass
+        self.shutdown()
+        self.server_close()
 
 
 @pytest.fixture

@@ -19,11 +19,9 @@ from dlm.errors import ConfigError
 from loadtest.paper.simulate import (
     Costs,
     Layout,
-    Machine,
     Process,
     Simulation,
     Steps,
-    poisson_load,
 )
 from loadtest.traces.routes import Routed, Slotted, routes
 from loadtest.traces.trace import Trace
@@ -69,21 +67,21 @@ def test_a_process_is_an_m_d_1_and_an_m_m_1_queue(rho: float) -> None:
 
 
 @pytest.mark.parametrize("rho", [0.5, 0.8])
-def test_processes_share_a_core_equally(rho: float) -> None:
-    """Processor sharing of one core: 1 / (1 - rho), whatever the services are."""
+def test_processes_take_turns_on_a_core(rho: float) -> None:
+    """Of one core, an M/D/1 queue again, however many processes there are."""
     env = simpy.Environment()
-    machine = Machine(env, 1)
-    many = [Process(env, machine) for _ in range(2000)]
-    found = sojourn_s(many, env, rho, np.ones(30_000))
-    assert found == pytest.approx(1 / (1 - rho), rel=0.06)
+    core = simpy.Resource(env)
+    many = [Process(env, core, 2.0) for _ in range(2000)]
+    found = sojourn_s(many, env, rho, np.full(30_000, 0.5))
+    assert found == pytest.approx(1 + 0.5 * rho / (1 - rho), rel=0.06)
 
 
 def test_a_message_takes_its_network_and_its_service() -> None:
-    """Of a request that is alone: each cost once, the round trip once."""
+    """Of a request that is alone: each cost once."""
     costs = Costs(0.1, 0.01, 0.2, 0.3, 0.02, wait_s=0.05)
-    sim = Simulation(Layout(1, 1, round_trip_s=0.5), costs, ONE, 1, 0.0)
+    sim = Simulation(Layout(1, 1), costs, ONE, 1, 0.0)
     found = sim.closed_loop([[np.zeros(1, np.int64)]], 10.0)
-    expected = 0.1 + 0.01 + 0.2 + (0.3 + 0.02 * 10) + 0.5 + 0.05
+    expected = 0.1 + 0.01 + 0.2 + (0.3 + 0.02 * 10) + 0.05
     assert found.latency_s == pytest.approx([expected] * len(found.latency_s))
     assert found.queries == 10 * found.messages.sum()
     assert found.utilisation(1) == pytest.approx(0.5 / expected, rel=0.15)
@@ -109,8 +107,7 @@ def test_a_seed_gives_the_same_and_balanced_pieces_are_even(
     for balanced in (False, False, True):
         layout = Layout(4, 2, workers=2, balanced=balanced)
         sim = Simulation(layout, costs, routed, 5, 0.1)
-        load = poisson_load(slotted.requests, 500.0, 4, 4.0, 5)
-        outcomes.append(sim.open_loop(*load, 4.0))
+        outcomes.append(sim.open_loop(slotted.requests, 500.0, 4.0))
     assert outcomes[0].latency_s == outcomes[1].latency_s
     assert outcomes[0].messages[1] == 0
     assert outcomes[2].messages[1] == pytest.approx(outcomes[2].messages[0], rel=0.15)

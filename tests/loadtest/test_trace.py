@@ -141,7 +141,7 @@ def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(FormatError, match=r"t\.parquet"):
             read_trace(path)
-    with pytest.raises(FormatError, match="follow"):
+    with pytest.raises(FormatError, match="consecutive"):
         write_trace(path, [SPOKEN[0], SPOKEN[1], SPOKEN[0]], {})
     with pytest.raises(FormatError, match="no requests"):
         write_trace(path, [], {})
