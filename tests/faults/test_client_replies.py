@@ -32,13 +32,6 @@ def client(cluster: Cluster, network: Network, connect: Clients) -> Client:
     return connect(cluster.addresses, network, window=1)
 
 
-def whole(reply: pb.ScoreReply, **fields: bytes | int) -> bytes:
-    """The reply with other fields, its checksum left as it was."""
-    for name, value in fields.items():
-        setattr(reply, name, value)
-    return reply.SerializeToString()
-
-
 def without_sequence(data: bytes) -> bytes:
     """The part of a reply that its checksum covers, and the checksum."""
     message = pb.ScoreReply.FromString(data)
@@ -57,8 +50,12 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
 @pytest.mark.promise("damaged_replies")
 @pytest.mark.parametrize(
     "damage",
-    [lambda data, at: flipped(data, at, at % 8), lambda data, at: data[:at]],
-    ids=["flipped", "cut"],
+    [
+        lambda data, at: flipped(data, at, at % 8),
+        lambda data, at: data[:at],
+        lambda data, at: data + bytes([at]),
+    ],
+    ids=["flipped", "cut", "longer"],
 )
 def test_no_damaged_reply_becomes_a_score(
     client: Client, network: Network, files, damage: Callable[[bytes, int], bytes]
@@ -72,49 +69,13 @@ def test_no_damaged_reply_becomes_a_score(
     ask(utterance, files.oracle, queries)
     for at in range(sizes[0]):
         network.change = lambda data, at=at: damage(data, at)
-        with pytest.raises(ProtocolError):
+        with pytest.raises(ProtocolError) as caught:
             ask(utterance, files.oracle, queries)
+        assert any("127.0.0.1" in note for note in caught.value.__notes__)
     network.change = None
     ask(utterance, files.oracle, queries)
     assert free(client)
     assert client.stats.failed == sizes[0]
-
-
-def answers_of(data: bytes, shards: int) -> pb.ScoreReply:
-    """The reply, parsed."""
-    return codec.parse(pb.ScoreReply(), data)
-
-
-FORGERIES: dict[str, Callable[[bytes], bytes | DlmError]] = {
-    "nothing": lambda data: b"",
-    "a byte behind it": lambda data: data + b"\x07",
-    "another shard": lambda data: whole(answers_of(data, 2), shard=1),
-    "another shard set": lambda data: whole(answers_of(data, 2), shard_set=b"x" * 16),
-    "no answers": lambda data: whole(answers_of(data, 2), log10_probs=b""),
-    "a float less": lambda data: whole(
-        answers_of(data, 2), log10_probs=answers_of(data, 2).log10_probs[:-4]
-    ),
-    "half a float less": lambda data: whole(
-        answers_of(data, 2), log10_probs=answers_of(data, 2).log10_probs[:-2]
-    ),
-    "better probabilities": lambda data: whole(
-        answers_of(data, 2), log10_probs=bytes(len(answers_of(data, 2).log10_probs))
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FORGERIES)
-def test_no_forged_reply_becomes_a_score(
-    client: Client, network: Network, files, name: str
-) -> None:
-    """The error says from where it came."""
-    network.change = FORGERIES[name]
-    utterance = client.utterance()
-    with pytest.raises(ProtocolError) as caught:
-        ask(utterance, files.oracle, queries_to(files, 0)[:3])
-    assert any("127.0.0.1" in note for note in caught.value.__notes__)
-    network.change = None
-    ask(utterance, files.oracle, queries_to(files, 0)[:3])
 
 
 @pytest.mark.promise("damaged_replies")
@@ -207,7 +168,7 @@ def test_an_answer_that_cannot_be_one_becomes_no_score(
     right. With `bigram_fallback` the low orders answer, as for any fault of a server."""
     network.change = answering(network, **fields)
     queries = queries_to(files, 0)[:3]
-    with pytest.raises(ProtocolError, match="answer 0 of 3 "):
+    with pytest.raises(ProtocolError, match="answer 0 "):
         ask(client.utterance(), files.oracle, queries)
     network.change = answering(network)
     ask(client.utterance(), files.oracle, queries)
@@ -300,7 +261,7 @@ def test_a_broken_partial_model_leaves_nobody_waiting(
 # ---------------------------------------------------------------- callers who give up
 
 
-def test_cancelled_calls_leak_nothing_and_what_waited_is_never_sent(
+async def test_cancelled_calls_leak_nothing_and_what_waited_is_never_sent(
     cluster: Cluster, network: Network, connect: Clients, files
 ) -> None:
     """One call in flight and five that wait are cancelled; the sixth that waits is answered."""
@@ -308,28 +269,25 @@ def test_cancelled_calls_leak_nothing_and_what_waited_is_never_sent(
     queries = queries_to(files, 0)[:7]
     oracle = files.oracle
 
-    async def run() -> None:
-        core = Core(connect.opened[0]._core.table.endpoints, config, connect=network.connect)
-        async with AsyncClient(core) as client:
-            core.snapshot()
-            utterance = client.utterance()
-            with network.held():
-                tasks = [asyncio.create_task(utterance.score([c], [w])) for c, w in queries[:1]]
-                await asyncio.to_thread(until, lambda: core.load() == {0: (1, 0)})
-                tasks += [asyncio.create_task(utterance.score([c], [w])) for c, w in queries[1:]]
-                await asyncio.to_thread(until, lambda: core.load() == {0: (1, 6)})
-                for task in tasks[:6]:
-                    task.cancel()
-                ended = await asyncio.gather(*tasks[:6], return_exceptions=True)
-                assert all(isinstance(e, asyncio.CancelledError) for e in ended)
-            assert_equal(await tasks[6], [oracle.score(*queries[6])])
-            asked = [len(request.groups.words) for _, request in network.requests]
-            assert asked == [1, 1]
-            until(lambda: free(client))  # type: ignore[arg-type]
-            answers = await utterance.score([c for c, _ in queries], [w for _, w in queries])
-            assert_equal(answers, [oracle.score(c, w) for c, w in queries])
-
-    asyncio.run(run())
+    core = Core(connect.opened[0]._core.table.endpoints, config, connect=network.connect)
+    async with AsyncClient(core) as client:
+        core.snapshot()
+        utterance = client.utterance()
+        with network.held():
+            tasks = [asyncio.create_task(utterance.score([c], [w])) for c, w in queries[:1]]
+            await asyncio.to_thread(until, lambda: core.load() == {0: (1, 0)})
+            tasks += [asyncio.create_task(utterance.score([c], [w])) for c, w in queries[1:]]
+            await asyncio.to_thread(until, lambda: core.load() == {0: (1, 6)})
+            for task in tasks[:6]:
+                task.cancel()
+            ended = await asyncio.gather(*tasks[:6], return_exceptions=True)
+            assert all(isinstance(e, asyncio.CancelledError) for e in ended)
+        assert_equal(await tasks[6], [oracle.score(*queries[6])])
+        asked = [len(request.groups.words) for _, request in network.requests]
+        assert asked == [1, 1]
+        until(lambda: free(client))  # type: ignore[arg-type]
+        answers = await utterance.score([c for c, _ in queries], [w for _, w in queries])
+        assert_equal(answers, [oracle.score(c, w) for c, w in queries])
 
 
 def test_an_event_loop_that_closed_before_the_answer_came_harms_nobody(

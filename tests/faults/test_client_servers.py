@@ -47,6 +47,12 @@ def test_a_stopped_server_costs_its_callers_the_deadline_and_no_more(
             with pytest.raises(DeadlineExceeded):
                 ask(client.utterance(), files.oracle, silent, deadline_s=0.3)
         ask(client.utterance(), files.oracle, alive, deadline_s=WAIT_S)
+        # A full window and a queue behind it: all are told, and neither leaks.
+        utterance = client.utterance()
+        futures = [submit(utterance, [query], 0.4) for query in silent[:20]]
+        for future in futures:
+            assert isinstance(future.exception(WAIT_S), DeadlineExceeded)
+        until(lambda: free(client))
     finally:
         cluster.servers[0].resume()
     until(lambda: answers_again(client, files, silent + alive))
@@ -67,22 +73,6 @@ def test_a_server_that_takes_connections_and_is_silent_is_late_not_down(
     finally:
         cluster.servers[0].resume()
     until(lambda: answers_again(client, files, silent + alive))
-
-
-def test_many_callers_of_a_stopped_server_leave_nothing_behind(files, cluster, connect) -> None:
-    """A full window and a queue behind it: all are told, and neither queue nor window leaks."""
-    client = connect(cluster, window=1)
-    silent = queries_to(files, 0)
-    utterance = client.utterance()
-    cluster.servers[0].pause()
-    try:
-        futures = [submit(utterance, [query], 0.4) for query in silent[:20]]
-        for future in futures:
-            assert isinstance(future.exception(WAIT_S), DeadlineExceeded)
-        until(lambda: free(client))
-    finally:
-        cluster.servers[0].resume()
-    until(lambda: answers_again(client, files, silent))
 
 
 def test_a_killed_server_is_told_at_once_and_found_again_at_its_port(

@@ -20,7 +20,7 @@ from dlm.index.making import build_shard_set
 from dlm.index.making.budget import Budget
 from dlm.index.making.work import JOURNAL
 from index.oracle import build_whole
-from models import random_model
+from models import contents, random_model
 
 SHARDS = 6
 MIB = 1 << 20
@@ -64,11 +64,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Large enough that writing it takes a moment."""
     folder = tmp_path_factory.mktemp("model")
     return random_model(9, words=60, per_order=1500).write(folder / "model.arpa")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder by name."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")

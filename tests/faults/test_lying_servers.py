@@ -313,16 +313,6 @@ def test_a_download_that_trickles_ends_in_time_and_goes_on_from_there(
     assert kept(cache) > begun
 
 
-def test_a_stream_without_end_ends_with_the_file_it_was_to_be(liar, tmp_path) -> None:
-    """What is more than the manifest says is never written, and nothing wrong is kept."""
-    claiming(liar, bytes=1 << 20)
-    liar.download = endless(liar, 1 << 18, 0.0)
-    cache = tmp_path / "cache"
-    error = failure(liar, cache)
-    assert isinstance(error, ProtocolError)
-    assert kept(cache) == 0
-
-
 def full_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     """A disk with so much room left."""
     usage = shutil.disk_usage("/")

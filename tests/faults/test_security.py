@@ -16,8 +16,7 @@ from certificates import Authority
 from client.questions import ask, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, until
 from connect_proxy import VARIABLES, ConnectProxy
-from dlm.client import Client, ClientConfig
-from dlm.client import server as transport
+from dlm.client import Client, ClientConfig, server as transport
 from dlm.client.cluster_file import Endpoint, write_cluster_file
 from dlm.client.config import ClientSecurity
 from dlm.client.server import Connection
