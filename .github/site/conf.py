@@ -47,7 +47,7 @@ highlight_language = "none"
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_mock_imports = ["flashlight", "pyctcdecode", "pygtrie"]
+autodoc_mock_imports = ["flashlight"]
 nitpicky = True
 # Types of other projects, and those of dlm that no page describes: their names suffice.
 nitpick_ignore_regex = [(r"py:.*", r"(?!dlm\.(errors|client)\.[A-Z]).*")]

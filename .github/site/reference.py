@@ -55,7 +55,7 @@ def one_command(name: str, command: Any) -> Iterator[str]:
     context = command.make_context(name, [], resilient_parsing=True)
     text = command.help or ""
     usage = " ".join([name, *command.collect_usage_pieces(context)])
-    yield from (*markdown(text), "", "```text", usage, "```", "")
+    yield from (*markdown(text), "", classes("command", name), "", "```text", usage, "```", "")
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     rows = [(f"`{p.make_metavar(context)}`", p.help or "") for p in arguments]
@@ -66,6 +66,20 @@ def one_command(name: str, command: Any) -> Iterator[str]:
         yield from ("```console", *(f"$ {e}" for e in examples(command.epilog)), "```", "")
     for child, below in inner.items():
         yield from one_command(f"{name} {child}", below)
+
+
+def classes(kind: str, name: str) -> str:
+    """The class of a public name, and what is experimental below it."""
+    from dlm.cli.reference import EXPERIMENTAL, stability
+
+    found = stability(kind, name)
+    below = [
+        f"`{one}`"
+        for one in EXPERIMENTAL[kind]
+        if one.startswith(f"{name}{'. '[kind == 'command']}")
+    ]
+    but = f", but experimental: {', '.join(below)}" if below and found != "experimental" else ""
+    return f"*Stability*: {found}{but}."
 
 
 def examples(text: str) -> Iterator[str]:
@@ -103,6 +117,8 @@ def python_api() -> Iterator[str]:
         "",
         "Import these from `dlm.client`; the clients, too, from `dlm`.",
         "",
+        classes("python", "dlm.client"),
+        "",
     )
     yield from ("```{eval-rst}", ".. currentmodule:: dlm.client", "")
     for name in dlm.client.__all__:
@@ -110,7 +126,7 @@ def python_api() -> Iterator[str]:
     yield from autodoc("class", "dlm.LocalModel")
     yield from ("```", "")
     for module in MODULES:
-        yield from (f"## {module}", "", "```{eval-rst}")
+        yield from (f"## {module}", "", classes("python", module), "", "```{eval-rst}")
         yield from (
             f".. automodule:: {module}",
             "   :members:",
@@ -124,8 +140,10 @@ def python_api() -> Iterator[str]:
 
 MODULES = [
     "dlm.asr.kenlm",
+    "dlm.asr.open",
+    "dlm.asr.ctc",
     "dlm.asr.decoders.flashlight",
-    "dlm.asr.decoders.pyctcdecode",
+    "dlm.asr.decoders.advance",
     "dlm.asr.speech.wer",
 ]
 

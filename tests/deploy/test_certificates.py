@@ -17,14 +17,18 @@ from dlm.errors import UnavailableError
 from models import random_model
 
 
+def commands_of(section: str) -> list[str]:
+    """The commands of a section, without what their comments say."""
+    text = texts()["security.md"].split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return re.findall(r"^\$ (.*?)(?:    #.*)?$", text, re.M)
+
+
 @pytest.mark.promise("certificates")
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not on PATH")
 def test_three_commands_make_certificates_that_are_served_and_trusted(tmp_path: Path) -> None:
     """With a server of ours, found by the name and by the address in its certificate; a client that
     trusts another authority does not connect."""
-    section = re.search(r"^## Certificates\n(.*?)^## ", texts()["README.md"], re.M | re.S)
-    assert section
-    commands = re.findall(r"^\$ (.*)$", section[1], re.M)
+    commands = commands_of("Certificates")
     assert len(commands) == 3
     for folder in ("ours", "theirs"):
         (tmp_path / folder).mkdir()
@@ -55,11 +59,7 @@ def test_three_commands_make_certificates_that_are_served_and_trusted(tmp_path: 
 def test_tokens_are_tried_on_one_host_as_the_page_says(tmp_path: Path) -> None:
     """With a folder for the server and one for the client; no step gives a path but the page's. In
     the end the client is not let in any more."""
-    section = re.search(r"^## Authentication\n(.*?)^## ", texts()["README.md"], re.M | re.S)
-    assert section
-    *made, token, cluster, score, other, removal, again = re.findall(
-        r"^\$ (.*?)(?:    #.*)?$", section[1], re.M
-    )
+    *made, token, cluster, score, other, removal, again = commands_of("Try tokens on one host")
     files = build(random_model(5, order=3, words=30, per_order=60), tmp_path / "shards", 2)
     files.directory.rename(tmp_path / "shards/model")
 

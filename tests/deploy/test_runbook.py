@@ -18,7 +18,6 @@ MADE = {
     "values-model.yaml",
     "values-model-3.yaml",
     "cluster-3.toml",
-    "cluster.toml",
     "server.toml",
     "manifest.json",
 }
@@ -33,8 +32,8 @@ def test_every_command_line_parses(line: Quoted) -> None:
 def test_command_lines_are_found_where_they_are() -> None:
     """Pages, compose, unit and image."""
     places = {q.place.split(",")[0] for q in quoted()}
-    expected = {"README.md", "runbook.md", "compose.yaml", "Containerfile"}
-    assert expected | {"systemd/dlm-shard@.service"} <= places
+    expected = {"hosts.md", "security.md", "runbook.md", "compose.yaml", "Containerfile"}
+    assert expected | {"README.md", "systemd/dlm-shard@.service"} <= places
 
 
 @pytest.mark.parametrize(

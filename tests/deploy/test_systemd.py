@@ -146,7 +146,7 @@ def test_the_page_makes_what_the_settings_name() -> None:
         r"^DLM_SERVER_(?:TLS_CERT|TLS_KEY|TOKENS)=(.*)$", TEXTS["systemd/dlm.env"], re.M
     )
     installs = {
-        line.split()[-1]: line for line in shell_lines(TEXTS["README.md"]) if "install " in line
+        line.split()[-1]: line for line in shell_lines(TEXTS["hosts.md"]) if "install " in line
     }
     assert len(given) == 3
     for path in given:
@@ -155,6 +155,5 @@ def test_the_page_makes_what_the_settings_name() -> None:
         assert ("--mode=644" in installs[path]) != secret
     assert values("Group") == ["dlm"]
     assert any(
-        "dlm token" in line and "--tokens tokens" in line
-        for line in shell_lines(TEXTS["README.md"])
+        "dlm token" in line and "--tokens tokens" in line for line in shell_lines(TEXTS["hosts.md"])
     )
