@@ -1,4 +1,4 @@
-"""Checks a command's values before hours of work, above all its input and output files."""
+"""Checks a command's values, above all its input and output files, before hours of work."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from dlm.config import Setting
 from dlm.errors import ConfigError
+from dlm.stores.remote import RemotePath, located
 
 T = TypeVar("T")
 
@@ -19,16 +20,22 @@ _made: list[Path] = []
 
 
 def check_reads(
-    name: str, *paths: Path | str | None, folders: bool = False, what: str = "file"
+    name: str, *paths: Path | str | None, folders: bool = False, stores: bool = False
 ) -> None:
-    """Raises `ConfigError` unless each path can be read; `-` and None are skipped."""
+    """Raises `ConfigError` unless each path can be read, or is a place in a store (with `stores`,
+    for commands that open those). `-` and None are skipped."""
     for path in paths:
         if path is None or str(path) == "-":
             continue
-        place = Path(path)
+        place = located(path)
+        if isinstance(place, RemotePath):
+            if stores:
+                continue
+            raise ConfigError(
+                f"{name}: {place} is in a store; expected a local path. Fetch it with dlm fetch"
+            )
         if not place.exists():
-            kind = "file or folder" if folders and what == "file" else what
-            raise ConfigError(f"{name}: no such {kind}: {place}; check the name")
+            raise ConfigError(f"{name}: no such file or folder: {place}; check the name")
         if place.is_dir() and not folders:
             raise ConfigError(f"{name}: {place} is a folder; expected a file")
         if not os.access(place, os.R_OK):
@@ -57,11 +64,11 @@ def check_writes(
         arpa    whether it will be an ARPA file, whose suffix selects the compression
         inputs  files that the command reads; it never replaces one of them
     """
-    if path is None or (stdout and str(path) == "-"):
+    if path is None or (stdout and str(path) == "-") or isinstance(located(path), RemotePath):
         return
     if str(path) == "-":
         raise ConfigError(
-            f"{name} is -, but this command cannot write that to standard output; name a "
+            f"{name} is -, but this command cannot write to standard output; name a "
             f"{'folder' if folder else 'file'}"
         )
     place = Path(path)
@@ -79,8 +86,7 @@ def check_writes(
 
 
 def check_folder(name: str, folder: Path | None, *, make: bool = True) -> None:
-    """Raises `ConfigError` unless files can be created in `folder`, which `make` creates now; None
-    is skipped."""
+    """Raises `ConfigError` unless files can be created in `folder`; `make` creates it now."""
     if folder is None:
         return
     missing: list[Path] = []
@@ -89,7 +95,7 @@ def check_folder(name: str, folder: Path | None, *, make: bool = True) -> None:
         missing.append(there)
         there = there.parent
     if not there.is_dir():
-        raise ConfigError(f"{name}: {there} is not a folder; name another")
+        raise ConfigError(f"{name}: {there} is not a folder; name another path")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"{name}: this user may not write to {there}; check its permissions")
     if make:
@@ -107,7 +113,7 @@ def check_bounds(name: str, *values: float | str | None, bounds: Setting) -> Non
 
 
 def parsed(name: str, text: str, parse: Callable[[str], T], expected: str) -> T:
-    """What `parse` makes of an option's text; `ConfigError` where it is not what is expected."""
+    """The result of `parse` for an option's text; `ConfigError` if the text is not as expected."""
     try:
         return parse(text)
     except (ValueError, ZeroDivisionError):
@@ -122,24 +128,24 @@ def integers_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-# What must be true of a parameter before its command runs: one of these stands in its annotation.
+# Checks of a parameter before its command runs; the parameter's annotation contains one check.
 READ = partial(check_reads)
 READ_ANY = partial(check_reads, folders=True)
-READ_FOLDER = partial(check_reads, folders=True, what="folder")
+READ_PLACE = partial(check_reads, folders=True, stores=True)
 WRITE = partial(check_writes)
 WRITE_FOLDER = partial(check_writes, folder=True)
 WRITE_ARPA = partial(check_writes, arpa=True)
 SCRATCH = partial(check_folder)
-SCRATCH_LATER = partial(check_folder, make=False)  # the command makes it
+SCRATCH_LATER = partial(check_folder, make=False)  # the command makes the folder
 
 
 def within(**bounds: Any) -> partial[None]:
-    """For the annotation of a number, or of one word of some: bounds as `Setting` has them."""
+    """A check for the annotation of a number or of a choice of words, with `Setting`'s bounds."""
     return partial(check_bounds, bounds=Setting(**bounds))
 
 
 def check_all(given: Iterable[tuple[str, Any, partial[None]]]) -> None:
-    """Checks values, or lists of them, each with its name; no file is written that is read."""
+    """Checks values, or lists of them, each with its name; no output may be an input."""
     found = [
         (name, value if isinstance(value, list) else [value], check) for name, value, check in given
     ]
@@ -152,5 +158,5 @@ def check_all(given: Iterable[tuple[str, Any, partial[None]]]) -> None:
 def remove_empty_folders() -> None:
     """Removes the folders that `check_folder` created and the command left empty."""
     while _made:
-        with contextlib.suppress(OSError):  # it is used
+        with contextlib.suppress(OSError):  # the folder is not empty
             _made.pop().rmdir()

@@ -39,7 +39,7 @@ def cluster(
     ] = Path("cluster.toml"),
     port: Annotated[
         int,
-        typer.Option(help="Port of shard 0; the others follow it. 0 picks free ports."),
+        typer.Option(help="Port of shard 0; other shards get the next ports. 0 picks free ports."),
     ] = 0,
     processes: Annotated[
         int, typer.Option(min=1, max=256, help="Processes per server, which share its port.")
@@ -59,7 +59,8 @@ def cluster(
     metrics_port: Annotated[
         int,
         typer.Option(
-            help="Port of the first process's metrics; the others follow it. 0 disables them."
+            help="Port of the first process's metrics; other processes get the next ports. 0 "
+            "disables metrics."
         ),
     ] = 0,
     access: Annotated[dict[str, Any], Options(ACCESS, of=ServerConfig)],
@@ -111,7 +112,7 @@ def cluster(
                 f"{many} consecutive ports, and the last port is 65535"
             )
     if local_fallback is not None:
-        LocalModel.open(local_fallback)  # fails now if it is damaged, not when it is needed
+        LocalModel.open(local_fallback)  # fails now if the model is damaged
     check_reads("--tls-cert, --tokens", *access.values())
     check_reads(
         "--ca, --token-file",
@@ -171,8 +172,8 @@ def cluster(
                     print(line, file=sys.stderr)
         finally:
             if is_written and cluster_file.exists() and is_ours(cluster_file):
-                # A server started by hand may have taken the place of one of ours.
-                with contextlib.suppress(ConfigError):  # nobody can read what it has become
+                # A server started by hand may have replaced one that this command started.
+                with contextlib.suppress(ConfigError):  # the file is no longer readable
                     if address := listening(cluster_file):
                         print(f"kept {cluster_file}: {address} still listens", file=sys.stderr)
                     else:

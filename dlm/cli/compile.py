@@ -1,4 +1,4 @@
-"""`dlm compile`: kernels are compiled now, and not at the first use."""
+"""`dlm compile`: compiles kernels now instead of at their first use."""
 
 from __future__ import annotations
 

@@ -43,7 +43,10 @@ def demo(
     ] = False,
     open_page: Annotated[
         bool,
-        typer.Option("--open", help="Then open the page of a gateway in a browser, until Ctrl-C."),
+        typer.Option(
+            "--open",
+            help="Then open a gateway's page in a browser, and keep it running until Ctrl-C.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -128,7 +131,7 @@ def demo(
 
 
 def _show_page(servers: list[Server], cluster: Path, tell: Callable[[str], None]) -> None:
-    """Opens the page of a gateway to these servers in a browser, until Ctrl-C."""
+    """Runs a gateway to these servers and opens its page in a browser, until Ctrl-C."""
     import webbrowser
 
     from dlm.client.cluster_file import write_cluster_file

@@ -51,13 +51,13 @@ Asking = Annotated[ServerSettings, Options()]
 
 
 def register(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the device is called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the device.")],
     state: State,
 ) -> None:
     """Make a device's key, and print its line of the list of devices.
 
-    The list has to reach the server and all devices by a way that the server cannot change. For a
-    list without keys, write names only.
+    The list must reach the server and all devices in a way that the server cannot tamper with. For
+    a list without keys, write names only.
 
     Examples:
         dlm devices register alice --state alice
@@ -70,7 +70,7 @@ def register(
     check_name(name)
     place = state / KEY
     if place.exists():
-        raise ConfigError(f"{place} exists: the device has a key; give another --state")
+        raise ConfigError(f"{place} already exists, so this device has a key; give another --state")
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     signer = Signer.drawn(os.urandom)
     signer.write(place)
@@ -83,7 +83,7 @@ def device(
         typer.Argument(metavar="TEXT", help="One user's text, one utterance per line."),
         READ,
     ],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the device is called.")],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the device.")],
     state: State,
     sockets: Sockets,
     *,
@@ -99,18 +99,18 @@ def device(
         bool,
         typer.Option(
             "--unregistered",
-            help="Do without registered keys: a server that lies can then open a single device's "
+            help="Use no registered keys; a dishonest server can then read a single device's "
             "update.",
         ),
     ] = False,
     allowed: Annotated[OwnerLimits, Options()],
     quiet: Quiet = False,
 ) -> None:
-    """Be one device: keep a user's text, and answer a server's rounds.
+    """Keep a user's text as a device, and answer a server's rounds.
 
-    Words of the text go nowhere; what leaves is an update, clipped, rounded and masked. The device
-    counts in --state when it took part, and refuses a server that asks too often. It runs until
-    SIGTERM.
+    The text never leaves the device; only an update does, which is clipped, rounded and masked. The
+    device records in --state when it took part, and refuses a server that asks too often. It runs
+    until SIGTERM.
 
     Examples:
         dlm devices device alice.txt --name alice --state alice \\
@@ -126,18 +126,20 @@ def device(
     if (keys is None) != unregistered:
         found = "neither" if keys is None else "both"
         raise ConfigError(
-            f"found {found} of registered keys (--devices) and --unregistered; give one. Without "
-            "keys, a server that lies can open this device's updates"
+            f"expected exactly one of --devices (registered keys) and --unregistered; found "
+            f"{found}. Without keys, a dishonest server can read this device's updates"
         )
     made = f"dlm devices register {name} --state {state}"
     if keys is not None and (name not in keys or not (state / KEY).exists()):
         lacks = f"{registered} has no device {name}" if name not in keys else f"no {state / KEY}"
-        raise ConfigError(f"{lacks}; expected a key and its line of the list, both by: {made}")
+        raise ConfigError(
+            f"{lacks}; run `{made}`, and add the line that it prints to the file of --devices"
+        )
     signer = None if keys is None else Signer.read(state / KEY)
     if keys is not None and signer is not None and keys[name] != signer.public:
         raise ConfigError(
-            f"{registered} has another key of {name} than {state / KEY}; expected the line that "
-            f"was printed by: {made}"
+            f"the key of {name} in {registered} differs from {state / KEY}; expected the line that "
+            f"this command printed: {made}"
         )
     tell = stage_printer(quiet=quiet, timed=False)
     tell("importing jax")
@@ -147,7 +149,7 @@ def device(
     from dlm.files import locked
 
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    busy = ConfigError(f"another process is the device of {state}; end that one first")
+    busy = ConfigError(f"another process already runs the device of {state}; stop it first")
     with locked(state / LOCK, busy):
         known = None if keys is None else frozenset(keys.values())
         clocks = Clocks(state / CLOCKS)
@@ -221,7 +223,7 @@ def server(
 
 
 def outcome_teller(tell: Callable[[str], None]) -> Callable[[RoundOutcome], None]:
-    """Prints how many devices are in each round, and why others are not."""
+    """A function that prints how many devices are in each round, and why others are not."""
 
     def on_outcome(outcome: RoundOutcome) -> None:
         for name, fault in sorted(outcome.faults.items()):
@@ -247,10 +249,10 @@ def unigrams(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Count how often users of devices use the words of a list.
+    """Count how often the devices' users use the words of a list.
 
-    Settings, noise, ledger and output are those of dlm unigrams; counts are added up as those of
-    dlm devices server.
+    Settings, noise, ledger and output are those of dlm unigrams; counts are added up as in dlm
+    devices server.
 
     Examples:
         dlm devices unigrams devices.tsv --wordlist words.txt --sockets sockets \\

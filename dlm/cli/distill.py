@@ -47,7 +47,8 @@ def distill(
     text: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Text whose contexts replace samples, one sentence per line."
+            metavar="FILE",
+            help="Text whose contexts to count instead of samples, one sentence per line.",
         ),
         READ,
     ] = None,
@@ -77,14 +78,14 @@ def distill(
         SCRATCH_LATER,
     ] = None,
     part: Annotated[
-        str, typer.Option(metavar="I/N", help="Count only part I of N, into --work.")
+        str, typer.Option(metavar="I/N", help="Count only part I of N, and store it in --work.")
     ] = "1/1",
     counts: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="DIR",
-            help="The --work folder of one part; repeat for every part. Adds up these counts "
-            "instead of counting.",
+            help="The --work folder of one part; repeat the option for every part. The counts of "
+            "all parts are added, and nothing is counted.",
         ),
         READ_ANY,
     ] = None,
@@ -99,7 +100,8 @@ def distill(
     unigrams: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Word counts (from dlm unigrams) that replace the unigrams."
+            metavar="FILE",
+            help="Word counts (from dlm unigrams) to use instead of the model's unigrams.",
         ),
         READ,
     ] = None,
@@ -122,7 +124,7 @@ def distill(
     so is an ARPA file with --samples: at each history of a sampled sentence, the whole distribution
     is counted. If the source or topology carries a privacy record, the records are composed. An
     input without one leaves the result without a guarantee, unless --public-attested-by NAME
-    vouches for it.
+    attests that it is public.
 
     --capitalize splits the probability of each word over its cased spellings, as in a model of
     public cased text. --unigrams takes word frequencies, and words that the network lacks, from
@@ -145,7 +147,7 @@ def distill(
         memory_bytes=memory,
     )  # fmt: skip
     if request.kind == "object":
-        sys.path.insert(0, str(Path.cwd()))  # as python -m has it
+        sys.path.insert(0, str(Path.cwd()))  # as python -m does
     else:
         check_reads("SOURCE", source, folders=True)
     check_reads("--topology", request.external, folders=True)
@@ -157,7 +159,7 @@ def distill(
     )
     made = distill_files(request, progress=stage_printer(quiet=quiet))
     if made is None:
-        counted_now = f"counted; add these counts with --counts {work}"
+        counted_now = f"counted this part; the run that adds all parts needs --counts {work}"
         facts = {"work": str(work), "part": part}
         print_answer(facts, [counted_now], as_json=as_json, quiet=quiet)
         return
@@ -180,7 +182,7 @@ def distill(
         said = (
             f"perplexity on the source's own text: source {figures['source_perplexity']:.4f}, "
             f"new model {made.fit.perplexity:.4f} "
-            f"({max(made.relative_entropy, 0.0):.4g} nats per word)"  # below 0: rounded to float32
+            f"({max(made.relative_entropy, 0.0):.4g} nats per word)"  # below 0 by rounding
         )
     lines = [
         said,

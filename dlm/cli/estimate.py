@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlm.cli.checks import READ, check_reads, check_writes
-from dlm.cli.options import EngineName, HalfMemory, Json, Options, Silent, Threads, Tmp
+from dlm.cli.options import (
+    EngineName,
+    HalfMemory,
+    Json,
+    Options,
+    PiecesFile,
+    Silent,
+    Threads,
+    Tmp,
+)
 from dlm.cli.output import print_answer, stage_printer
 from dlm.estimate.settings import EstimateOptions
 
@@ -46,6 +55,7 @@ def estimate(
         ),
         READ,
     ] = None,
+    pieces: PiecesFile = None,
     memory: HalfMemory = None,
     tmp: Tmp = None,
     threads: Threads = 2,
@@ -94,18 +104,22 @@ def estimate(
         available_bytes() // 2 if memory is None else memory,
         threads,
         None if vocab is None else frozenset(vocab.read_bytes().split()),
+        pieces,
     )
     if engine is EngineName.SPARK:
-        if memory is not None or tmp is not None:
+        if memory is not None or tmp is not None or pieces is not None:
             raise ConfigError(
-                "--memory and --tmp apply to --engine local only; for Spark, pass "
-                "--executor-memory and --conf spark.local.dir=... to spark-submit"
+                "--memory, --tmp and --pieces apply to --engine local only; for Spark, pass "
+                "--executor-memory and --conf spark.local.dir=... to spark-submit, and split the "
+                "text into pieces first"
             )
         summary = _with_spark(text, output, complete, ProgressReporter(tell))
     else:
+        from dlm.cli.push import local_output
         from dlm.estimate.pipeline import estimate as run
 
-        summary = run(text, output, complete, tmp=tmp, progress=ProgressReporter(tell))
+        with local_output(output, tmp, tell) as file:
+            summary = run(text, str(file), complete, tmp=tmp, progress=ProgressReporter(tell))
     tell(f"done: {output}, {summary.arpa_bytes:,} bytes")
     totals = summary.totals
     facts = {

@@ -69,8 +69,7 @@ def evaluate(
         dlm evaluate model.arpa.zst runs/first --users heldout.tsv
     """
     from dlm.checkpoint import CHECKPOINT
-    from dlm.distill.evaluate import Judge, NetworkJudge, NgramJudge
-    from dlm.distill.evaluate import evaluate as judge
+    from dlm.distill.evaluate import Judge, NetworkJudge, NgramJudge, evaluate as judge
     from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns
     from dlm.federated.users import TOKENIZERS
@@ -78,7 +77,7 @@ def evaluate(
 
     if (users is None) == (text is None):
         raise ConfigError(
-            "give exactly one of --users, text with user ids, and --text, text without them"
+            "give either --users (text with user ids) or --text (text without them), not both"
         )
     tell = stage_printer(quiet=quiet)
     limit = available_bytes() if memory is None else memory

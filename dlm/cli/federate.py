@@ -106,7 +106,7 @@ def _sentence(line: dict[str, object], rounds: int) -> str:
     raw = line.get("not_private")
     if isinstance(raw, dict):
         text += f": {line['seconds']:.2f} s, {counted(raw['users'], 'user')}"
-        if math.isfinite(raw["mean_ln_prob"]):  # devices keep it
+        if math.isfinite(raw["mean_ln_prob"]):  # devices do not send this figure
             text += f", loss {-raw['mean_ln_prob']:.3f}"
         if raw["refused"]:
             text += f", {counted(raw['refused'], 'update')} rejected (inf or nan)"

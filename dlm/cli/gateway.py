@@ -1,4 +1,4 @@
-"""`dlm gateway`: scores by gRPC and HTTP for programs in any language."""
+"""`dlm gateway`: serves scores over gRPC and HTTP to programs in any language."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dlm.cli.checks import READ, READ_ANY, WRITE
+from dlm.cli.checks import READ, READ_PLACE, WRITE
 from dlm.cli.options import ACCESS, CREDENTIALS, ClusterFile, LogLevel, Options, ServedModel
 from dlm.client.config import ClientSecurity
 from dlm.config import resolve
@@ -25,7 +25,7 @@ def gateway(
             metavar="MODEL",
             help="Shard set or KenLM binary file to answer from, without any servers.",
         ),
-        READ_ANY,
+        READ_PLACE,
     ] = None,
     vocab: Annotated[
         Path | None,
@@ -61,11 +61,11 @@ def gateway(
     ] = None,
     log_level: LogLevel = "info",
 ) -> None:
-    """Answer programs in any language, by gRPC and HTTP with JSON.
+    """Answer programs in any language, over gRPC or HTTP with JSON.
 
-    It asks a cluster, or a shard set in its own process. Several gateways may stand behind a
-    balancer: a state that one of them returned is good on each. Logs are JSON, one object per line,
-    on standard error, and have no text that was asked.
+    It queries a cluster, or a shard set in its own process. You can run several gateways behind a
+    load balancer: all of them accept a state that one of them returned. Logs are JSON, one object
+    per line, on standard error, and contain no text of queries.
 
     Examples:
         dlm gateway --cluster cluster.toml
@@ -78,7 +78,9 @@ def gateway(
     from dlm.gateway.app import Opening, serve
 
     if vocab is not None and local is None:
-        raise ConfigError("--vocab has the words of the model of --local; give that too")
+        raise ConfigError(
+            "--vocab holds the words of the model of --local, which is missing; give both"
+        )
     settings = resolve(GatewayConfig, "gateway", flags=flags, file=config)
     log_to_stderr(log_level, {})
 

@@ -53,7 +53,7 @@ class CommandHelp(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _refuse_lmplz(self, ctx: Any, args: list[str]) -> None:
-        """Rejects an option of KenLM's lmplz, and names ours, if the command has it."""
+        """Rejects an option of KenLM's lmplz, and names dlm's own if the command has that one."""
         known = {name for param in self.params for name in param.opts}
         for given in args[: args.index("--")] if "--" in args else args:
             name = given.partition("=")[0]
@@ -102,7 +102,7 @@ def split_examples(text: str) -> tuple[str, str]:
 
 
 def add_command(app: typer.Typer, name: str, heading: str, function: Callable[..., Any]) -> None:
-    """Adds a function as a command, with its docstring as help, its parameters spread."""
+    """Adds a function as a command: its docstring is the help, and its parameters are spread."""
     text, examples = split_examples(function.__doc__ or "")
     command = app.command(
         name, cls=CommandHelp, help=text, epilog=examples, rich_help_panel=heading
@@ -111,8 +111,7 @@ def add_command(app: typer.Typer, name: str, heading: str, function: Callable[..
 
 
 class Group(NamedTuple):
-    """Commands below one name, each with its heading; their options are made when one of them
-    runs."""
+    """Commands below one name, each with its heading; their options are created when one runs."""
 
     help: str
     examples: str

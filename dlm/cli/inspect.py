@@ -1,5 +1,4 @@
-"""`dlm info`, `dlm verify`, `dlm export`: what a shard set or a KenLM file holds, and
-whether a set is valid."""
+"""`dlm info`, `dlm verify` and `dlm export`: what is in a shard set or a KenLM file."""
 
 from __future__ import annotations
 
@@ -22,9 +21,11 @@ if TYPE_CHECKING:
     from dlm.index.layout import Manifest
     from dlm.kenlm.reader import NgramReader
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a shard set.")]
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a shard set."), READ_ANY]
 Model = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Folder of a shard set, or a KenLM binary file.")
+    Path,
+    typer.Argument(metavar="MODEL", help="Folder of a shard set, or a KenLM binary file."),
+    READ_ANY,
 ]
 
 
@@ -35,7 +36,7 @@ def facts_of(manifest: Manifest, directory: Path, public_key: Path | None = None
 
 
 def summary(facts: Mapping[str, Any]) -> list[str]:
-    """The contents of a shard set, `facts_of` it, for people."""
+    """The contents of a shard set, from `facts_of`, as text for people."""
     from dlm.ngram.arpa.header import provenance_facts
 
     counts = " + ".join(f"{c:,}" for c in facts["counts"])
@@ -49,7 +50,7 @@ def summary(facts: Mapping[str, Any]) -> list[str]:
     rows += [
         ("encoding", facts["encoding"]),
         ("bytes", f"{facts['bytes']:,} ({facts['bytes_per_ngram']:.2f} per n-gram)"),
-        ("shards", f"{facts['shards']}, the heaviest {facts['balance']:.4f} times the mean"),
+        ("shards", f"{facts['shards']}, the heaviest {facts['imbalance']:.4f} times the mean"),
     ]
     rows += [
         (f"  {entry['name']}", f"{entry['bytes']:,} bytes, {counted(entry['ngrams'], 'n-gram')}")
@@ -71,7 +72,7 @@ def summary(facts: Mapping[str, Any]) -> list[str]:
 
 NO_RECORD = "no record of private training, so no guarantee is stated"
 WRONG = "WRONG, no guarantee can be claimed: "
-ROW = 100  # characters of a fact
+ROW = 100  # most characters of a fact in a row
 
 
 def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None) -> str:
@@ -116,8 +117,8 @@ def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None)
 
 
 def _shown(value: object, promise: str) -> str:
-    """A value of the provenance; for a privacy record, that `promise` is what it states. A line
-    that does not begin like a record is free text and claims nothing."""
+    """A value of the provenance; for a privacy record, a reference to its statement `promise`. A
+    line that does not begin like a record is free text and claims nothing."""
     from dlm.record.provenance import LINE_PREFIX, is_record_line
 
     text = str(value)
@@ -131,7 +132,7 @@ def _shown(value: object, promise: str) -> str:
 
 
 def _brief(value: Any) -> str:
-    """A fact of a provenance line in one short row; --json prints all of it."""
+    """One fact of a provenance line, in one short row; --json prints the whole fact."""
     text = _joined(value)
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= ROW else f"{text[: ROW - 4]} ..."
@@ -150,7 +151,7 @@ def _joined(value: Any) -> str:
 
 
 def helm_values(manifest: Manifest) -> str:
-    """Values of the chart deploy/helm/dlm for a shard set, as YAML; what `dlm info --helm` prints.
+    """Values of the chart deploy/helm/dlm for a shard set, as YAML, which `dlm info --helm` prints.
     The limit is a quarter above a server's memory; see `server_mib`."""
     from dlm.index.describe import server_mib
 
@@ -229,7 +230,7 @@ def info(
         if helm or public_key is not None:
             raise ConfigError(
                 f"--helm and --public-key apply to a shard set, but {directory} is a KenLM file; "
-                "make one with dlm shard, or leave them out"
+                "make a shard set with dlm shard, or leave these options out"
             )
         facts = kenlm_facts(directory)
         print_answer(facts, _kenlm_summary(facts), as_json=as_json)
@@ -270,8 +271,7 @@ def verify(
         dlm verify shards/model --arpa model.arpa.zst
         dlm verify shards/model --shard 0 --shard 1
     """
-    from dlm.index.check.verify import verify as run
-    from dlm.index.check.verify import verify_files
+    from dlm.index.check.verify import verify as run, verify_files
     from dlm.kenlm.layout import is_kenlm_file
 
     if is_kenlm_file(directory):
@@ -317,7 +317,7 @@ def verify(
 
 
 def _refuse_quantised(directory: Path, arpa: Path) -> None:
-    """Values of a quantised set differ from those of its ARPA file on purpose."""
+    """Refuses a quantised set, whose values differ from its ARPA file's on purpose."""
     from dlm.index.layout import read_manifest
 
     try:
@@ -333,7 +333,7 @@ def _refuse_quantised(directory: Path, arpa: Path) -> None:
 
 
 class Reading(NamedTuple):
-    """How a KenLM file is read: its words, the memory, a folder, and whatever time it takes."""
+    """How a KenLM file is read: words, memory, temporary folder, and unlimited time (`force`)."""
 
     vocab: Path | None
     memory: int | None
@@ -418,7 +418,9 @@ def export(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Overwrite an existing file; search a KenLM file for over ten hours."
+            "--force",
+            help="Overwrite an existing file, and allow a search of a KenLM file that takes over "
+            "ten hours.",
         ),
     ] = False,
     quiet: Quiet = False,
@@ -426,10 +428,10 @@ def export(
     """Convert a shard set or a KenLM file back into ARPA.
 
     With --format probing, a shard set, an ARPA file or a KenLM file becomes a probing file, as
-    KenLM's build_binary makes it: C++ decoders open it.
+    KenLM's build_binary makes it, for C++ decoders.
 
-    A KenLM probing file holds hashes in place of words: its n-grams are found again by a search,
-    whose time is estimated. The ARPA file is written only if every hash is that of one n-gram.
+    A KenLM probing file holds hashes instead of words, so a search must find its n-grams; its time
+    is estimated. The ARPA file is written only if every hash matches one n-gram.
 
     Examples:
         dlm export shards/model --output exported.arpa.zst
@@ -461,7 +463,7 @@ def export(
     if not is_file and of_files != (None, None, None):
         raise ConfigError(
             f"--vocab, --memory and --tmp apply to a KenLM file, but {directory} is not one; "
-            "leave them out"
+            "leave these options out"
         )
     reading = Reading(vocab, memory, tmp or beside, force)
     if to == "probing":

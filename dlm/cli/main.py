@@ -23,13 +23,15 @@ from dlm.resources import MORE_FILES, check_open_files
 from dlm.signals import end_signals
 
 # Command -> its module in dlm.cli, and its name there. Only the command that runs is imported:
-# importing all of them takes as long as scoring 100,000 words.
+# importing all commands takes as long as scoring 100,000 words.
 COMMANDS = {
     "demo": ("demo", "demo"),
     "compile": ("compile", "compile_"),
     "explain": ("reference", "explain"),
     "shard": ("shard", "shard"),
     "reshard": ("reshard", "reshard"),
+    "push": ("push", "push"),
+    "fetch": ("push", "fetch"),
     "serve": ("serve", "serve"),
     "cluster": ("cluster", "cluster"),
     "gateway": ("gateway", "gateway"),
@@ -59,7 +61,7 @@ COMMANDS = {
     "privacy": ("privacy", "GROUP"),
 }
 
-# The first command under each heading of `dlm --help`; those after it in `COMMANDS` follow.
+# The first command under each heading of `dlm --help`; the next ones in `COMMANDS` follow it.
 HEADINGS = {
     "demo": "Start here",
     "shard": "Serve a model",
@@ -69,7 +71,7 @@ HEADINGS = {
     "pipeline": "Train privately",
 }
 
-# Commands that answer at once or run until they are stopped, and options that ask for silence.
+# Commands that answer at once or run until they are stopped, and options that request silence.
 OWN_WORDS = {
     *("cluster", "compile", "demo", "devices", "explain", "gateway", "info", "rollout", "score"),
     *("serve", "status", "token"),
@@ -115,7 +117,7 @@ def options(
 
 
 def program(names: Iterable[str] = COMMANDS, *, titles: bool = False) -> typer.Typer:
-    """`dlm` with these commands; `titles` leave out their options, which take time to make."""
+    """`dlm` with these commands; with `titles`, without their options, which take time to make."""
     out = typer.Typer(
         name="dlm",
         cls=RootHelp,
@@ -148,7 +150,7 @@ def _title(command: Any) -> Callable[[], None]:
 
 
 def _program_for(arguments: list[str]) -> typer.Typer:
-    """`dlm` with what these arguments need: one command, or, if they name none, all titles."""
+    """`dlm` with the command that these arguments name or, if they name none, all titles."""
     if "_DLM_COMPLETE" in os.environ:  # a shell asks for completions
         line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
         arguments = line.split()[1:]
@@ -160,7 +162,7 @@ def _program_for(arguments: list[str]) -> typer.Typer:
 
 
 def __getattr__(name: str) -> Any:
-    """`app`: `dlm` with all of its commands."""
+    """The attribute `app`: `dlm` with all of its commands."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault("app", program())
@@ -179,7 +181,7 @@ def main() -> None:
     if sys.argv[1:] and sys.argv[1] in COMMANDS.keys() - OWN_WORDS and not MUTE & {*sys.argv[2:]}:
         begin_waiting()
     try:
-        _program_for(sys.argv[1:])(prog_name="dlm")  # also as python -m dlm
+        _program_for(sys.argv[1:])(prog_name="dlm")  # also if run as python -m dlm
     except (DlmError, OSError) as exc:
         _complain(exc)
     except ModuleNotFoundError as exc:
@@ -187,7 +189,7 @@ def main() -> None:
         extra = next((name for name, packages in EXTRAS.items() if missing in packages), None)
         if extra is None:
             raise
-        from dlm.extras import packages_of, pip_install  # which reads metadata of packages
+        from dlm.extras import packages_of, pip_install  # reads the metadata of packages
 
         command = pip_install(packages_of(extra))
         _complain(
@@ -216,9 +218,9 @@ def _complain(exc: BaseException) -> None:
         text = exc.strerror if exc.filename is None else f"{exc.filename}: {exc.strerror}"
         if exc.errno in NO_ROOM:
             if "Free space" not in text:
-                text += f"; free space on that disk{_free(exc.filename)}, or write to another"
-            # Standard output may have been written in part.
-            text += ". " + ("Nothing partial is left; existing" if exc.filename else "Existing")
+                text += f"; free some space on that disk{_free(exc.filename)}, or write to another"
+            # Part of the output may already have been written.
+            text += ". " + ("No partial output is left; existing" if exc.filename else "Existing")
             text += " files are unchanged"
         elif exc.errno == errno.EMFILE:
             text += f". {MORE_FILES}"

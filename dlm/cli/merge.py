@@ -67,7 +67,7 @@ def merge(
     as_json: Json = False,
     quiet: Silent = False,
 ) -> None:
-    """Mix models into one, with weights given or tuned on text.
+    """Mix models into one, with given weights or tuned ones.
 
     The mixture has every n-gram of every model; its backoff weights are recomputed. A word that
     a model lacks has probability 0 in that model. --tune finds the weights that make the text most
@@ -77,7 +77,7 @@ def merge(
     counts are added, and the new model is the one nearest to that mixture.
 
     If models carry privacy records, the records are composed. A model or tuning text without a
-    record leaves the mixture without a guarantee, unless --public-attested-by NAME vouches for it.
+    record leaves the mixture without a guarantee, unless --public-attested-by NAME attests it.
 
     Examples:
         dlm merge model.arpa.zst model5.arpa --weights 0.6,0.4 --output mixed.arpa.zst
@@ -112,7 +112,7 @@ def merge(
     limit = available_bytes() if memory is None else memory
     # Renumbering a model's words sorts it again while the original is still in memory.
     needed = sum(map(memory_bytes, counts)) + max(map(memory_bytes, counts)) + needed_bytes(counts)
-    if by_counts:  # and some float64 columns per n-gram of the union
+    if by_counts:  # some float64 columns per n-gram of the union
         needed += 130 * sum(map(sum, counts))
     if needed > limit:
         raise ConfigError(
@@ -169,7 +169,7 @@ def merge(
 
 
 def _interpolated(union: Union, shares: Sequence[float], threads: int, tell: Tell) -> MergedModel:
-    """The mixture of probabilities; reports what had to be scaled to sum to 1."""
+    """The mixture of probabilities; reports contexts that had to be scaled to sum to 1."""
     from dlm.estimate.merge import merge_models
 
     merged = merge_models(union, shares, threads=threads, progress=tell)

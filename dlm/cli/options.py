@@ -24,15 +24,15 @@ _SETTING_IS = re.compile(r"^\w+\.(\w+) is ")
 
 class Options(NamedTuple):
     """Stands in the annotation of a command's parameter whose fields are options: see `spread`.
-    `of` is the dataclass if the parameter is a dict for `config.resolve`; `required` fields have a
-    default that this command does not use."""
+    `of` is the dataclass if the parameter is a dict for `config.resolve`; the fields in `required`
+    have a default that this command does not use."""
 
     fields: str = ""
     of: type | None = None
     required: str = ""
 
     def parameters(self, kind: type) -> list[Parameter]:
-        """An option for each field; its default is the field's, or None in a dict."""
+        """One option per field; its default is the field's, or None in a dict."""
         kind = self.of or kind
         settings = {one.field: one for one in settings_of(kind)}
         made = []
@@ -41,7 +41,7 @@ class Options(NamedTuple):
             default = None if self.of else one.default
             if name in self.required.split() or (one.required and not self.of):
                 default = Parameter.empty
-            hint: Any = one.kind if isinstance(one.kind, type) else str  # text, if it may be both
+            hint: Any = one.kind if isinstance(one.kind, type) else str  # text for unions
             annotation = Annotated[hint | None, option(kind, name)]
             made.append(_parameter(name, default, annotation))
         return made
@@ -52,7 +52,7 @@ def _parameter(name: str, default: Any, annotation: Any) -> Parameter:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as Typer takes it: with single options, of which the required ones come first.
+    """The command in the form that Typer accepts: with single options, required ones first.
 
     A parameter `Annotated[KIND, Options(...)]` becomes an option for each field of the dataclass
     KIND, and the command gets a KIND made of their values. A parameter whose annotation has a check
@@ -78,7 +78,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             values = {field: given.pop(field) for field in fields}
             try:
                 given[name] = kind(**values)
-            except ConfigError as exc:  # of `config.check`: the option for the setting's name
+            except ConfigError as exc:  # name the option, not the setting
                 raise ConfigError(_SETTING_IS.sub(_as_option, str(exc))) from exc
         check_all((shown, given[name], check) for name, (shown, check) in checks.items())
         command(**given)
@@ -101,7 +101,7 @@ def _shown_name(one: Parameter) -> str:
 
 def option(kind: type, field: str) -> Any:
     """The option that gives a setting: its name, its help, its bounds and its default. Typer shows
-    no other default: most commands get None for what is not given."""
+    no other default: most commands get None for options that are not given."""
     (one,) = (one for one in settings_of(kind) if one.field == field)
     default = one.default if isinstance(one.default, (str, bool)) else number(one.default)
     facts = [one.expected, f"default: {default}" if default else ""]
@@ -124,7 +124,7 @@ Silent = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-# Models and what is made of them.
+# Models, and the files made from them.
 ArpaModel = Annotated[
     Path,
     typer.Argument(
@@ -179,11 +179,16 @@ Skip = Annotated[
     typer.Option(
         "--skip",
         help="Skip and count lines that are not UTF-8, exceed 1 MiB or contain NUL, and null "
-        "values of parquet.",
+        "values in parquet files.",
     ),
 ]
 TextColumn = Annotated[
     str, typer.Option("--text-column", metavar="NAME", help="Text column of parquet files.")
+]
+PiecesFile = Annotated[
+    Path | None,
+    typer.Option("--pieces", metavar="FILE", help="SentencePiece model that splits words."),
+    READ,
 ]
 
 Public = Annotated[
@@ -191,13 +196,16 @@ Public = Annotated[
     typer.Option(
         "--public-attested-by",
         metavar="NAME",
-        help="Who vouches that inputs without a privacy record contain no user's text.",
+        help="Name of the person who attests that inputs without a privacy record contain no "
+        "user's text.",
     ),
 ]
 PublicKey = Annotated[
     Path | None,
     typer.Option(
-        "--public-key", metavar="FILE", help="PEM file of the Ed25519 key that must have signed."
+        "--public-key",
+        metavar="FILE",
+        help="PEM file of the Ed25519 key that the signature must be from.",
     ),
 ]
 
@@ -229,7 +237,9 @@ ServedModel = Annotated[
 PhraseList = Annotated[
     Path | None,
     typer.Option(
-        "--phrases", metavar="FILE", help="Phrases that are likelier, one per line; see above."
+        "--phrases",
+        metavar="FILE",
+        help="File of phrases to make more probable, one per line; see above.",
     ),
     READ,
 ]
@@ -239,7 +249,7 @@ LogLevel = Annotated[
     within(one_of=("debug", "info", "warning", "error")),
 ]
 
-# Who may connect: fields of `ServerConfig`.
+# Authentication: fields of `ServerConfig`.
 ACCESS = "tls_cert tls_key tls_client_ca tokens"
 # Fields of `ClientSecurity`.
 CREDENTIALS = "ca cert key server_name token_file"

@@ -1,5 +1,4 @@
-"""What a command prints: the stages of its work on standard error, then its answer, for people or
-as JSON for machines."""
+"""The output of commands: progress on standard error, then the answer, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from typing import Any, TextIO
 from dlm.progress import compiling_notice
 from dlm.units import finite
 
-SILENT_S = 1.0  # after which a command on a terminal reports that it is working
+SILENT_S = 1.0  # seconds after which a command on a terminal reports that it is working
 
 _waiting: list[threading.Timer] = []
 
 
 def begin_waiting(silent_s: float = SILENT_S) -> None:
     """Reports after `silent_s` that the command is working, unless it reports a stage first.
-    `stop_waiting` prevents it. Only on a terminal: nobody watches a pipe."""
+    `stop_waiting` cancels this. It happens only on a terminal, since nobody watches a pipe."""
     if not sys.stderr.isatty():
         return
     timer = threading.Timer(silent_s, lambda: print("working ...", file=sys.stderr, flush=True))
@@ -30,21 +29,21 @@ def begin_waiting(silent_s: float = SILENT_S) -> None:
 
 
 def stop_waiting() -> None:
-    """Cancels `begin_waiting`: something else is printed from here on."""
+    """Cancels `begin_waiting`, because the command prints something else from now on."""
     while _waiting:
         _waiting.pop().cancel()
 
 
 def stage_printer(*, quiet: bool = False, timed: bool = True) -> Callable[[str], None]:
     """A printer of progress lines, with the seconds since this call if `timed`; silent if `quiet`.
-    From here on it also reports when the command waits for kernels to compile."""
+    From now on, it also reports when the command waits for kernels to compile."""
     began = time.monotonic()
 
     def tell(line: str) -> None:
         stop_waiting()
         if not quiet:
             stamp = f"[{time.monotonic() - began:6.1f} s] " if timed else ""
-            # In one write: threads that report at the same time would mix lines and their ends.
+            # Written in one call: otherwise threads that report at the same time would mix lines.
             sys.stderr.write(f"{stamp}{line}\n")
 
     compiling_notice.use(tell)
@@ -61,13 +60,13 @@ def compile_kernels(kernels: Sequence[Any]) -> int:
     return compile_ahead(kernels)
 
 
-# Made once: json.dumps would make one per line of `dlm score --json`.
+# Made once: json.dumps would make a new encoder for each line of `dlm score --json`.
 _LINE = json.JSONEncoder(allow_nan=False)
 _INDENTED = json.JSONEncoder(allow_nan=False, indent=1)
 
 
 def _encoded(facts: Mapping[str, Any], encoder: json.JSONEncoder) -> str:
-    """JSON, in ASCII, has no infinity and no nan: both become null."""
+    """The facts as JSON in ASCII; infinity and nan, which JSON lacks, become null."""
     try:
         return encoder.encode(facts)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`dlm privacy`: what noise costs, what it guarantees, and what to run for a target."""
+"""`dlm privacy`: the cost of noise, its guarantee, and the settings for a target."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def compose(
 ) -> None:
     """Compose the guarantees of several runs, for every user.
 
-    Each user counts as being in all runs. What several runs inherit, such as the counts behind a
-    vocabulary, counts once. If any run has no guarantee, the composition has none, and the command
-    exits with 1.
+    Each user counts as being in all runs. Inputs that several runs inherit, such as the counts
+    behind a vocabulary, count once. If any run has no guarantee, the composition has none, and the
+    command exits with 1.
 
     Examples:
         dlm privacy compose first/privacy.json second/privacy.json
@@ -110,7 +110,8 @@ def plan(
     delta: Delta = 1e-10,
     target_rho: Annotated[float | None, typer.Option(help="Target zCDP rho.")] = None,
     target_epsilon: Annotated[
-        float | None, typer.Option(help="Or target epsilon, as a run reports it.")
+        float | None,
+        typer.Option(help="Instead of --target-rho: target epsilon, as a run reports it."),
     ] = None,
     simulated_goal: Annotated[
         int, typer.Option(help="Users per round of a simulation that learned well.")
@@ -121,18 +122,18 @@ def plan(
     ] = None,
     largest_goal: Annotated[int, typer.Option(help="Maximum users per round.")] = 6_500,
     round_minutes: Annotated[
-        float | None, typer.Option(help="Minutes per round, to compute the timer.")
+        float | None, typer.Option(help="Minutes per round, from which the timer is computed.")
     ] = None,
     mechanism: Which = Name.tree,
     as_json: Json = False,
     plot: Plot = None,
 ) -> None:
-    """Find what to run for a target: report goal, noise and timer.
+    """Find the settings for a target: report goal, noise and timer.
 
     The method is GDP section 2.5. A mechanism is compared with itself: a tree, independent noise,
     or the BLT of BLT Table 4 that was made for a gap of 400. Banded mechanisms are excluded, since
-    their bands, and so the noise they tolerate, change with the gap. If no report goal meets the
-    target, the command says so first and exits with 1.
+    their bands change with the gap, and with them the noise that they tolerate. If no report goal
+    meets the target, the command says so first and exits with 1.
 
     Examples:
         dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5 \\
@@ -181,8 +182,8 @@ def plan(
     if not made.keeps_utility:
         what = "would cost  "
         warning = (
-            "NOT MET: the target needs more noise than a simulation that learned well had. No "
-            "simulation shows that a run with this plan learns"
+            "NOT MET: the target needs more noise than the simulated run that learned well. No "
+            "simulation shows that a run with this plan would learn"
         )
         lines.insert(0, warning)
     lines += [
@@ -219,8 +220,8 @@ def mechanism(
     """Compute the losses of a mechanism at equal privacy.
 
     A loss is the error of prefix sums. Mechanisms that need optimising are optimised for this
-    participation, or for that of --made-for, and cached. --json has its parameters, too, such as
-    the decays and scales of a BLT.
+    participation, or for that of --made-for, and cached. --json also prints their parameters, such
+    as a BLT's decays and scales.
 
     Examples:
         dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 \\
@@ -256,7 +257,7 @@ def mechanism(
         f"RmsLoss      {answer['rms_loss']:.6g}",
         f"MaxLoss      {answer['max_loss']:.6g}",
         f"sensitivity  {answer['sensitivity']:.6g}{bound}",
-        f"buffers      {answer['buffers']} of the model's size",
+        f"buffers      {answer['buffers']}, each the size of the model",
     ]
     print_answer(answer, lines, as_json=as_json)
 
@@ -269,11 +270,11 @@ def erase(
 ) -> None:
     """End a run: erase its noise, and the copy of users' text.
 
-    Whoever has the noise can subtract it from the releases. A run that finishes erases it by
-    itself; use this command for a run that you stopped. The model, its report and the ledger of who
-    took part stay, and the run cannot resume. The noise is overwritten, then removed; the text is
-    removed. Snapshots, backups, a journalling or copy-on-write file system and an SSD may keep what
-    was there.
+    Whoever has the noise can subtract it from the releases. A run that finishes erases its noise
+    itself; use this command for a run that you stopped. The model, its report and the ledger of
+    participations stay, but the run cannot resume. The noise is overwritten, then removed; the text
+    is removed. Snapshots, backups, a journalling or copy-on-write file system and an SSD may keep
+    what was there.
 
     Examples:
         dlm privacy erase runs/first
@@ -285,8 +286,8 @@ def erase(
     facts = {"run": str(run), "rounds": done.rounds, "erased": done.erased}
     rounds = counted(done.rounds, "round")
     lines = [
-        f"erased: {', '.join(done.erased) or 'nothing, since there was neither'}",
-        f"{run} ended after {rounds}: it holds no noise and no users' text",
+        f"erased: {', '.join(done.erased) or 'nothing, since neither noise nor text was left'}",
+        f"{run} ended after {rounds}: its folder has no noise and no users' text",
     ]
     print_answer(facts, lines, as_json=as_json)
 

@@ -69,7 +69,8 @@ def account(
         ),
     ] = None,
     scale: Annotated[
-        str | None, typer.Option(metavar="X,...", help="Output scales of these buffers.")
+        str | None,
+        typer.Option(metavar="X,...", help="Output scales of the buffers given by --decay."),
     ] = None,
     coefficients: Annotated[
         str | None,
@@ -118,7 +119,7 @@ def account(
         if any(given is not None for given in others):
             raise ConfigError(
                 "--sampling-probability replaces --gap, --min-separation, --max-participations, "
-                "--column-norm and all options of matrices; leave those out"
+                "--column-norm and all options that describe a matrix; leave those out"
             )
         probability = parsed(
             "--sampling-probability",
@@ -138,13 +139,13 @@ def account(
         return
     if (gap is None and min_separation is None) or max_participations is None:
         raise ConfigError(
-            "participation is missing; give --gap (or --min-separation) and "
+            "no limit on participation was given; give --gap (or --min-separation) and "
             "--max-participations, or --sampling-probability for Poisson-sampled cohorts"
         )
     if mechanism.value == "blt" and buffers is not None and made_for is None:
         raise ConfigError(
-            f"--buffers is {buffers} without --made-for; the default BLT is one of BLT Table 4, "
-            "with the buffers published there. Give both options, or neither"
+            f"--buffers is {buffers} without --made-for, but the default BLT (from Table 4 of the "
+            "BLT paper) has the published number of buffers. Give both options, or neither"
         )
     gap = gap_of(gap, min_separation)
     only_of_some(
@@ -152,7 +153,10 @@ def account(
         scale=scale, coefficients=coefficients, restarts=restarts,
     )  # fmt: skip
     if coefficients is not None and bands is not None:
-        raise ConfigError("--bands is the number of --coefficients; give one of the two")
+        raise ConfigError(
+            "--bands and --coefficients were both given, but the number of coefficients is the "
+            "number of bands; give one of the two"
+        )
     found = sensitivity_of(
         mechanism.value,
         rounds,
@@ -199,7 +203,7 @@ def account(
 def _blt(
     made_for: str | None, buffers: int | None, decay: str | None, scale: str | None
 ) -> BltParameters | None:
-    """The BLT made for some participation, or that of these buffers; None if neither is given."""
+    """The BLT made for a participation, or with these buffers; None if neither is given."""
     if (decay is None) != (scale is None):
         raise ConfigError("--decay and --scale describe the same buffers; give both or neither")
     if made_for is not None:
@@ -223,7 +227,7 @@ def _of_sampled(answer: dict[str, Any]) -> list[str]:
         f"zCDP rho     {answer['rho']:.6g}  without amplification",
         f"epsilon      {answer['epsilon']:.6g}  at delta {answer['delta']:g}, {AS_REPORTED}",
         f"             {answer['epsilon_pld']:.6g}  {AS_PUBLISHED} (PLD)",
-        f"             {answer['epsilon_rdp']:.6g}  the same by Renyi orders (RDP)",
+        f"             {answer['epsilon_rdp']:.6g}  the same, by Renyi DP (RDP)",
         f"             {answer['epsilon_moments']:.6g}  by the moments accountant of DP-FedAvg",
         *(f"note: {note}" for note in answer["notes"]),
     ]

@@ -30,8 +30,8 @@ class Name(StrEnum):
     blt = "blt"
 
 
-# Noise multipliers that learned well with 500 users per round: GDP 2.2, and in proportion to 7.379
-# with 6,500 (BLT Table 4).
+# Noise multipliers that learned well with 500 users per round: GDP 2.2's, and 7.379 with 6,500
+# users (BLT Table 4), scaled in proportion.
 SIMULATED = {Name.tree: 0.54, Name.blt: 7.379 * 500 / 6500}
 
 Delta = Annotated[float, typer.Option("--delta", help="Delta of the guarantee, such as 1e-10.")]
@@ -76,7 +76,7 @@ Plot = Annotated[
     WRITE,
 ]
 
-# Which noise an epsilon refers to.
+# The noise that an epsilon refers to.
 AS_REPORTED = "as a run reports it (discrete noise)"
 AS_PUBLISHED = "for exact Gaussian noise, as papers print it"
 
@@ -112,13 +112,13 @@ def only_of_some(name: str, rounds: int, **given: str | int | None) -> None:
         if found is not None and name not in only:
             option = f"--{setting.replace('_', '-')}"
             raise ConfigError(
-                f"{option} is {found}, but the mechanism is {name}; {option} applies to "
-                f"--mechanism {' or '.join(only)} only"
+                f"{option} applies to --mechanism {' or '.join(only)} only, but the mechanism is "
+                f"{name}; leave the option out"
             )
     buffers, bands = given.get("buffers"), given.get("bands")
     if buffers is not None and not 1 <= int(buffers) <= MOST_BUFFERS:
         raise ConfigError(
-            f"--buffers is {buffers}; expected 1 to {MOST_BUFFERS}; 2 to 4 are enough"
+            f"--buffers is {buffers}; expected 1 to {MOST_BUFFERS} (2 to 4 are enough)"
         )
     if bands is not None and not 1 <= int(bands) <= rounds:
         raise ConfigError(f"--bands is {bands}; expected 1 to the number of rounds, {rounds}")
@@ -143,7 +143,7 @@ def progress_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# Figures of `dlm privacy mechanism` and `plan`.
+# File formats of the figures of `dlm privacy mechanism` and `plan`.
 DRAWN = (".png", ".svg", ".pdf")
 
 
@@ -152,7 +152,7 @@ def check_plot(path: Path | None) -> None:
     if path is None:
         return
     if path.suffix.lower() not in DRAWN:
-        raise ConfigError(f"--plot is {path}; expected a name that ends in {', '.join(DRAWN)}")
+        raise ConfigError(f"--plot is {path}; expected a name ending in {' or '.join(DRAWN)}")
     _figure()
 
 

@@ -1,4 +1,4 @@
-"""`dlm prune`, `dlm reduce` and `dlm filter`: a smaller model from a model."""
+"""`dlm prune`, `dlm reduce` and `dlm filter`: make a model smaller."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def prune(
     history: Annotated[
         Path | None,
         typer.Option(
+            "--history-lm",
             metavar="FILE",
             help="ARPA file for history probabilities (not Kneser-Ney).  [default: MODEL]",
         ),
@@ -64,9 +65,9 @@ def prune(
 ) -> None:
     """Prune an ARPA model by relative entropy.
 
-    Give one of --threshold, --ngrams and --bytes. Words are kept, and so is every n-gram that is a
-    prefix of a kept one; backoff weights are recomputed. The score of an n-gram is e^D - 1, where D
-    is the relative entropy, in nats per word, of the model with only that n-gram
+    Give one of --threshold, --ngrams and --bytes. Words are kept, and so is every prefix of a kept
+    n-gram; backoff weights are recomputed. The score of an n-gram is e^D - 1, where D is the
+    relative entropy, in nats per word, of the model with only that n-gram
     removed. With --text, the perplexity of the text before and after is printed.
 
     Examples:
@@ -190,7 +191,7 @@ def reduce(
     )
     facts = {"counts_before": list(result.counts_before), "counts": list(result.counts)}
     before, after = sum(result.counts_before), counted(sum(result.counts), "n-gram")
-    line = f"order {len(result.counts_before)} to {order}: {before:,} to {after}"
+    line = f"order {len(result.counts_before)} cut to {order}; {before:,} reduced to {after}"
     print_answer(facts, [line], as_json=as_json, quiet=quiet)
 
 
@@ -204,7 +205,7 @@ def filter_(
         bool,
         typer.Option(
             "--contexts",
-            help="Check only the context of an n-gram, not its last word; drops no word.",
+            help="Check only the context of an n-gram, not its last word; every word stays.",
         ),
     ] = False,
     renormalise: Annotated[
@@ -268,13 +269,13 @@ def filter_(
 
     if contexts and renormalise:
         raise ConfigError(
-            "--contexts and --renormalise were both given; --contexts drops no word, so every "
-            "context still sums to 1. Give one of the two"
+            "--contexts and --renormalise were both given; with --contexts, the probabilities "
+            "after every context still sum to 1. Give one of the two"
         )
     if memory is not None and not renormalise:
         raise ConfigError(
-            "--memory applies only with --renormalise; without it, only the words are in memory. "
-            "Leave --memory out, or add --renormalise"
+            "--memory applies only with --renormalise; otherwise only the words are held in "
+            "memory. Leave --memory out, or add --renormalise"
         )
     words = read_words(vocab)
     if not renormalise:

@@ -35,7 +35,7 @@ def sign(
     genpkey -algorithm ed25519 -out key.pem`; to extract its public half, run `openssl pkey -in
     key.pem -pubout -out key.pub`.
 
-    A record names the inputs whose own records nobody had verified. If you sign those files in the
+    A record names the inputs whose own records were not verified. If you sign those files in the
     same call, the signature says that you saw them, and `verify` no longer calls them unverified.
 
     Examples:
@@ -46,8 +46,7 @@ def sign(
 
     from dlm.federated.run.run_files import PIPELINE_JOURNAL
     from dlm.pipeline.journal import recorded_files
-    from dlm.record.signature import claims_of, read_private_key
-    from dlm.record.signature import sign as sign_claim
+    from dlm.record.signature import claims_of, read_private_key, sign as sign_claim
 
     signer, paths = read_private_key(key), []
     for file in files:
@@ -127,7 +126,7 @@ def verify(
 
 
 def _meant(file: Path) -> Path:
-    """The file that a path stands for: of a folder, its checkpoint, manifest or model."""
+    """The file that a path stands for: for a folder, its checkpoint, manifest or model."""
     from dlm.checkpoint import CHECKPOINT
     from dlm.cli.checks import check_reads
     from dlm.federated.run.run_files import refuse_secrets_left

@@ -1,5 +1,4 @@
-"""`dlm explain`, and what it looks up: settings, events, metrics and errors, from where each is
-declared."""
+"""`dlm explain`: looks up settings, events, metrics and errors where each is declared."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ import inspect
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase  # `client.*.failed` matches `client.loop.failed`
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -17,9 +17,41 @@ from dlm.cli.output import print_answer
 from dlm.config import Setting, kind_name, nearest, number, settings_of
 from dlm.errors import ConfigError
 
+# What later versions keep (see dlm/COMPATIBILITY.md): the class of each kind of public name; and
+# the names, or beginnings of names, that are experimental.
+STABILITY = {
+    "command": "stable",
+    "error": "stable",
+    "event": "may grow",
+    "metric": "may grow",
+    "python": "stable",
+    "setting": "stable",
+}
+EXPERIMENTAL = {
+    "command": ("dlm devices", "dlm estimate --engine", "dlm shard --engine", "python -m loadtest"),
+    "setting": ("federate.[aggregation]",),
+    "python": (
+        "dlm.asr.ctc.BeamSearchDecoderCTC.push_all",
+        "dlm.asr.ctc.BeamSearchDecoderCTC.stream",
+        "dlm.asr.ctc.PartialText",
+        "dlm.asr.ctc.Stream",
+        "dlm.client.AsyncMixture",
+        "dlm.client.AsyncUtterance.later",
+        "dlm.client.Mixture",
+        "dlm.LocalModel.slots",
+        "dlm.LocalModel.trees",
+        "dlm.LocalModel.word_table",
+    ),
+}
+
+
+def stability(kind: str, name: str) -> str:
+    """The class of a public name, such as the command `dlm shard --engine`, or `server.port`."""
+    return "experimental" if name.startswith(EXPERIMENTAL.get(kind, ())) else STABILITY[kind]
+
 
 class ReferenceEntry(NamedTuple):
-    """A setting, an event, a metric or an error: facts as the topic's `facts` names them."""
+    """A setting, an event, a metric or an error, with the facts that the topic's `facts` names."""
 
     name: str
     facts: tuple[str, ...]
@@ -27,7 +59,7 @@ class ReferenceEntry(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """Entries under headings, with what is true of all of them and the names of their facts."""
+    """Entries under headings, with a text about all of them and the names of their facts."""
 
     title: str
     about: str
@@ -36,21 +68,21 @@ class Topic(NamedTuple):
     tables: dict[str, list[ReferenceEntry]]
 
 
-# Settings: topic -> title, what is true of all of them, and heading -> dataclass, imported on use:
-# some need the packages of an extra.
+# Settings: topic -> title, a text about all of them, and heading -> dataclass, imported on use,
+# since some need the packages of an extra.
 SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
     "server": (
         "Settings of a server",
-        "A setting comes from an option of `dlm serve` (`--port`), else from a variable "
-        "(`DLM_SERVER_PORT`), else from the table `[server]` of the file that `--config` "
-        "names, else it has its default. `dlm serve --help` lists those that are options.",
+        "A setting comes from an option of `dlm serve` (`--port`), else from an environment "
+        "variable (`DLM_SERVER_PORT`), else from the table `[server]` of the file that `--config` "
+        "names; otherwise it has its default. `dlm serve --help` lists the options.",
         {"[server]": "dlm.server.config:ServerConfig"},
     ),
     "gateway": (
         "Settings of a gateway",
-        "A setting comes from an option of `dlm gateway` (`--http-port`), else from a variable "
-        "(`DLM_GATEWAY_HTTP_PORT`), else from the table `[gateway]` of the file that `--config` "
-        "names, else it has its default. `dlm gateway --help` lists those that are options.",
+        "A setting comes from an option of `dlm gateway` (`--http-port`), else from an environment "
+        "variable (`DLM_GATEWAY_HTTP_PORT`), else from the table `[gateway]` of the file that "
+        "`--config` names; otherwise it has its default. `dlm gateway --help` lists the options.",
         {"[gateway]": "dlm.gateway.config:GatewayConfig"},
     ),
     "client": (
@@ -65,9 +97,9 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
     ),
     "cluster": (
         "Settings of cluster.toml",
-        "Clients read this file, which says where the servers are. `dlm cluster` writes it; "
-        "write it yourself for servers on several machines. Running clients follow its servers, "
-        "model and roll-out.",
+        "Clients read this file to find the servers. `dlm cluster` writes it; write it yourself "
+        "for servers on several machines. Running clients follow changes of its servers, model and "
+        "roll-out.",
         {
             "cluster.toml": "dlm.client.cluster_file:ClusterSettings",
             "[tls]": "dlm.client.cluster_file:TlsSettings",
@@ -77,16 +109,17 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
     ),
     "rollout": (
         "Settings of a roll-out",
-        "A setting comes from an option of `dlm rollout` (`--share`), else from a variable "
-        "(`DLM_ROLLOUT_SHARE`), else it has its default. `dlm rollout --help` lists those that are "
-        "options.",
+        "A setting comes from an option of `dlm rollout` (`--share`), else from an environment "
+        "variable (`DLM_ROLLOUT_SHARE`); otherwise it has its default. `dlm rollout --help` lists "
+        "the options.",
         {"[rollout]": "dlm.cluster.rollout:Rules"},
     ),
     "federate": (
         "Settings of federated training",
         "These are the tables of the file that `dlm federate --config` reads; paths are relative "
-        "to it. A variable (`DLM_FEDERATE_PRIVACY_GAP`) overrides a setting of the file. In a "
-        "pipeline they stand below `[federate]`, and no variable changes them.",
+        "to it. An environment variable (such as `DLM_FEDERATE_PRIVACY_GAP`) overrides a setting "
+        "of the file. In a pipeline's file these tables are below `[federate]`, and no variable "
+        "overrides them.",
         {
             "[run]": "dlm.federated.training.settings:RunSettings",
             "[data]": "dlm.federated.training.settings:DataSettings",
@@ -101,10 +134,10 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
     ),
     "pipeline": (
         "Settings of a pipeline",
-        "These are the tables of the file that `dlm pipeline` reads. No variable changes them, and "
-        "paths are relative to the file. Those below `[federate]` are those of `dlm federate`. In "
-        "`[unigrams]`, `max_participations` is 1 unless `poisson` is given, and with noise, "
-        "`delta` is 1e-6.",
+        "These are the tables of the file that `dlm pipeline` reads. No environment variable "
+        "overrides them, and paths are relative to the file. The tables below `[federate]` are "
+        "those of `dlm federate`. In `[unigrams]`, `max_participations` is 1 unless `poisson` is "
+        "given, and with noise, `delta` is 1e-6.",
         {
             "[run]": "dlm.pipeline.tables:FolderSettings",
             "[inputs]": "dlm.pipeline.tables:InputSettings",
@@ -121,23 +154,25 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
 
 def settings(name: str) -> Topic:
     """The settings of one part; ModuleNotFoundError if they need the packages of an extra."""
-    import pkgutil  # which `dlm --help` does not need
-
     title, about, tables = SETTINGS[name]
     found = {}
-    for heading, kind in tables.items():
-        declared: Iterable[Setting] = settings_of(pkgutil.resolve_name(kind))
+    for heading, kind in _declared(**tables).items():
+        declared: Iterable[Setting] = settings_of(kind)
         if name == "pipeline":
             declared = _in_a_pipeline(heading.strip("[]"), declared)
         found[heading] = [
             ReferenceEntry(
                 one.name,
-                (one.expected or kind_name(one.kind), _default(one)),
+                (
+                    one.expected or kind_name(one.kind),
+                    _default(one),
+                    stability("setting", f"{name}.{heading}.{one.name}"),
+                ),
                 f"{one.meaning} {one.why}".strip(),
             )
             for one in declared
         ]
-    return Topic(title, about, "setting", ("values", "default"), found)
+    return Topic(title, about, "setting", ("values", "default", "stability"), found)
 
 
 def _default(one: Setting) -> str:
@@ -153,7 +188,7 @@ def _default(one: Setting) -> str:
 
 
 def _in_a_pipeline(table: str, declared: Iterable[Setting]) -> list[Setting]:
-    """The settings of a command with the pipeline's own defaults, without what it sets itself."""
+    """A command's settings with the pipeline's defaults, less those that the pipeline sets."""
     from dlm.pipeline.settings import DEFAULTS, SET_HERE
 
     defaults = DEFAULTS.get(table, {})
@@ -164,28 +199,30 @@ def _in_a_pipeline(table: str, declared: Iterable[Setting]) -> list[Setting]:
     ]
 
 
+def _declared(**parts: str) -> dict[str, Any]:
+    import pkgutil  # `dlm --help` does not need it
+
+    return {part: pkgutil.resolve_name(where) for part, where in parts.items()}
+
+
 def events() -> Topic:
-    """What servers, gateways and clients log."""
-    import dlm.client.metrics
-    import dlm.gateway.events
-    import dlm.server.events
-
-    parts = {
-        "Client": dlm.client.metrics.EVENTS,
-        "Server": dlm.server.events.EVENTS,
-        "Gateway": dlm.gateway.events.EVENTS,
-    }
-
+    """The events that servers, gateways and clients log."""
+    parts = _declared(
+        Client="dlm.client.metrics:EVENTS",
+        Server="dlm.server.events:EVENTS",
+        Gateway="dlm.gateway.events:EVENTS",
+    )
     return Topic(
         "Events",
         "Servers and gateways log JSON lines on standard error; a client logs to the loggers "
         "below `dlm.client`. The name stands first, then the fields that are known. No field has "
         "a word of a query.",
         "event",
-        ("fields",),
+        ("fields", "stability"),
         {
             part: [
-                ReferenceEntry(name, (", ".join(e.fields),), e.meaning) for name, e in found.items()
+                ReferenceEntry(name, (", ".join(e.fields), stability("event", name)), e.meaning)
+                for name, e in found.items()
             ]
             for part, found in parts.items()
         },
@@ -193,27 +230,23 @@ def events() -> Topic:
 
 
 def metrics() -> Topic:
-    """What servers, gateways and clients count."""
-    import dlm.client.metrics
-    import dlm.gateway.metrics
-    import dlm.server.metrics
-
-    parts = {
-        "Client": dlm.client.metrics.FAMILIES,
-        "Server": dlm.server.metrics.FAMILIES,
-        "Gateway": dlm.gateway.metrics.FAMILIES,
-    }
-
+    """The metrics of servers, gateways and clients."""
+    parts = _declared(
+        Client="dlm.client.metrics:FAMILIES",
+        Server="dlm.server.metrics:FAMILIES",
+        Gateway="dlm.gateway.metrics:FAMILIES",
+    )
     return Topic(
         "Metrics",
         "Servers and gateways answer `/metrics` on their metrics port; a client is registered by "
         "`prometheus_client.REGISTRY.register(client.metrics)`. Those with the label `le` are "
         "histograms. No label has a word of a query.",
         "metric",
-        ("labels",),
+        ("labels", "stability"),
         {
             part: [
-                ReferenceEntry(name, (", ".join(f.labels),), f.meaning) for name, f in found.items()
+                ReferenceEntry(name, (", ".join(f.labels), stability("metric", name)), f.meaning)
+                for name, f in found.items()
             ]
             for part, found in parts.items()
         },
@@ -221,11 +254,13 @@ def metrics() -> Topic:
 
 
 def errors() -> Topic:
-    """What dlm raises on purpose."""
+    """The errors that dlm raises on purpose."""
     import dlm.errors
 
     found = [
-        ReferenceEntry(name, (one.__bases__[0].__name__,), _paragraphs(one))
+        ReferenceEntry(
+            name, (one.__bases__[0].__name__, stability("error", name)), _paragraphs(one)
+        )
         for name, one in vars(dlm.errors).items()
         if inspect.isclass(one) and one.__module__ == dlm.errors.__name__
     ]
@@ -234,7 +269,7 @@ def errors() -> Topic:
         "All are classes of `dlm.errors`. A command prints the message of an error on one line and "
         "exits with 1.",
         "error",
-        ("a kind of",),
+        ("a kind of", "stability"),
         {"dlm.errors": found},
     )
 
@@ -254,22 +289,12 @@ TOPICS: dict[str, Callable[[], Topic]] = {
 
 
 def entries() -> Iterator[tuple[str, Topic, str, ReferenceEntry]]:
-    """(topic's name, topic, heading, entry) of all; topics whose packages are not installed are
-    left out."""
+    """(topic's name, topic, heading, entry) of all entries whose packages are installed."""
     for topic_name, make in TOPICS.items():
         with contextlib.suppress(ModuleNotFoundError):
             topic = make()
             for heading, found in topic.tables.items():
                 yield from ((topic_name, topic, heading, entry) for entry in found)
-
-
-def is_named(known: str, name: str) -> bool:
-    """Whether a name is meant: `client.*.failed` is also `client.loop.failed`."""
-    before, star, after = known.partition("*")
-    if not star:
-        return known == name
-    is_long = len(name) > len(before) + len(after)
-    return known == name or (is_long and name.startswith(before) and name.endswith(after))
 
 
 def explain(
@@ -298,7 +323,7 @@ def explain(
         _print_topics(as_json)
     elif name in TOPICS:
         _print_topic(TOPICS[name](), as_json)
-    elif found := [one for one in entries() if is_named(one[-1].name, name)]:
+    elif found := [one for one in entries() if fnmatchcase(name, one[-1].name)]:
         lines = []
         for _, topic, heading, entry in found:
             lines += _lines(topic, entry, place=f"{topic.title}, {heading}")
@@ -314,12 +339,10 @@ def explain(
 def _print_topics(as_json: bool) -> None:
     titles = {
         **{name: title for name, (title, _, _) in SETTINGS.items()},
-        "cluster": "Settings of cluster.toml",
-        "events": "What servers, gateways and clients log",
-        "metrics": "What they count, for Prometheus",
+        "events": "Events that servers, gateways and clients log",
+        "metrics": "Metrics of servers, gateways and clients, for Prometheus",
         "errors": "What dlm raises",
     }
-    assert titles.keys() == TOPICS.keys()
     lines = [f"{name:10}{title}" for name, title in titles.items()]
     print_answer({"topics": titles}, lines, as_json=as_json)
 

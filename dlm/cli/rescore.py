@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dlm.asr.rescoring.nbest import Hypotheses
     from dlm.asr.rescoring.rescore import RescoredUtterance
 
-# Per position of an utterance; queries without an answer by then are scored by shorter n-grams.
+# The limit per position of an utterance; queries that exceed it are scored by shorter n-grams.
 DEADLINE_S = 2.0
 
 
@@ -72,7 +72,7 @@ def rescore(
         list[str] | None,
         typer.Option(
             metavar="LABEL",
-            help="Label that is not a word, besides <eps>, <sil>, !NULL... May be repeated.",
+            help="Label that is not a word, in addition to <eps>, <sil>, !NULL... May be repeated.",
         ),
     ] = None,
     phrases: PhraseList = None,
@@ -102,7 +102,8 @@ def rescore(
         bool, typer.Option("--skip", help="Skip and report malformed utterances.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Skip lattices that the folder --output already has.")
+        bool,
+        typer.Option("--resume", help="Skip lattices that are already in the folder --output."),
     ] = False,
     as_json: Annotated[
         bool,
@@ -117,8 +118,8 @@ def rescore(
     (bigram_fallback, local_fallback). An output file appears once all is done; in an output
     folder, each lattice appears once it is done.
 
-    With --phrases, names and topics are likelier, as in `dlm transcribe`. A bonus is added outside
-    of the LM scale: the LM scores of OUT have it, divided by that scale.
+    With --phrases, names and topics become more probable, as in `dlm transcribe`. A bonus is added
+    outside of the LM scale: the LM scores of OUT include it, divided by that scale.
 
     Examples:
         dlm rescore lattices/ --lm cluster.toml --lm-scale 12 --output rescored/
@@ -151,7 +152,8 @@ def rescore(
     in_folder = files.format == SLF and nbest is None and source.is_dir()
     if resume and not in_folder:
         raise ConfigError(
-            "--resume applies only if IN is a folder of SLF and --nbest is not given; leave it out"
+            "--resume applies only if IN is a folder of SLF files and --nbest is not given; leave "
+            "--resume out"
         )
     check_writes("--output", output, folder=in_folder)
     totals = _Totals(as_json)
@@ -192,7 +194,7 @@ COUNTED = ("positions", "queries", "bigram_fallback", "local_fallback")
 
 
 class _Totals:
-    """What standard output shows: a row per utterance, and the totals at the end."""
+    """The rows per utterance on standard output, and the totals at the end."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -234,7 +236,7 @@ class _Totals:
             print("\t".join([one.found.id, *map(str, row.values())]), flush=True)
 
     def end(self, messages: int) -> None:
-        """The totals, on standard error: a pipe gets rows alone."""
+        """Prints the totals on standard error, so that a pipe gets only rows."""
         seconds = round(self._sums["audio seconds"], 2)
         facts = {**self._sums, "audio seconds": seconds, "messages": messages}
         if self._as_json:

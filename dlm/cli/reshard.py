@@ -1,4 +1,4 @@
-"""`dlm reshard`: a shard set for more, fewer or other servers, from the set itself."""
+"""`dlm reshard`: makes a shard set for more, fewer or other servers from the set itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlm.cli.checks import READ_FOLDER, WRITE_FOLDER
+from dlm.cli.checks import READ_PLACE, WRITE_FOLDER
 from dlm.cli.options import HalfMemory, Json, Options, Silent, Threads, Tmp
 from dlm.cli.output import compile_kernels, print_answer, stage_printer
 from dlm.index.settings import ReshardSettings
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from dlm.index.layout import Manifest
     from dlm.index.moving.plan import SlotPlan
 
-ROWS = 20  # moves that are printed
+ROWS = 20  # most moves that are printed
 
 
 def reshard(
     directory: Annotated[
-        Path, typer.Argument(metavar="SET", help="Folder of a shard set."), READ_FOLDER
+        Path, typer.Argument(metavar="SET", help="Folder of a shard set."), READ_PLACE
     ],
     settings: Annotated[ReshardSettings, Options()],
     output: Annotated[
@@ -39,7 +39,8 @@ def reshard(
         typer.Option(
             "--remove",
             metavar="SHARD",
-            help="Shard whose server goes; repeat it for each.  [default: the last ones]",
+            help="Shard whose server to remove; repeat the option for each.  [default: the last "
+            "ones]",
         ),
     ] = None,
     load: Annotated[
@@ -47,8 +48,8 @@ def reshard(
         typer.Option(
             "--load",
             metavar="PAGE",
-            help="Balance queries, not bytes: a server's page of its load, as a file or "
-            "http://HOST:METRICS_PORT/load; repeat it for each server.",
+            help="Balance queries, not bytes: a server's load page, as a file or "
+            "http://HOST:METRICS_PORT/load; repeat the option for each server.",
         ),
     ] = None,
     plan: Annotated[
@@ -62,9 +63,9 @@ def reshard(
 ) -> None:
     """Make a shard set for more, fewer or other servers.
 
-    As few slots move as bring every shard within the bound, by bytes or by load. Only shards that
-    change are made, from the set's own files; the others are hard links. If the command is
-    interrupted, run it again: it resumes.
+    It moves the fewest slots that bring every shard within the bound, by bytes or by load. Only
+    shards that change are made, from the set's own files; the others are hard links. If the command
+    is interrupted, run it again: it resumes.
 
     Examples:
         dlm reshard shards/model --shards 3 --plan
@@ -74,6 +75,7 @@ def reshard(
     from dlm.resources import give_way
 
     give_way()  # servers may share this machine
+    from dlm.cli.push import local_output
     from dlm.cluster.load import slot_load
     from dlm.errors import ConfigError
     from dlm.index.layout import MANIFEST
@@ -81,16 +83,18 @@ def reshard(
     from dlm.index.moving import reshard as moving
     from dlm.index.moving.plan import plan_slots
     from dlm.index.moving.subtrees import SourceSet
+    from dlm.index.placed import local_set
     from dlm.ngram.partition import check_shards
     from dlm.record.signature import signature_of
+    from dlm.stores.remote import RemotePath, located
 
     if output is None and not plan:
         raise ConfigError("--output is missing; name the folder to create, or pass --plan")
-    if output is not None:
+    if output is not None and not isinstance(located(output), RemotePath):
         check_destination(output)
     tell = stage_printer(quiet=quiet)
     compile_kernels(moving.KERNELS)
-    source = SourceSet.open(directory, tell)
+    source = SourceSet.open(local_set(located(directory), tell), tell)
     manifest = source.manifest
     shards = manifest.shards if settings.shards is None else settings.shards
     check_shards(shards)
@@ -107,18 +111,19 @@ def reshard(
     if plan or output is None:
         print_answer(facts, _lines(directory, facts), as_json=as_json)
         return
-    made = moving.reshard(
-        source,
-        found.after,
-        shards,
-        output,
-        size,
-        memory_bytes=memory,
-        spill=tmp,
-        threads=threads,
-        progress=tell,
-    )
-    signed = signature_of(directory / MANIFEST).exists()
+    with local_output(output, tmp, tell) as folder:
+        made = moving.reshard(
+            source,
+            found.after,
+            shards,
+            folder,
+            size,
+            memory_bytes=memory,
+            spill=tmp,
+            threads=threads,
+            progress=tell,
+        )
+    signed = signature_of(source.directory / MANIFEST).exists()
     facts |= {
         "shard_set": made.manifest.shard_set,
         "files": {"made": made.made, "linked": made.linked, "copied": made.copied},
@@ -136,10 +141,10 @@ def _facts(
     size: NDArray[np.int64],
     queries: NDArray[np.int64] | None,
 ) -> dict[str, Any]:
-    """What changes, for machines; bytes are estimates, as near as shards of equal weight are."""
+    """The changes, as JSON values; the bytes are estimates, which assume shards of equal weight."""
     import numpy as np
 
-    from dlm.index.moving.plan import balance_of, loads_of, replicas_needed
+    from dlm.index.moving.plan import imbalance_of, loads_of, replicas_needed
     from dlm.index.moving.reshard import BYTES_PER_S, unchanged
 
     each = sum(entry.bytes for entry in manifest.files[2:]) / max(int(size.sum()), 1)
@@ -162,20 +167,20 @@ def _facts(
         "shards_made": shards - len(same),
         "bytes_made": made,
         "seconds": made / BYTES_PER_S,
-        "balance_bytes": [
-            balance_of(loads_of(plan.before, size, manifest.shards)),
-            balance_of(after),
+        "imbalance_bytes": [
+            imbalance_of(loads_of(plan.before, size, manifest.shards)),
+            imbalance_of(after),
         ],
-        "balance_queries": None,
+        "imbalance_queries": None,
         "replicas": {},
     }
     if queries is not None:
         busy = loads_of(plan.after, queries, shards)
         servers = replicas_needed(busy, queries)
-        facts["balance_queries"] = [
-            balance_of(loads_of(plan.before, queries, manifest.shards)),
-            balance_of(busy),
-            balance_of(busy, servers),
+        facts["imbalance_queries"] = [
+            imbalance_of(loads_of(plan.before, queries, manifest.shards)),
+            imbalance_of(busy),
+            imbalance_of(busy, servers),
         ]
         facts["replicas"] = {
             str(shard): int(servers[shard]) for shard in np.flatnonzero(servers > 1).tolist()
@@ -206,10 +211,10 @@ def _lines(directory: Path, facts: dict[str, Any]) -> Iterator[str]:
         )
     else:
         yield "no file changes; a server that replaces another one takes the files of its shard"
-    first, last = facts["balance_bytes"]
+    first, last = facts["imbalance_bytes"]
     yield f"heaviest shard over the mean, bytes: {first:.3f} -> {last:.3f}"
-    if facts["balance_queries"] is not None:
-        first, last, shared = facts["balance_queries"]
+    if facts["imbalance_queries"] is not None:
+        first, last, shared = facts["imbalance_queries"]
         yield f"busiest shard over the mean, queries: {first:.3f} -> {last:.3f}"
         for shard, servers in facts["replicas"].items():
             yield (

@@ -1,4 +1,4 @@
-"""`dlm rollout`: replaces the model of a running cluster by another, or goes back."""
+"""`dlm rollout`: replaces the model of a running cluster with another one, or goes back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dlm.cli.checks import READ, READ_FOLDER, parsed
+from dlm.cli.checks import READ, READ_PLACE, parsed
 from dlm.cli.options import SECURITY, ClusterFile, Json, Options, option
 from dlm.cli.output import print_json
 from dlm.client.config import ClientSecurity
@@ -20,11 +20,12 @@ def rollout(
     new: Annotated[
         Path | None,
         typer.Argument(metavar="[NEW]", help="Folder of the shard set to roll out."),
-        READ_FOLDER,
+        READ_PLACE,
     ] = None,
     cluster: ClusterFile = Path("cluster.toml"),
     undo: Annotated[
-        bool, typer.Option("--undo", help="Return to the model before, from wherever it is.")
+        bool,
+        typer.Option("--undo", help="Return to the previous model, at any stage of the roll-out."),
     ] = False,
     share: Annotated[str | None, option(Rules, "share")] = None,
     times: Annotated[
@@ -40,7 +41,7 @@ def rollout(
         READ,
     ] = None,
     other_words: Annotated[
-        bool, typer.Option("--other-words", help="Accept another order or vocabulary.")
+        bool, typer.Option("--other-words", help="Accept a model with another order or vocabulary.")
     ] = False,
     sets: Annotated[
         Path | None,
@@ -49,21 +50,27 @@ def rollout(
             help="The list that the servers follow.  [default: that of dlm cluster, beside "
             "cluster.toml; without one, the command prints what to write]",
         ),
-        READ,
+        READ_PLACE,
     ] = None,
     given: Annotated[ClientSecurity, Options(SECURITY)],
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="Show who changed a cluster.toml in a store, when and why."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Replace the model of a running cluster, or go back.
 
     Servers load the new set beside the old one; both are compared on sampled sentences; a share of
-    new utterances gets the new model; then all do, and the old set is unloaded. Utterances stay on
-    the model they began with. If the new model fails, scores other than its files, or is slow, the
-    command goes back and exits with 1. After Ctrl-C or a crash, the same command goes on.
+    new utterances gets the new model; then all do, and the old set is unloaded. Utterances keep the
+    model that they began with. If the new model fails, is slow, or gives scores that differ from
+    its files, the command goes back and exits with 1. After Ctrl-C or a crash, the same command
+    continues.
 
     Examples:
         dlm rollout shards/new --share 5%
         dlm rollout --undo
+        dlm rollout s3://models/en-2026-12 --cluster s3://models/cluster.toml
     """
     import sys
     from dataclasses import asdict
@@ -71,7 +78,7 @@ def rollout(
 
     from dlm.resources import give_way
 
-    give_way()  # before what takes time: servers may share this machine
+    give_way()  # before the slow steps: servers may share this machine
     from dlm.client.cluster_file import ClusterToml, check_files, edited
     from dlm.client.server import Connection
     from dlm.cluster.rolling import (
@@ -88,10 +95,22 @@ def rollout(
     )
     from dlm.cluster.rollout import shown
     from dlm.config import resolve
-    from dlm.index.layout import read_manifest
-    from dlm.server.sets import sets_file_of
+    from dlm.index.placed import manifest_of
+    from dlm.server.sets import replaced_sets, sets_file_of
+    from dlm.stores.remote import RemotePath, located
 
-    if new is None and not undo:
+    cluster, sets = located(cluster), sets and located(sets)
+    if history:
+        if not isinstance(cluster, RemotePath):
+            raise ConfigError(
+                f"{cluster} is a file on this machine, but only a cluster file in a store has a "
+                "history; leave --history out"
+            )
+        for told, _ in cluster.history():
+            print(told)
+        return
+    target = None if new is None else located(new)
+    if target is None and not undo:
         raise ConfigError("NEW is missing; give the folder of a shard set, or --undo")
     flags = dict(times)
     if share is not None:
@@ -99,22 +118,24 @@ def rollout(
     rules = resolve(Rules, "rollout", flags=flags)
     if sets is None and sets_file_of(cluster).exists():
         sets = sets_file_of(cluster)
-    manifest = None if new is None else read_manifest(new)
     with only_one(cluster):
         toml = ClusterToml(cluster)
+        if undo and toml.rollout() is None and sets is not None and replaced_sets(sets):
+            target, undo = replaced_sets(sets)[-1], False  # the last roll-out is over
+        manifest = None if target is None else manifest_of(target)
         security = given.over(toml.security())
         check_files(security)
         connect = partial(Connection, security=security)
         held, default, named = models_served(toml, connect)
-        edited(toml.text, default, toml.rollout())  # or it is refused
+        edited(toml.text, default, toml.rollout())  # refuse now what cannot be edited
         known = {**manifests_of(sets), **held}
         pair = find_pair(toml, manifest, known, default, undo=undo)
         check_token(named, pair)
-        places = places_of(cluster, sets, pair, new)
+        places = places_of(cluster, sets, pair, target)
         if not undo:
             check_pair(pair, toml.servers(), other_words=other_words)
-            if new is not None and sets is not None and pair.new.shard_set not in held:
-                check_files_whole(new, pair.new)
+            if isinstance(target, Path) and sets is not None and pair.new.shard_set not in held:
+                check_files_whole(target, pair.new)
         lines = [] if text is None else text.read_text(encoding="utf-8").splitlines()[:1000]
 
         def tell(line: str) -> None:

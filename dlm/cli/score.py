@@ -1,4 +1,4 @@
-"""`dlm score` and `dlm perplexity`: log10 probabilities of sentences, and how well a model predicts
+"""`dlm score` and `dlm perplexity`: log10 probabilities of sentences, and a model's perplexity on
 text, from servers or from a model on disk."""
 
 from __future__ import annotations
@@ -12,9 +12,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlm.cli.checks import SCRATCH, check_reads, within
-from dlm.cli.options import SECURITY, Options, Quiet, ServedModel, Skip, TextColumn, Threads
-from dlm.cli.output import as_json_line, compile_kernels, print_json_line, stage_printer
-from dlm.cli.scoring import any_bytes_on_stdout, open_here, open_text, print_summary, quick_start
+from dlm.cli.options import (
+    SECURITY,
+    Options,
+    PiecesFile,
+    Quiet,
+    ServedModel,
+    Skip,
+    TextColumn,
+    Threads,
+)
+from dlm.cli.output import as_json_line, stage_printer
+from dlm.cli.scoring import (
+    any_bytes_on_stdout,
+    open_here,
+    open_text,
+    open_there,
+    print_json_summary,
+    print_summary,
+    quick_start,
+)
 from dlm.client.config import PLAIN, ClientSecurity
 from dlm.errors import ConfigError
 from dlm.resources import parse_size
@@ -66,6 +83,7 @@ def score(
     ] = False,
     skip: Skip = False,
     column: TextColumn = "text",
+    pieces: PiecesFile = None,
     threads: Annotated[
         int, typer.Option(metavar="N", help="Number of threads with --local."), within(low=1)
     ] = 2,
@@ -75,11 +93,11 @@ def score(
 ) -> None:
     """Score text: log10 probability, tokens and OOVs per sentence.
 
-    Perplexities of all lines come last, on standard error: a pipe gets rows alone. Each line is
-    scored as it arrives, also from a pipe. A line that --skip leaves out still has a row: nan and 0
-    tokens, or null and "skipped" with --json. With --local, an ARPA file is first sharded into a
-    temporary folder; a KenLM binary file is scored as it lies, with KenLM's scores. The options for
-    TLS and tokens override cluster.toml.
+    The perplexities of all lines come last, on standard error, so that a pipe gets only rows. Each
+    line is scored as it arrives, even from a pipe. A line that --skip leaves out still has a row:
+    nan and 0 tokens, or null and "skipped" with --json. With --local, an ARPA file is first sharded
+    into a temporary folder; a KenLM binary file is scored in place, with KenLM's scores. The
+    options for TLS and tokens override cluster.toml.
 
     Examples:
         echo "the man went home" | dlm score
@@ -94,26 +112,22 @@ def score(
         raise ConfigError(
             "--model and --local were both given; --model applies to servers only, so leave it out"
         )
-    any_bytes_on_stdout()  # words
+    any_bytes_on_stdout()  # words may not be UTF-8
     texts = [] if file is None else [file]
     with quick_start():
-        reader = open_text(texts, skip, column, BLOCK_BYTES if local is not None else SERVED_BYTES)
+        block_bytes = BLOCK_BYTES if local is not None else SERVED_BYTES
+        reader = open_text(texts, skip, column, pieces, block_bytes)
     summary = ScoreSummary()
     with ExitStack() as stack:
         if local is not None:
             opened = open_here(local, None, None, stack, stage_printer(quiet=quiet))
             scored = scored_here(opened, reader.read(), threads)
         else:
-            from dlm.client import Client, ClientConfig
             from dlm.client.cluster_file import ClusterToml
-            from dlm.client.table import KERNELS as ASKING
 
             cluster = cluster or Path("cluster.toml")
             ClusterToml(cluster).servers()
-            compile_kernels(ASKING)
-            config = ClientConfig(deadline_s=deadline, **asdict(security))
-            client = Client.connect(cluster, config, model=model)
-            utterance = stack.enter_context(client).utterance()
+            utterance = open_there(cluster, model, stack, deadline_s=deadline, **asdict(security))
             scored = scored_by_servers(utterance, reader.read())
         if not as_json and not words:
             print("log10_prob\ttokens\toovs")
@@ -121,10 +135,7 @@ def score(
             found.add_to(summary)
             print(_answers(block, found, words=words, as_json=as_json), end="", flush=True)
     if as_json:
-        facts = summary.facts()
-        if skip:
-            facts["skipped"] = reader.totals.skipped
-        print_json_line({"summary": facts})
+        print_json_summary(summary, reader, skip)
     else:
         print_summary(summary, reader, skip, sys.stderr)
 
@@ -229,6 +240,7 @@ def perplexity(
     ] = None,
     skip: Skip = False,
     column: TextColumn = "text",
+    pieces: PiecesFile = None,
     threads: Threads = 2,
     deadline: Annotated[float, typer.Option(help="Time limit per batch, in seconds.")] = 30.0,
     quiet: Quiet = False,
@@ -248,28 +260,25 @@ def perplexity(
 
     with ExitStack() as stack:
         if cluster is not None:
-            from dlm.client import Client, ClientConfig
-            from dlm.client.table import KERNELS as ASKING
-
             if memory is not None or tmp is not None:
                 raise ConfigError(
                     "--memory and --tmp apply to an ARPA file; leave them out with --cluster"
                 )
-            check_reads("--cluster", cluster)
+            check_reads("--cluster", cluster, stores=True)
             check_reads("TEXT", *paths)
-            reader = open_text(paths, skip, column, SERVED_BYTES)
-            compile_kernels(ASKING)
-            client = Client.connect(cluster, ClientConfig(deadline_s=deadline), model=model)
-            utterance = stack.enter_context(client).utterance()
+            reader = open_text(paths, skip, column, pieces, SERVED_BYTES)
+            utterance = open_there(cluster, model, stack, deadline_s=deadline)
             order = utterance.order
             scored = scored_by_servers(utterance, reader.read())
         else:
             if model is not None:
-                raise ConfigError("--model applies to servers only; add --cluster, or leave it out")
-            check_reads("MODEL", paths[0], folders=True)
+                raise ConfigError(
+                    "--model applies to servers only; add --cluster, or leave --model out"
+                )
+            check_reads("MODEL", paths[0], folders=True, stores=True)
             check_reads("TEXT", *paths[1:])
             opened = open_here(paths[0], memory, tmp, stack, tell)
-            reader = open_text(paths[1:], skip, column)
+            reader = open_text(paths[1:], skip, column, pieces)
             order = opened.order
             scored = scored_here(opened, reader.read(), threads)
         found = ScoreSummary(by_order=[0] * order)
@@ -277,10 +286,7 @@ def perplexity(
             some.add_to(found)
     tell(f"{counted(found.tokens, 'token')} scored")
     if as_json:
-        facts = {**found.facts(), "hits": found.by_order}
-        if skip:
-            facts["skipped"] = reader.totals.skipped
-        print_json_line({"summary": facts})
+        print_json_summary(found, reader, skip, hits=found.by_order)
         return
     print_summary(found, reader, skip)
     for k, hits in enumerate(found.by_order, 1):

@@ -1,4 +1,4 @@
-"""What commands that score text share: opening text, starting quickly, printing a summary."""
+"""Functions for commands that score text: they open text, start quickly and print a summary."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from dlm.cli.output import compile_kernels
+from dlm.cli.output import compile_kernels, print_json_line
 from dlm.scoring import BLOCK_BYTES
 
 if TYPE_CHECKING:
+    from dlm.client import Utterance
     from dlm.estimate.text import Reader
     from dlm.index.search.local import LocalModel
     from dlm.kenlm.model import KenlmFile
@@ -21,25 +22,31 @@ if TYPE_CHECKING:
 
 
 def open_text(
-    sources: Iterable[Path], skip: bool, column: str, block_bytes: int = BLOCK_BYTES
+    sources: Iterable[Path],
+    skip: bool,
+    column: str,
+    pieces: Path | None = None,
+    block_bytes: int = BLOCK_BYTES,
 ) -> Reader:
-    """Opens texts to score as all commands do; standard input if none is given."""
+    """Opens texts to score, or standard input if none is given."""
     from dlm.estimate.text import Reader
 
     names = [str(source) for source in sources] or ["-"]
-    return Reader(names, skip=skip, column=column, scored=True, block_bytes=block_bytes)
+    return Reader(
+        names, skip=skip, column=column, scored=True, pieces=pieces, block_bytes=block_bytes
+    )
 
 
 def any_bytes_on_stdout() -> None:
-    """Lets words and names of files that are not UTF-8 be printed as the bytes they are."""
+    """Makes standard output print words and file names that are not UTF-8 as their bytes."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 @contextmanager
 def quick_start() -> Iterator[None]:
-    """Opens a model in two thirds of the time, in commands that score and then exit: without the
-    garbage collector's scans, in which nothing is ever freed, and numba's import of scipy."""
+    """Opens a model in two thirds of the time, for commands that score and then exit: without the
+    garbage collector's scans, which never free anything here, and numba's import of scipy."""
     sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
     collects = gc.isenabled()
     gc.disable()
@@ -54,21 +61,23 @@ def quick_start() -> Iterator[None]:
 def open_here(
     place: Path, memory: int | None, tmp: Path | None, stack: ExitStack, tell: Callable[[str], None]
 ) -> LocalModel | KenlmFile:
-    """The shard set, KenLM file or ARPA file at `place`, its kernels compiled; an ARPA file is
-    sharded first, until `stack` closes. Raises ConfigError if memory or tmp is given, but nothing
-    is sharded; ShardFormatError or KenlmFormatError for another folder or a damaged model."""
+    """The shard set, KenLM file or ARPA file at `place`, with compiled kernels; an ARPA file is
+    sharded into a folder that `stack` removes. Raises ConfigError if memory or tmp is given without
+    sharding; ShardFormatError or KenlmFormatError for another folder or a damaged model."""
 
     with quick_start():
         from dlm.index.layout import read_manifest
+        from dlm.index.placed import local_model
         from dlm.index.search.local import LocalModel
         from dlm.index.search.shard import OPENING
         from dlm.index.search.text.score import KERNELS as SCORING
         from dlm.kenlm.layout import is_kenlm_file
         from dlm.ngram.arpa import ArpaReader, is_parts_folder
+        from dlm.stores.remote import located
 
+        place = local_model(located(place), tell)
         if is_kenlm_file(place):
-            from dlm.kenlm.model import KERNELS as OF_FILES
-            from dlm.kenlm.model import KenlmFile
+            from dlm.kenlm.model import KERNELS as OF_FILES, KenlmFile
 
             _check_unsharded(place, "a KenLM binary file, which is scored as it lies", memory, tmp)
             file = KenlmFile.open(place)
@@ -84,8 +93,7 @@ def open_here(
             with ArpaReader(place):
                 pass
     from dlm.files import scratch_folder
-    from dlm.index.making.shard_set import KERNELS as BUILDING
-    from dlm.index.making.shard_set import build_shard_set
+    from dlm.index.making.shard_set import KERNELS as BUILDING, build_shard_set
 
     compile_kernels((*BUILDING, *SCORING, *OPENING))
     output = stack.enter_context(scratch_folder(tmp, "dlm-model")) / "set"
@@ -93,13 +101,30 @@ def open_here(
     return LocalModel.open(output, verify=False)  # written just now
 
 
+def open_there(cluster: Path, model: str | None, stack: ExitStack, **config: Any) -> Utterance:
+    """An utterance on the servers of a cluster.toml, until `stack` closes; `config` has fields of
+    `ClientConfig`."""
+    from dlm.client import Client, ClientConfig
+    from dlm.client.table import KERNELS
+
+    compile_kernels(KERNELS)
+    client = Client.connect(cluster, ClientConfig(**config), model=model)
+    return stack.enter_context(client).utterance()
+
+
 def _check_unsharded(place: Path, found: str, memory: int | None, tmp: Path | None) -> None:
     from dlm.errors import ConfigError
 
     if memory is not None or tmp is not None:
         raise ConfigError(
-            f"--memory and --tmp apply to an ARPA file, but {place} is {found}; leave them out"
+            f"--memory and --tmp apply to an ARPA file, but {place} is {found}; leave both out"
         )
+
+
+def print_json_summary(summary: ScoreSummary, reader: Reader, skip: bool, **more: Any) -> None:
+    """Prints the object `summary`, with `more` facts; with `skip`, also the skipped lines."""
+    skipped = {"skipped": reader.totals.skipped} if skip else {}
+    print_json_line({"summary": {**summary.facts(), **more, **skipped}})
 
 
 def print_summary(

@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from dlm.cli.checks import READ_FOLDER, WRITE, check_reads
+from dlm.cli.checks import READ_PLACE, WRITE, check_reads
 from dlm.cli.options import ACCESS, LogLevel, Options
 from dlm.config import resolve
 from dlm.errors import ConfigError
 from dlm.server.config import ServerConfig
+from dlm.stores.remote import located
 
 _RFC_3339 = "%Y-%m-%dT%H:%M:%S.%fZ"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -24,7 +25,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 class JsonLines(logging.Formatter):
     """One JSON object per line: the event's name and its fields, but never query text; `context`
-    where the event does not set them. Times are UTC in the form of RFC 3339."""
+    gives fields that the event does not set. Times are UTC in the form of RFC 3339."""
 
     def __init__(self, context: Mapping[str, Any] | None = None) -> None:
         super().__init__()
@@ -56,14 +57,17 @@ def serve(
         dict[str, Any],
         Options(
             f"sets port host share_port {ACCESS} open_health insecure metrics_port metrics_host "
-            "preload mlock huge_pages",
+            "preload mlock huge_pages public_key",
             of=ServerConfig,
         ),
     ],
     directories: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[DIR...]", help="Folders of shard sets, one per model."),
-        READ_FOLDER,
+        typer.Argument(
+            metavar="[DIR...]",
+            help="Folders of shard sets, or their URLs in stores, one per model.",
+        ),
+        READ_PLACE,
     ] = None,
     config: Annotated[
         Path | None,
@@ -81,27 +85,29 @@ def serve(
 ) -> None:
     """Serve one shard until SIGTERM, then finish requests in flight.
 
-    Several folders mean several models on one port; a request names its model, or gets the first.
-    With --sets, a file lists the folders, and the server follows it.
+    With several folders, the server serves several models on one port; a request names its model,
+    or gets the first. With --sets, a file lists the folders, and the server follows its changes.
     Logs are JSON, one object per line, on standard error.
 
     Examples:
         dlm serve shards/model --shard 0 --port 50060 --metrics-port 9464
         dlm serve --sets sets --shard 0 --port 50060
+        dlm serve s3://models/en-2026-11 --shard 0 --port 50060
         dlm serve shards/model --shard 0 --port 50060 --host 0.0.0.0 \\
             --tls-cert server.pem --tls-key server.key --tokens tokens
     """
     from dlm.server.app import serve as run
 
-    folders = directories or []
-    check_reads("--sets", flags["sets"])
+    folders = [located(one) for one in directories or []]
+    check_reads("--sets", flags["sets"], stores=True)
     settings = resolve(ServerConfig, "server", flags=flags, file=config)
     if bool(settings.sets) == bool(folders):
         found = f"found DIR and --sets {settings.sets}" if folders else "found no DIR and no --sets"
         raise ConfigError(
-            f"{found}; give either the folders of shard sets, or a file that lists them"
+            f"{found}; give either the folders of shard sets (DIR), or a file that lists them "
+            "(--sets)"
         )
-    # A free port is known later; the event server.ready has it.
+    # A free port is not known yet; the event server.ready reports it.
     log_to_stderr(
         log_level, {"shard": shard} | ({"address": settings.address} if settings.port else {})
     )

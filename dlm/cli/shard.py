@@ -37,7 +37,7 @@ def shard(
     shards: Annotated[int, option(ShardSettings, "shards")] = 1,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder to create."),
+        typer.Option("--output", "-o", metavar="DIR", help="Folder to create; or a URL in a store"),
         WRITE_FOLDER,
     ] = None,
     encoding: Annotated[str, option(ShardSettings, "encoding")] = "exact",
@@ -47,7 +47,8 @@ def shard(
         typer.Option(
             "--slots-of",
             metavar="DIR",
-            help="Split as this shard set is: the same number of shards, each with the same slots.",
+            help="Split the model like this shard set: the same number of shards, each with the "
+            "same slots.",
         ),
     ] = None,
     repair: Annotated[
@@ -81,11 +82,12 @@ def shard(
         dlm shard model.arpa.zst --shards 2 --output shards/model
         dlm shard model.arpa.zst -B 1 --encoding compact -o shards/small
     """
-    if engine is EngineName.LOCAL:  # else it may be on Spark's own file system
+    if engine is EngineName.LOCAL:  # otherwise it may be on Spark's own file system
         check_reads("MODEL", model, folders=True)
     if estimate:
         _estimate(Path(model), shards, bits, as_json)
         return
+    from dlm.cli.push import local_output
     from dlm.errors import ConfigError
     from dlm.index.making.shard_set import KERNELS, build_shard_set
 
@@ -100,7 +102,7 @@ def shard(
         if shards not in (1, like.shards):
             raise ConfigError(
                 f"--shards is {shards}, but --slots-of {slots_of} has {like.shards} shards; leave "
-                "one of them out"
+                "out one of the two options"
             )
         shards, slots = like.shards, like.slots
 
@@ -120,19 +122,20 @@ def shard(
         _report(manifest, output, tell, as_json, quiet)
         return
     compile_kernels(KERNELS)
-    manifest = build_shard_set(
-        model,
-        output,
-        shards,
-        encoding=encoding,
-        bits=bits,
-        slots=slots,
-        repair=repair,
-        memory_bytes=memory,
-        spill=tmp,
-        threads=threads,
-        progress=tell,
-    )
+    with local_output(output, tmp, tell) as folder:
+        manifest = build_shard_set(
+            model,
+            folder,
+            shards,
+            encoding=encoding,
+            bits=bits,
+            slots=slots,
+            repair=repair,
+            memory_bytes=memory,
+            spill=tmp,
+            threads=threads,
+            progress=tell,
+        )
     _report(manifest, output, tell, as_json, quiet)
 
 
@@ -148,7 +151,7 @@ def _report(
 
 
 def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None:
-    """Prints a row per encoding: bytes on disk, per set and shard, and in memory per client."""
+    """Prints one row per encoding: bytes on disk per set and shard, and in memory per client."""
     from dlm.index.coding import DEFAULT_BITS
     from dlm.index.describe import PROCESS_MIB
     from dlm.index.sizes import estimate_sizes, measure
@@ -175,7 +178,7 @@ def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None
     pieces = counted(shards, "shard")
     columns = ("file per shard", "memory per client")
     lines = [
-        f"{ngrams:,} n-grams of order {len(found.counts)} in {pieces}, within 10 %:",
+        f"{ngrams:,} n-grams up to order {len(found.counts)} in {pieces}; sizes within 10 %:",
         f"  {'':18} {'on disk':>21} {'':18}" + "".join(f"{name:>20}" for name in columns),
     ]
     for name, sizes in estimated:

@@ -41,14 +41,14 @@ COLUMNS = (
     "uptime",
     "delay",
 )
-# Columns that a narrow terminal drops, in this order; the set last if servers hold several.
+# Columns that a narrow terminal drops, in order; the set's comes last if servers hold several.
 DROPPED = (
     *(SHARD_SET, "uptime", "memory", "messages/s", "processes", "refused", "delay", "failing"),
     "in flight",
 )
 WAIT_LOOK_S = 0.5
 SOME_SECONDS = within(above=0, high=3600, unit="seconds")
-SHARDS_SHOWN = 4  # shards that lack ready servers, named on the summary line
+SHARDS_SHOWN = 4  # most shards that the summary line names
 _COLOURS = {"ready": "green", "warming": "yellow", "draining": "yellow"}
 
 
@@ -79,8 +79,8 @@ def status(
 ) -> None:
     """Show the state of every server of a cluster.
 
-    Exits with 1 if a shard has no ready server, if a server rejects our credentials, or if no
-    server holds the model that cluster.toml names; with --wait, also if a listed server is not
+    Exits with 1 if a shard has no ready server, if a server rejects the client's credentials, or if
+    no server holds the model that cluster.toml names; with --wait, also if a listed server is not
     ready in time. The options for TLS and tokens override cluster.toml.
 
     Examples:
@@ -94,21 +94,24 @@ def status(
     from dlm.client.cluster_file import ClusterToml, check_files
     from dlm.client.server import Connection
     from dlm.cluster.status import ClusterStatus
-    from dlm.wire.secret import signature
+    from dlm.server.sets import signature_of
+    from dlm.stores.remote import located
 
     if as_json and watch:
         raise ConfigError("--json and --watch were both given; give one of them")
     if wait and watch:
         raise ConfigError("--wait and --watch were both given; give one of them")
 
+    place = located(cluster)
+
     def listed() -> ClusterStatus:
-        toml = ClusterToml(cluster)
+        toml = ClusterToml(place)
         endpoints, security = toml.servers(), given.over(toml.security())
         check_files(security)  # a fault in these files is not a server's
         connect = partial(Connection, security=security)
 
         def rollout() -> Rollout | None:
-            with suppress(ConfigError):  # clients keep what they have, too
+            with suppress(ConfigError):  # as for clients, a file with faults changes nothing
                 return toml.again().rollout()
             return None
 
@@ -116,16 +119,16 @@ def status(
 
     pause = threading.Event()  # never set; a signal ends the wait at once
     end = time.monotonic() + wait
-    while not cluster.exists() and time.monotonic() < end:
+    while not place.exists() and time.monotonic() < end:
         pause.wait(min(interval, WAIT_LOOK_S))
-    stamp = signature(cluster)
+    stamp = signature_of(place)
     servers = listed()
     try:
         snapshot = servers.poll()
         while wait and not snapshot.whole and time.monotonic() < end:
             pause.wait(min(interval, WAIT_LOOK_S))
-            if signature(cluster) != stamp and cluster.exists():  # it was an earlier cluster's
-                stamp = signature(cluster)
+            if signature_of(place) != stamp and place.exists():  # the file was an earlier cluster's
+                stamp = signature_of(place)
                 servers.close()
                 servers = listed()
             snapshot = servers.poll()
@@ -174,14 +177,14 @@ def _print(snapshot: ClusterSnapshot) -> None:
         console = Console()
         console.print(render(snapshot, console.width))
         return
-    # In a pipe, rows are not cut to the width of a terminal.
+    # In a pipe, rows are not cut to a terminal's width.
     Console(width=10_000).print(render(snapshot))
 
 
 def render(snapshot: ClusterSnapshot, width: int | None = None, height: int | None = None) -> Group:
-    """Problems, how many servers are ready, the mode of the cascade, and the table below them.
-    Columns and rows that do not fit are left out: the first of `DROPPED`; then rows are per server,
-    then per shard."""
+    """Problems, the number of ready servers, the mode of the cascade, and the table below them. If
+    it does not fit, columns of `DROPPED` are left out in order; then rows are per server, then per
+    shard."""
     from rich.console import Console
 
     lines = [(line, "red") for line in problems(snapshot)]
@@ -195,7 +198,7 @@ def render(snapshot: ClusterSnapshot, width: int | None = None, height: int | No
 
     def fits(rows: Sequence[Row]) -> bool:
         group = _drawn(lines, rows, width)
-        return len(console.render_lines(group)) < height  # the last line is the cursor's
+        return len(console.render_lines(group)) < height  # the last line is for the cursor
 
     rows: Sequence[Row] = snapshot.rows
     for name in ("address", "shard"):
@@ -247,7 +250,7 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
     out += [f"shard {shard}: no server is ready" for shard in snapshot.missing]
     unlike = {row.address: row for row in snapshot.rows if row.alike != row.processes}
     out += [
-        f"{address}: only {row.alike} of the {row.processes} processes there hold these models"
+        f"{address}: these models are held by {row.alike} of its {row.processes} processes only"
         for address, row in unlike.items()
     ]
     if snapshot.down and not snapshot.missing:
@@ -259,7 +262,8 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
             f"they hold {', '.join(held)}. Name one of these in cluster.toml, or serve that model"
         )
     out += [
-        f"{row.address}: slow, {row.delay_ms:.3g} ms; others of shard {row.shard} are asked first"
+        f"{row.address}: slow, {row.delay_ms:.3g} ms; clients ask the other servers of shard "
+        f"{row.shard} first"
         for row in snapshot.rows
         if row.slow and row.delay_ms is not None and row.shard not in snapshot.slow
     ]
@@ -267,8 +271,8 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
 
 
 def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
-    """How many servers are ready, in all and in the shards that lack some; and the line's colour. A
-    server is ready if it is for each of its models."""
+    """A line with the numbers of ready servers, in all and in shards with servers that are not, and
+    the colour of this line. A server is ready if it is ready for each of its models."""
     is_ready: dict[str, bool] = {}
     shard_of: dict[str, int | None] = {}
     for row in snapshot.rows:
@@ -281,12 +285,12 @@ def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
         states = [is_ready[address] for address, found in shard_of.items() if found == shard]
         line += f"{', ' if ';' in line else '; '}shard {shard} has {sum(states)} of {len(states)}"
     if len(shards) > SHARDS_SHOWN:
-        line += f", and {len(shards) - SHARDS_SHOWN} more shards lack some"
+        line += f", and {len(shards) - SHARDS_SHOWN} more shards lack servers"
     return line, "green" if not lacking else "red" if snapshot.missing else "yellow"
 
 
 def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
-    """Which model clients use, as heartbeats show it; and the colour of that line."""
+    """A line with the mode of clients, judging by heartbeats, and the colour of this line."""
     from dlm.client.health import Mode
 
     if snapshot.mode is Mode.FULL:
@@ -304,14 +308,14 @@ def fitting_columns(
     for name in ("", *droppable):
         dropped.add(name)
         names = [name for name in COLUMNS if name not in dropped]
-        # A border and two spaces for each, and the last border.
+        # Each column needs a border and two spaces; one more border is at the end.
         if width is None or sum(widths[name] + 3 for name in names) + 1 <= width:
             break
     return names
 
 
 def merge_rows(rows: Iterable[Row], name: str) -> list[Row]:
-    """One row for all that are alike in that: sums, the least uptime, the longest delay."""
+    """Merges rows with equal values of `name`: sums, the least uptime, the longest delay."""
     groups: dict[object, list[Row]] = {}
     for row in rows:
         groups.setdefault(getattr(row, name), []).append(row)
@@ -353,7 +357,7 @@ def _sum(rows: Sequence[Row]) -> Row:
 
 
 def cells_of(row: Row) -> list[str]:
-    """The text of each of `COLUMNS`; unknown values are empty."""
+    """The text of each column; unknown values are empty."""
 
     def number(value: float | None, form: str = ",.0f") -> str:
         return "" if value is None else format(value, form)
@@ -380,7 +384,7 @@ def cells_of(row: Row) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Such as 42 s, 3 m 20 s, 5 h 10 m, 12 d 3 h."""
+    """A duration as 42 s, 3 m 20 s, 5 h 10 m or 12 d 3 h."""
     whole = int(seconds)
     for unit, size, smaller, small in (
         ("d", 86_400, "h", 3_600),

@@ -1,4 +1,4 @@
-"""`dlm token`: creates a token, for the servers and for the client."""
+"""`dlm token`: creates a token for the servers and for the client."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def token(
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The client's file, to create; it must not exist yet."),
+        typer.Option(metavar="FILE", help="The client's file to create; it must not exist yet."),
         WRITE,
     ] = None,
     expires: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="When the token ends: a date or a time of ISO 8601, in UTC unless it says "
-            "otherwise.  [default: never]",
+            help="When the token expires: an ISO 8601 date or time, in UTC unless it names a time "
+            "zone.  [default: never]",
         ),
     ] = None,
     models: Annotated[
         str | None,
         typer.Option(
             metavar="ID,ID",
-            help="Models that it may ask for: the first 6 to 32 digits of ids of models or of "
+            help="Models that the client may use: the first 6 to 32 digits of ids of models or of "
             "shard sets (dlm info).  [default: all]",
         ),
     ] = None,
@@ -91,21 +91,22 @@ def token(
     with nullcontext() if tokens is None else editing(tokens.resolve()):
         present = b""
         if tokens is not None and tokens.exists():
-            # Do not extend a file that servers reject, nor to one that they would.
+            # Do not extend a file that servers reject, or make it one that they reject.
             if len(read_tokens(tokens).names) == MAX_TOKENS:
                 raise ConfigError(
-                    f"{tokens} has {MAX_TOKENS} tokens, the most that servers take; remove lines "
-                    "of clients that are gone"
+                    f"{tokens} has {MAX_TOKENS} tokens, the most that a server accepts; remove the "
+                    "lines of clients that no longer exist"
                 )
             present = read_secret(tokens)
-        # The client's file first: if it cannot be written, the servers' gains no unusable token.
+        # The client's file comes first: if it cannot be written, the servers' file gets no unusable
+        # token.
         if token_file is not None:
             _write(token_file, f"{new}\n".encode())
         if tokens is not None:
             try:
                 _write(tokens, present + line.encode())
             except BaseException:
-                if token_file is not None:  # no server will ever take it
+                if token_file is not None:  # no server will accept this token
                     token_file.unlink()
                 raise
     facts = {

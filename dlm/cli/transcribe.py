@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import typer
 
 from dlm.asr.settings import BeamSettings
 from dlm.cli.checks import READ
-from dlm.cli.options import Options, PhraseList, Quiet, ServedModel
+from dlm.cli.options import Options, PhraseList, PiecesFile, Quiet, ServedModel
 from dlm.cli.output import compile_kernels, print_json_line, stage_printer
 from dlm.errors import AudioError, ConfigError, DlmError
 from dlm.units import counted
@@ -52,6 +53,14 @@ def transcribe(
         ),
     ] = 60_000,
     phrases: PhraseList = None,
+    acoustic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Python function that makes the acoustic model.  [default: a model of English]",
+        ),
+    ] = None,
+    pieces: PiecesFile = None,
     deadline: Annotated[
         float, typer.Option(help="Time limit per call to servers, in seconds.")
     ] = 2.0,
@@ -69,18 +78,30 @@ def transcribe(
             help="Print one JSON object per segment: words with times, scores, the n-best list.",
         ),
     ] = False,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream", help="Read audio as it arrives, and print a line whenever the words change."
+        ),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Transcribe English speech.
+    """Transcribe speech (English, unless --acoustic is given).
 
     Prints the words of each file as they are found; with several files, each line begins with the
     file's name and a tab. Long audio is cut at pauses, and each segment is printed when it is
     done. A file that is not audio is reported and the others are transcribed; the command then
     exits with 1.
 
-    With --phrases, names and topics are likelier, also those that the model does not know: FILE
-    has one phrase per line, in the model's spelling. After a tab may follow its bonus (log10, 2 by
-    default), and after further tabs the sounds of a word, as WORD=s aʊ n d z.
+    With --phrases, names and topics become more probable, even if the model does not know them:
+    FILE has one phrase per line, in the model's spelling. A tab and its bonus may follow (log10, 2
+    by default), and then, after further tabs, the sounds of a word, as WORD=s aʊ n d z.
+
+    With --acoustic, FUNCTION returns an object with labels, frame_s (seconds per frame) and
+    log_probs(samples). If the labels are pieces of words, --pieces names their SentencePiece model.
+
+    AUDIO may be - for standard input, such as WAV from a microphone, which is read with --stream:
+    then the next line replaces one that ends in ... (with --json, an object with "partial").
 
     With --nbest, the objects of --json are what `dlm rescore` reads.
 
@@ -88,12 +109,15 @@ def transcribe(
         dlm transcribe a.flac
         dlm transcribe a.flac b.flac --lm cluster.toml
         dlm transcribe a.flac --phrases names.tsv
+        arecord -q -f S16_LE -r 16000 | dlm transcribe -
+        dlm transcribe a.flac --acoustic my_model:make --pieces spm.model
         dlm transcribe a.flac --nbest 10 --json > nbest.jsonl
     """
     from dlm.asr.open import open_model
     from dlm.asr.phrase_file import known_words, read_phrases
-    from dlm.asr.speech.audio import SAMPLE_RATE, promised_s, read_audio
-    from dlm.asr.speech.transcribe import Transcriber
+    from dlm.asr.speech.acoustic import load_acoustic
+    from dlm.asr.speech.audio import promised_s, read_audio, stream_audio
+    from dlm.asr.speech.transcribe import PARTIAL_S, Transcriber
     from dlm.cli.scoring import any_bytes_on_stdout
     from dlm.client import ClientConfig
     from dlm.client.table import KERNELS
@@ -105,19 +129,15 @@ def transcribe(
             f"--nbest is {settings.nbest}, but only --json prints more than the best sentence; add "
             "--json"
         )
-    if Path("-") in audio:
-        raise ConfigError(
-            "AUDIO is -, but audio cannot be read from standard input; save it to a file and name "
-            "that"
-        )
+    stream = stream or Path("-") in audio
     for file in [] if as_json or len(audio) == 1 else audio:
         if any(char in str(file) for char in "\t\n\r"):
             raise ConfigError(
-                f"AUDIO is {str(file)!r}; a tab or line break would break the lines of output. Add "
-                "--json, or rename the file"
+                f"AUDIO is {str(file)!r}, which contains a tab or a line break and would garble "
+                "the output. Add --json, or rename the file"
             )
     listed = None if phrases is None else read_phrases(phrases)
-    any_bytes_on_stdout()  # names of files
+    any_bytes_on_stdout()  # file names may not be UTF-8
     tell = stage_printer(quiet=quiet)
     began, heard_s, in_fallback, refused = time.monotonic(), 0.0, 0, 0
     with ExitStack() as stack:
@@ -133,25 +153,29 @@ def transcribe(
             tell=tell,
             phrases=None if listed is None else listed.phrases,
             sounds=None if listed is None else listed.sounds,
+            acoustic=None if acoustic is None else load_acoustic(acoustic),
+            pieces=pieces,
         )
         progress = ProgressReporter(tell)
         whole_s = round(sum(map(promised_s, audio)))
         progress.stage(f"transcribing with {named}", whole_s, "s of audio")
         for file in audio:
             try:
-                samples = read_audio(file)
+                blocks = stream_audio(file) if stream else [read_audio(file)]
             except (AudioError, OSError) as exc:
                 refused += 1
                 print(f"dlm: {exc}", file=sys.stderr)
                 continue
             name = file if as_json or len(audio) > 1 else None
-            for segment in _printed(transcriber.transcribe(samples), file, name, as_json=as_json):
+            heard = transcriber.stream(blocks, PARTIAL_S if stream else math.inf)
+            for segment, whole in _printed(heard, file, name, as_json=as_json, stream=stream):
                 in_fallback += segment.bigram_fallback
-                if as_json:  # else a line is open, whose words show the progress
-                    progress.step(round(segment.end_s - segment.start_s))
-            if not as_json:
-                progress.step(len(samples) // SAMPLE_RATE)
-            heard_s += len(samples) / SAMPLE_RATE
+                length_s = (segment.end_s - segment.start_s) * whole
+                heard_s += length_s
+                if as_json or stream:  # otherwise the words of an open line show progress
+                    progress.step(round(length_s))
+            if not as_json and not stream:
+                progress.step(round(segment.end_s))
         tell(f"{heard_s:,.1f} s of audio in {time.monotonic() - began:,.1f} s")
         if in_fallback:
             tell(f"servers failed: 2-grams answered {counted(in_fallback, 'query')} instead")
@@ -160,27 +184,35 @@ def transcribe(
 
 
 def _printed(
-    segments: Iterator[Transcript], file: Path, name: Path | None, *, as_json: bool
-) -> Iterator[Transcript]:
-    """The segments of a file, printed as they come; an error says where the rest begins."""
+    segments: Iterator[tuple[Transcript, bool]],
+    file: Path,
+    name: Path | None,
+    *,
+    as_json: bool,
+    stream: bool,
+) -> Iterator[tuple[Transcript, bool]]:
+    """Prints the segments of a file as they arrive; an error says where the rest begins."""
 
-    at_s, whole = 0.0, False
+    at_s, whole, shown = 0.0, False, ""
     before = "" if name is None else f"{name}\t"
     try:
-        for segment in segments:
+        for segment, is_whole in segments:
+            text = segment.text + ("" if is_whole else " ...")
             if as_json:
-                print_json_line(_facts(file, segment))
-            elif segment.text:
+                print_json_line(_facts(file, segment) | ({} if is_whole else {"partial": True}))
+            elif stream and text != shown:
+                print(before + text, flush=True)
+            elif segment.text and not stream:
                 print(before + segment.text, end="", flush=True)
                 before = " "
-            at_s = segment.end_s
-            yield segment
+            at_s, shown = segment.end_s if is_whole else at_s, text
+            yield segment, is_whole
         whole = True
     except DlmError as exc:
-        exc.add_note(f"{file} was transcribed up to {at_s:.2f} s, and printed so far")
+        exc.add_note(f"{file} was transcribed and printed up to {at_s:.2f} s")
         raise
     finally:
-        if not as_json and (whole or before == " "):  # end a line that was begun
+        if not (as_json or stream) and (whole or before == " "):  # end a line that was begun
             print("" if before == " " else before, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""`dlm unigrams` and `dlm pieces`: counts how often users use each word of a list, and makes
+"""`dlm unigrams` and `dlm pieces`: count how often users use each word of a list, and make
 wordpieces from such counts."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 REPORT_INTERVAL_S = 5.0
 
-# What `dlm devices unigrams` has, too.
+# Options that `dlm devices unigrams` also has.
 COUNTING = (
     "clip rounds report_goal noise_multiplier delta max_participations min_separation cap_words "
     "tokenizer public public_key seed"
@@ -58,8 +58,8 @@ def unigrams(
     (.privacy.md, .privacy.json), the record that everything built from the counts inherits
     (.provenance.json) and the journal of the rounds (.metrics.jsonl). If the run is interrupted,
     the same command resumes it; until it is done, the folder .work holds users' text. With noise,
-    the word list needs its own privacy record, or --public-attested-by NAME must vouch for it. With
-    --public-key, that key must have signed the list (dlm privacy sign).
+    the word list needs its own privacy record, or --public-attested-by NAME must attest that it is
+    public. With --public-key, that key must have signed the list (dlm privacy sign).
 
     Examples:
         dlm unigrams users.parquet --wordlist words.txt \\
@@ -89,7 +89,7 @@ def unigrams(
 
 
 def count_teller(tell: Callable[[str], None], rounds: int) -> Callable[[RoundMetrics], None]:
-    """Tells some of the rounds, and those with a result."""
+    """A function that reports some of the rounds, among them all that have a Z statistic."""
     last_s = 0.0
 
     def on_round(metrics: RoundMetrics) -> None:
@@ -125,9 +125,9 @@ def _line(metrics: RoundMetrics, rounds: int) -> str:
 
 def _oov(rate: OovRate | None, words: int) -> str:
     if rate is None:
-        return "OOV rate: the held-out users have no words"
+        return "OOV rate: undefined, since the held-out users have no words"
     return (
-        f"OOV rate of {rate.users:,} held-out users, {counted(words, 'word')}: "
+        f"OOV rate of {rate.users:,} held-out users, {counted(words, 'word')} in the vocabulary: "
         f"{rate.of_words:.3f} % of "
         f"words, {rate.of_users:.3f} +- {rate.error:.3f} % per user (not covered by any guarantee)"
     )
@@ -150,7 +150,7 @@ def pieces(
         typer.Option(
             "--public-attested-by",
             metavar="NAME",
-            help="Who vouches that the counts are of public text.",
+            help="Name of the person who attests that the counts come from public text.",
         ),
     ] = None,
     public_key: PublicKey = None,
@@ -161,8 +161,8 @@ def pieces(
     No text is read. Every character of every word is a piece, so no word made of these characters
     is unknown. The inventory is a SentencePiece model. The privacy record of the
     counts is written beside it (.provenance.json); dlm federate composes it with its rounds. Counts
-    without a record carry no guarantee, unless --public-attested-by NAME vouches that they are of
-    public text.
+    without a record carry no guarantee, unless --public-attested-by NAME attests that they come
+    from public text.
     With --public-key, that key must have signed the counts (dlm privacy sign).
 
     Examples:

@@ -32,7 +32,7 @@ def wer(
         Path,
         typer.Argument(
             metavar="HYP",
-            help="Recognised text: in the same forms, or the output of dlm transcribe, or n-best "
+            help="Recognised text: in the same formats, or the output of dlm transcribe, or n-best "
             "lists from dlm rescore.",
         ),
     ],
@@ -52,21 +52,22 @@ def wer(
     subset: Annotated[
         bool,
         typer.Option(
-            "--subset", help="Score only the utterances that are in HYP (and in --against)."
+            "--subset",
+            help="Score only the utterances that are in HYP (and in --against, if given).",
         ),
     ] = False,
     exact: Annotated[
         bool,
-        typer.Option("--exact", help="Compare words as they are, with case and punctuation."),
+        typer.Option("--exact", help="Compare words unchanged, with case and punctuation."),
     ] = False,
     spellings: Annotated[
         Path | None,
         typer.Option(
             "--map",
             metavar="FILE",
-            help="Spellings that count as equal: a line `mr => mister` for each, as in NIST's "
-            "global mapping files; with no word after =>, it is dropped. They are replaced in "
-            "all transcripts.",
+            help="Spellings that count as equal: one line `mr => mister` for each, as in NIST's "
+            "global mapping files. They are replaced in all transcripts; a word with nothing "
+            "after => is dropped.",
         ),
     ] = None,
     as_json: Json = False,
@@ -74,9 +75,9 @@ def wer(
     """Compute word error rates, with intervals.
 
     The 95 % interval is a bootstrap over speakers, or over utterances if the reference names no
-    speakers; with fewer than five it is too narrow, and with one there is none; the output says
-    so. An utterance that HYP lacks is an error, since leaving it out would lower the rate; --subset
-    leaves it out.
+    speakers; with fewer than five speakers it is too narrow, and with one there is none; the output
+    says so. An utterance that HYP lacks is an error, since leaving it out would lower the rate;
+    --subset leaves it out.
 
     With --against, the difference is HYP minus the other recogniser, on paired samples: if it is
     below zero, HYP is better, and significantly so if the interval excludes zero.
@@ -97,8 +98,8 @@ def wer(
         spoken_words,
         total,
         with_kaldi_names,
+        word_errors as errors_of,
     )
-    from dlm.asr.speech.wer import word_errors as errors_of
     from dlm.errors import TextError
 
     said = read_transcripts(reference)

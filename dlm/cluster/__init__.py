@@ -1,1 +1,1 @@
-"""A cluster on one machine: started and watched."""
+"""Starts and watches a cluster on one machine."""

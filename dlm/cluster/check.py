@@ -17,7 +17,7 @@ from dlm.client.phrases import split_words
 from dlm.ngram.backoff import DictModel
 from dlm.wire._pb import shard_pb2 as pb
 
-# Hypotheses by state: total log10 P and the words behind it.
+# Hypotheses by state: the total log10 P, and the words so far.
 Beam: TypeAlias = dict[State, tuple[float, tuple[int, ...]]]
 
 HYPOTHESES = 10
@@ -85,7 +85,7 @@ def _position(
     ids: NDArray[np.uint32],
     checked: Checked,
 ) -> Beam:
-    """One position of the beam, compared with the oracle, whose `ids` make up each history."""
+    """Compares one position of the beam with the oracle, whose `ids` make up each history."""
     began = time.perf_counter()
     extension = utterance.extend(list(beam), candidates)
     checked.calls_ms.append((time.perf_counter() - began) * 1e3)

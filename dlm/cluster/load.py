@@ -1,4 +1,4 @@
-"""The load of each slot, as servers report it: pages of /load, from servers or from files."""
+"""The load of each slot, as servers report it on pages of /load, from servers or from files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dlm.errors import ConfigError
 from dlm.index.layout import Manifest
 from dlm.ngram.partition import SLOTS
 
-MAX_BYTES = 16 << 20  # of a page: a hundred models of 4,096 numbers of 20 digits are less
+MAX_BYTES = 16 << 20  # limit of a page: a hundred models of 4,096 numbers of 20 digits take less
 TIMEOUT_S = 10.0
-MOST_QUERIES = 1 << 50  # of a slot: sums stay far below 2^63
+MOST_QUERIES = 1 << 50  # limit of a slot: sums stay far below 2^63
 
 
 def slot_load(places: Sequence[str], manifest: Manifest) -> NDArray[np.int64]:
-    """(4096,) queries answered for each slot, the sum over the pages of this shard set: files or
-    HTTP addresses, one of every server. Raises ConfigError if a page cannot be read, none is of
-    this shard set, or none of some shard."""
+    """(4096,) queries answered for each slot, summed over the pages at `places` (files or HTTP
+    addresses, one per server). Raises ConfigError if a page cannot be read, no page is of
+    this shard set, or a shard has none."""
     total = np.zeros(SLOTS, np.int64)
     shards: set[int] = set()
     others: set[str] = set()
@@ -39,13 +39,13 @@ def slot_load(places: Sequence[str], manifest: Manifest) -> NDArray[np.int64]:
         raise ConfigError(
             f"--load: {', '.join(places)} {'has' if len(places) == 1 else 'have'} the load of "
             f"{', '.join(sorted(others)) or 'no shard set'}; expected shard set "
-            f"{manifest.shard_set}. Ask the servers of this set for /load on their metrics port"
+            f"{manifest.shard_set}. Fetch /load from the metrics ports of this set's servers"
         )
     silent = sorted(set(range(manifest.shards)) - shards)
     if silent:
         raise ConfigError(
-            f"--load: no page is of shard {', '.join(map(str, silent))}; expected a page of every "
-            f"shard, 0 to {manifest.shards - 1}. Give --load for each server"
+            f"--load: no page was given for shard {', '.join(map(str, silent))}; expected one for "
+            f"every shard, 0 to {manifest.shards - 1}. Give --load for each server"
         )
     return total
 
@@ -53,7 +53,7 @@ def slot_load(places: Sequence[str], manifest: Manifest) -> NDArray[np.int64]:
 def _page(place: str) -> Any:
     try:
         if place.startswith(("http://", "https://")):
-            # Without the proxy of the environment: servers are in this network.
+            # The environment's proxy is not used, since servers are in this network.
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with opener.open(place, timeout=TIMEOUT_S) as reply:
                 data = reply.read(MAX_BYTES + 1)
@@ -67,8 +67,8 @@ def _page(place: str) -> Any:
         ) from exc
     if len(data) > MAX_BYTES:
         raise ConfigError(
-            f"--load: {place} has more than {MAX_BYTES:,} bytes, too many for a page. Take it "
-            "again from /load"
+            f"--load: {place} has more than {MAX_BYTES:,} bytes, too many for a page of a server's "
+            "load. Fetch it again from /load"
         )
     try:
         return json.loads(data)
@@ -85,7 +85,9 @@ def _models(place: str, page: Any) -> list[tuple[str, int, NDArray[np.int64]]]:
                 type(n) is int and 0 <= n <= MOST_QUERIES for n in slots
             )
             if not good or type(shard) is not int:
-                raise ValueError(f"expected {SLOTS} counts as slots, and a number as shard")
+                raise ValueError(
+                    f"expected slots to be a list of {SLOTS} counts, and shard to be an integer"
+                )
             found.append((str(one["shard_set"]), shard, np.array(slots, np.int64)))
     except (TypeError, KeyError, ValueError) as exc:
         raise _malformed(place, str(exc)) from exc
@@ -94,6 +96,6 @@ def _models(place: str, page: Any) -> list[tuple[str, int, NDArray[np.int64]]]:
 
 def _malformed(place: str, fault: str) -> ConfigError:
     return ConfigError(
-        f"--load: {place} is not a page of a server's load ({fault}). Take it again from /load on "
+        f"--load: {place} is not a page of a server's load ({fault}). Fetch it again from /load on "
         "the metrics port"
     )

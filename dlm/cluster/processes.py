@@ -1,4 +1,4 @@
-"""Shard servers as child processes: started, watched and restarted."""
+"""Starts, watches and restarts shard servers as child processes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dlm.client.cluster_file import WRITTEN_BY, ClusterToml, Endpoint, replace_s
 from dlm.errors import ConfigError, DlmError, ShardDown
 from dlm.files import locked, scratch_folder
 from dlm.index.layout import Manifest, read_manifest
+from dlm.index.placed import manifest_of
 from dlm.jit import compile_ahead
 from dlm.server.child import command_of_child
 from dlm.server.compiling import KERNELS
@@ -27,11 +28,11 @@ from dlm.server.config import is_loopback
 from dlm.server.sets import FileWatcher, read_sets
 from dlm.units import counted
 
-START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy machine
+START_S = 120.0  # seconds; the first start compiles kernels, slowly on a busy machine
 STOP_S = 10.0
-LOOK_S = 0.2  # between two looks at the processes
+LOOK_S = 0.2  # seconds between two looks at the processes
 RESTART_S = 2.0  # a server that ends at once is restarted at this interval
-HELD_S = 5.0  # a server that was killed leaves its port sooner
+HELD_S = 5.0  # a killed server's port is free again sooner
 SHARED = "--share-port"
 
 
@@ -44,15 +45,15 @@ class Server:
     command: Sequence[str]
 
     def again(self) -> Server:
-        """Starts another in its place, on the same port; it is not ready yet."""
+        """Starts another server in its place, on the same port; it is not ready yet."""
         command = self._words({"--port": self.endpoint.address.rsplit(":", 1)[1]})
         process = _start(command)
         return Server(process, replace(self.endpoint, pid=process.pid), command)
 
     def beside(self, shard: int, ready: Path) -> Server:
-        """Starts a server of another shard with the same options, at a free port of its own;
-        returns it once it is ready. Raises ShardDown, ConfigError if it did not start, with its
-        message on standard error."""
+        """Starts a server of another shard with the same options, at another free port; returns it
+        once it is ready. Raises ShardDown, ConfigError if it did not start; its message is on
+        standard error."""
         own = {"--shard": str(shard), "--ready-file": str(ready), "--port": "0"}
         command = [part for part in self._words(own) if part != SHARED]
         process = _start(command)
@@ -64,8 +65,7 @@ class Server:
         return Server(process, endpoint, command)
 
     def by_hand(self, changes: Mapping[str, str] | None = None) -> str:
-        """The command line that starts another in its place, but for these options, for a user to
-        type."""
+        """The command line, with these changes, with which a user can start a replacement."""
         port = self.endpoint.address.rsplit(":", 1)[1]
         left_out: dict[str, str | None] = {"--ready-file": None}
         if self.command[self.command.index("--metrics-port") + 1] == "0":
@@ -81,7 +81,7 @@ class Server:
 
 
 def by_number(address: str) -> str:
-    """Where a server that `running_servers` started listens, whatever a file calls this machine."""
+    """The address of a server of `running_servers`, whatever name a file has for this machine."""
     host, port = address.rsplit(":", 1)
     return f"127.0.0.1:{port}" if is_loopback(host) else address
 
@@ -96,7 +96,7 @@ def _is_free(address: str, *, shared: bool) -> bool:
 def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
     found = socket.socket()
     try:
-        # Connections of a server that has ended do not keep a port.
+        # Otherwise connections of a server that has ended would keep its port in use.
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
         found.bind((host, port))
@@ -122,7 +122,7 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command_of_child("dlm.cli.main", *command),
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C reaches the parent, which stops them
+        start_new_session=True,  # Ctrl-C reaches the parent, which stops the servers
     )
 
 
@@ -149,19 +149,18 @@ def running_servers(
 ) -> Iterator[list[Server]]:
     """Servers for each shard index of the shard sets in `directories`; stopped at the end.
 
-    Server i holds shard i of every set that has one; the first folder is the default of those that
-    hold it. Further replicas come after the first of all shards, in the same order, and processes
-    of one port one after another. Code that starts one `again` must put it into the list in place
-    of the old one.
+    Server i holds shard i of every set that has one; its default is the first of these sets. The
+    list has the first replica of each shard, then the second of each, and so on; processes of one
+    port follow each other. Code that starts a server `again` must replace the old one in the list.
 
-    Args    processes   on each port;  replicas  ports of each shard
-            first_port  port i is first_port + i; 0 takes free ports
-            first_metrics_port  that of process i is first_metrics_port + i; 0 means none
+    Args    processes   number on each port;  replicas  number of ports of each shard
+            first_port  port i is first_port + i; 0 means free ports
+            first_metrics_port  process i gets first_metrics_port + i; 0 means no metrics
             sets        a file that lists the folders, which the servers then follow
             compiling   compiles kernels that an earlier start did not cache
     Raises  ShardDown, ConfigError  a server did not start; its message is on standard error
     """
-    compiling(KERNELS)  # otherwise all servers would compile the same at once
+    compiling(KERNELS)  # otherwise all servers would compile the same kernels at once
     held = holders([read_manifest(directory) for directory in directories])
     shards = len(held)
     with contextlib.ExitStack() as ports, scratch_folder(None, "dlm-servers") as scratch:
@@ -172,7 +171,7 @@ def running_servers(
         try:
             for index, held_sets in enumerate(held * replicas):
                 port = first_port + index if first_port else 0
-                if processes > 1:  # it keeps the port while they start
+                if processes > 1:  # this socket keeps the port while they start
                     kept = ports.enter_context(_bound("127.0.0.1", port, shared=True))
                     port = int(kept.getsockname()[1])
                 folders = [os.fspath(directories[at]) for at in held_sets]
@@ -217,13 +216,13 @@ def _wait_ready(
             for other, candidate in zip(names, processes, strict=True):
                 if candidate.poll() is not None:
                     raise ConfigError(
-                        f"{other} {how_it_ended(candidate.returncode)} before it was ready; its "
-                        "own message is above"
+                        f"{other} {how_it_ended(candidate.returncode)} before it was ready; see "
+                        "its message above"
                     )
             if time.monotonic() > limit:
                 raise ShardDown(
                     f"{name} was not ready within {START_S:g} s; start the cluster again when this "
-                    "machine has less to do"
+                    "machine is less busy"
                 )
             time.sleep(0.02)
     return [json.loads(path.read_text()) for path in ready]
@@ -246,10 +245,9 @@ def stop(processes: list[subprocess.Popen[bytes]]) -> None:
 def running_gateway(
     cluster_file: Path, options: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
-    """A gateway to these servers, on free ports unless `options` say otherwise, and what it wrote
-    when it was ready: `port`, `http_port`, `pid`. Stopped at the end.
-    when it was ready: `port`, `http_port`, `pid`. Stopped at the end; raises as
-    `running_servers`."""
+    """A gateway to these servers, on free ports unless `options` name others; and the facts that it
+    wrote when it was ready: `port`, `http_port`, `pid`. The gateway is stopped at the end. Raises
+    what `running_servers` raises."""
     with scratch_folder(None, "dlm-gateway") as scratch:
         ready = scratch / "gateway.json"
         command = [
@@ -269,15 +267,15 @@ def running_gateway(
 
 
 def shards_listed(sets: Path) -> int:
-    """Those of the largest shard set of a list; 0 if it is wrong, which the servers report."""
+    """The shards of the largest set in a list; 0 if the list is wrong, which servers report."""
     try:
-        return max(read_manifest(folder).shards for folder in read_sets(sets))
+        return max(manifest_of(folder).shards for folder in read_sets(sets))
     except (DlmError, OSError):
         return 0
 
 
 def joining(servers: Sequence[Server], sets: Path, shard: int) -> Iterator[str]:
-    """What a user types to start as many servers of this shard as shard 0 has, on free ports."""
+    """The command that starts as many servers of this shard as shard 0 has, on free ports."""
     ports: dict[str, str] = {}
     for like in servers:
         if like.endpoint.shard == 0:
@@ -300,19 +298,19 @@ def supervise(
 ) -> Iterator[str]:
     """Yields a line for each event of a server, until `stopping()`.
 
-    The other servers go on, even if a shard has none left: clients with `bigram_fallback` answer
-    for it.
+    The other servers keep running, even if a shard has none left: clients with `bigram_fallback`
+    answer for it.
 
     Args    restart  whether a server that ended is restarted, in its place in `servers`
-            is_listed  whether clients know a server; one that they do not is retired if it ends,
-                     until they do again
+            is_listed  whether clients know a server; a server that they do not know is retired if
+                     it ends, until they know it again
             changed  called after a restart
     Raises  ShardDown  every server ended, and none is restarted
     """
     listing, known = FileWatcher([sets]), 1 + max(one.endpoint.shard or 0 for one in servers)
-    gone: set[int] = set()  # by their places in `servers`
+    gone: set[int] = set()  # ended servers, by their index in `servers`
     started: dict[int, float] = {}
-    held: dict[int, float] = {}  # when it is said that its port is not free
+    held: dict[int, float] = {}  # by server: when to report that its port is not free
     while not stopping():
         time.sleep(LOOK_S)
         if listing.changed():
@@ -354,9 +352,9 @@ def supervise(
             left = [one.endpoint.shard for n, one in enumerate(servers) if n not in gone]
             what += "" if listed else "; it is retired, since the cluster file does not list it"
             if not left:
-                advice = "Start the cluster again" if restart else "Use --restart to restart them"
+                advice = "Start the cluster again" if restart else "Start again with --restart"
                 raise ShardDown(
-                    f"{what}; every server that this command started has ended. {advice}"
+                    f"{what}; every server that this command started has exited. {advice}"
                 )
             if not listed:
                 yield what
@@ -370,7 +368,7 @@ def supervise(
 
 
 def write_pids(cluster_file: Path, servers: Sequence[Server]) -> None:
-    """Into cluster.toml, if it can be read; servers that others add, also meanwhile, stay."""
+    """Writes process ids into cluster.toml, if it can be read; keeps servers that others added."""
     pids = {(one.endpoint.address, one.endpoint.shard): one.endpoint.pid for one in servers}
     with contextlib.suppress(ConfigError, OSError):
         replace_servers(
@@ -385,12 +383,12 @@ def write_pids(cluster_file: Path, servers: Sequence[Server]) -> None:
 @contextlib.contextmanager
 def claim(cluster_file: Path) -> Iterator[None]:
     """Locks `cluster_file` for the cluster of this process, by a file beside it. Raises ConfigError
-    if it belongs to a cluster that is starting or runs, or dlm did not write it."""
+    if it belongs to a cluster that is starting or running, or if dlm did not write it."""
     with locked(
         cluster_file.with_name(f".{cluster_file.name}.lock"),
         ConfigError(
-            f"another dlm cluster writes {cluster_file}; "
-            "stop it, choose another --cluster, or start this one in another folder"
+            f"another dlm cluster is writing {cluster_file}; stop that command, give another "
+            "--cluster, or start this one in another folder"
         ),
         remove=True,
     ):
@@ -399,7 +397,7 @@ def claim(cluster_file: Path) -> Iterator[None]:
 
 
 def is_ours(cluster_file: Path) -> bool:
-    """Whether `dlm cluster` wrote it, and nobody another one in its place."""
+    """Whether `dlm cluster` wrote the file, and nobody has replaced it."""
     text = cluster_file.read_text(encoding="utf-8", errors="replace")
     return text.startswith(WRITTEN_BY)
 
@@ -410,12 +408,12 @@ def check_free(cluster_file: Path) -> None:
     if not is_ours(cluster_file):
         raise ConfigError(
             f"{cluster_file} exists and was not written by dlm cluster; "
-            "choose another --cluster, or remove it first"
+            "give another --cluster, or remove the file first"
         )
     if address := listening(cluster_file):
         raise ConfigError(
-            f"{cluster_file} names a running cluster ({address} listens); "
-            "stop it, choose another --cluster, or start this one in another folder"
+            f"{cluster_file} belongs to a running cluster (a server listens on {address}); stop "
+            "that cluster, give another --cluster, or start this one in another folder"
         )
 
 

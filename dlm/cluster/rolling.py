@@ -1,5 +1,5 @@
-"""A roll-out carried out: looks at the servers, and writes the files that they and clients follow,
-as `rollout` decides. Nothing else is written, so the next run goes on from a killed one's files."""
+"""Carries out a roll-out: looks at the servers, and writes the files that they and clients follow,
+as `rollout` decides. It writes nothing else, so a run can continue from a killed run's files."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ from dlm.cluster.rollout import (
 from dlm.cluster.status import ID_DIGITS, ClusterSnapshot, ClusterStatus
 from dlm.errors import ConfigError, DlmError
 from dlm.files import locked
-from dlm.index.layout import MANIFEST, Manifest, read_manifest
+from dlm.index.layout import MANIFEST, Manifest
+from dlm.index.placed import manifest_of
 from dlm.ngram.vocab import as_text
 from dlm.resources import available_bytes
 from dlm.server.sets import read_sets, replaced_sets, write_sets
+from dlm.stores.remote import AnyPath, RemotePath
 from dlm.wire.ids import is_named
 
 LOOK_S = 1.0
@@ -51,13 +53,13 @@ TELL_S = 10.0
 CENSUS_S = 5.0
 
 
-# Calls of each model in a comparison, at least.
+# Minimum number of calls of each model in a comparison.
 SENTENCES, WORDS, CHOICES, CALLS = 32, 8, 16, 384
 SEED = 20191201
 
 
 def sample(client: Client, sentences: int = SENTENCES, seed: int = SEED) -> list[str]:
-    """Sentences drawn from a served model: each word among the likeliest after those before."""
+    """Sentences drawn from a served model: each word is among the most probable ones."""
     rng, utterance = np.random.default_rng(seed), client.utterance()
     words = client.vocabulary.words
     out = []
@@ -77,7 +79,7 @@ def sample(client: Client, sentences: int = SENTENCES, seed: int = SEED) -> list
 def compare(
     old: Client, new: Client, files: Client | None, sentences: Sequence[str], calls: int = CALLS
 ) -> Comparison:
-    """Asks both models for each sentence, in turn: once, or more often for so many calls."""
+    """Queries both models in turn for each sentence, until each had this many calls."""
     took: list[tuple[float, float]] = []
     failed, wrong = [0, 0], 0
     differences: list[float] = []
@@ -123,14 +125,14 @@ def _call(client: Client, sentence: str) -> tuple[float, NDArray[np.float32]] | 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlaces:
-    """What a roll-out may write, and where the sets lie: the servers' list `sets`, None if a
-    configuration tool writes it; and folders of the list that the roll-out does not touch,
-    `others`."""
+    """The files that a roll-out may write (`cluster`, and the servers' list `sets`, which is None
+    if a configuration tool writes it); the `folders` of its two sets; and the `others` of the list,
+    which it does not touch."""
 
-    cluster: Path
-    sets: Path | None
-    folders: Mapping[str, Path]
-    others: Sequence[Path] = ()
+    cluster: AnyPath
+    sets: AnyPath | None
+    folders: Mapping[str, AnyPath]
+    others: Sequence[AnyPath] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +145,16 @@ class Pair:
 
 
 @contextmanager
-def only_one(cluster: Path) -> Iterator[None]:
-    """Raises `ConfigError` if another roll-out of this cluster runs."""
+def only_one(cluster: AnyPath) -> Iterator[None]:
+    """Raises `ConfigError` during another roll-out of this cluster; in a store, writing does so."""
+    if isinstance(cluster, RemotePath):
+        yield
+        return
     real = cluster.resolve()
     file = real.with_name(f".{real.name}.rollout")
     running = ConfigError(
-        f"another dlm rollout of {cluster} runs. To go back, press Ctrl-C there, then run "
-        "dlm rollout --undo; to go on, wait for it"
+        f"another dlm rollout of {cluster} is running. To go back, press Ctrl-C there, then run "
+        "dlm rollout --undo; to continue, wait until it ends"
     )
     with locked(file, running, remove=True):
         yield
@@ -158,8 +163,8 @@ def only_one(cluster: Path) -> Iterator[None]:
 def models_served(
     toml: ClusterToml, connect: Callable[[str], Connection]
 ) -> tuple[dict[str, Manifest], str, frozenset[str]]:
-    """The shard sets that servers hold; the one that new utterances get; and what our token may ask
-    for, if it names models. Raises ConfigError if no server answers, or none holds cluster.toml's
+    """The shard sets that servers hold; the one that new utterances get; and the models that this
+    token names, if any. Raises ConfigError if no server answers, or none holds cluster.toml's
     default."""
     census = take_census(toml.servers(), connect, CENSUS_S)
     held = {name: found.manifest for name, found in census.held.items()}
@@ -180,9 +185,9 @@ def find_pair(
     *,
     undo: bool,
 ) -> Pair:
-    """The models of the roll-out that cluster.toml describes; else of a new one, None to go back.
-    Raises ConfigError if another roll-out is under way, there is none to undo, or the new set is
-    served already."""
+    """The models of the roll-out that cluster.toml describes or, if none, of one to `new` (None: go
+    back). Raises ConfigError if another roll-out is under way, there is none to undo, or the new
+    set is served already."""
     under_way = toml.rollout()
     if under_way is None:
         if undo:
@@ -198,27 +203,27 @@ def find_pair(
         return Pair(held[default], new)
     if new is not None and _named({new.shard_set: new}, under_way.model) is None:
         raise ConfigError(
-            f"a roll-out of {under_way.model} is under way; finish it with its own folder, or undo "
-            f"it (dlm rollout --undo) before you roll out {new.shard_set}"
+            f"a roll-out of {under_way.model} is under way; finish it with the folder of that "
+            f"model, or undo it (dlm rollout --undo) before you roll out {new.shard_set}"
         )
     found = new or _named(held, under_way.model)
     old = _named(held, under_way.replaces)
     if undo and old is None:
         raise ConfigError(
             f"no server holds shard set {under_way.replaces} any longer, and the servers' list "
-            "does not say where it lies, so there is no way back. Finish with the folder of "
-            f"{under_way.model}: dlm rollout DIR"
+            "does not give its folder, so the roll-out cannot be undone. Finish it with the folder "
+            f"of {under_way.model}: dlm rollout DIR"
         )
-    if found is None:  # killed before a server was told of it
+    if found is None:  # the earlier run was killed before it told any server
         assert old is not None
         found = replace(old, shard_set=under_way.model)
     return Pair(old or replace(found, shard_set=under_way.replaces), found)
 
 
-def manifests_of(sets: Path | None) -> dict[str, Manifest]:
-    """Of the servers' list: the sets whose folders it has, also as replaced."""
+def manifests_of(sets: AnyPath | None) -> dict[str, Manifest]:
+    """The manifests of the sets in the servers' list, including replaced ones."""
     folders = [] if sets is None else [*read_sets(sets), *replaced_sets(sets)]
-    found = [read_manifest(one) for one in folders if (one / MANIFEST).is_file()]
+    found = [manifest_of(one) for one in folders if (one / MANIFEST).is_file()]
     return {one.shard_set: one for one in found}
 
 
@@ -228,7 +233,7 @@ def _named(held: Mapping[str, Manifest], beginning: str) -> Manifest | None:
 
 
 def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) -> None:
-    """Raises `ConfigError` if decoders, or the servers there are, cannot take the new model."""
+    """Raises `ConfigError` if decoders, or the current servers, cannot use the new model."""
     old, new = pair.old, pair.new
     found = []
     if old.order != new.order:
@@ -238,17 +243,17 @@ def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) 
     if found and not other_words:
         raise ConfigError(
             f"shard set {new.shard_set}: {'; '.join(found)}. Decoders that keep word ids or states "
-            "from one utterance to the next would fail; if yours look them up in each utterance, "
-            "add --other-words"
+            "from one utterance to the next would fail; if your decoders look them up in every "
+            "utterance, add --other-words"
         )
     shards = {one.shard for one in endpoints if one.shard is not None}
     missing = sorted(set(range(new.shards)) - shards)
     if missing:
         raise ConfigError(
             f"shard set {new.shard_set} has {new.shards} shards, and cluster.toml lists no server "
-            f"of shard {', '.join(map(str, missing))}. Add its folder to the servers' list, start "
-            "servers of these shards with that list (dlm serve --sets FILE --shard N), and add "
-            "them to cluster.toml"
+            f"of shard {', '.join(map(str, missing))}. Add the set's folder to the servers' list, "
+            "start servers of these shards with that list (dlm serve --sets FILE --shard N), and "
+            "add them to cluster.toml"
         )
 
 
@@ -258,7 +263,7 @@ def not_needed(endpoints: Sequence[Endpoint], manifest: Manifest) -> tuple[str, 
 
 
 def check_token(named: frozenset[str], pair: Pair) -> None:
-    """Raises `ConfigError` if our token names models, and not both of these."""
+    """Raises `ConfigError` if this token names models, but not both of this roll-out."""
     if not named:
         return
     missing = [
@@ -266,17 +271,17 @@ def check_token(named: frozenset[str], pair: Pair) -> None:
     ]
     if missing:
         raise ConfigError(
-            f"the token of this command may ask only for {', '.join(sorted(named))}; servers would "
-            f"hide model {' and '.join(missing)} from it. Add the id after models= to the token's "
-            "line in the servers' file, and to those of the clients that are to get the model; or "
-            "give another --token-file"
+            f"the token of this command allows only model {', '.join(sorted(named))}, so servers "
+            f"would hide model {' and '.join(missing)}. In the servers' token file, add the hidden "
+            "model's id to models= in the lines of this token and of the clients that will use it; "
+            "or give another --token-file"
         )
 
 
 def check_files_whole(
     folder: Path, manifest: Manifest, available: Callable[[], int] = available_bytes
 ) -> None:
-    """Raises `ConfigError` if a file is missing or half-copied, or all do not fit in memory."""
+    """Raises `ConfigError` if a file is missing or half-copied, or memory cannot hold the files."""
     for entry in manifest.files:
         path = folder / entry.name
         size = path.stat().st_size if path.is_file() else -1
@@ -284,18 +289,24 @@ def check_files_whole(
             found = "is missing" if size < 0 else f"has {size} bytes"
             raise ConfigError(
                 f"{path} {found}; the manifest says {entry.bytes} bytes. Copy the shard set again "
-                "to a new folder, and rename it when it is complete"
+                "to a new folder, and rename the folder when the copy is complete"
             )
     wanted, free = sum(entry.bytes for entry in manifest.files), available()
     if wanted > free:
         raise ConfigError(
-            f"{folder} needs {wanted >> 20} MiB beside the model that is served, and {free >> 20} "
-            "MiB are free. Unload another model first, or use larger machines"
+            f"{folder} needs {wanted >> 20} MiB of memory in addition to the model being served, "
+            f"but only {free >> 20} MiB are free. Unload another model first, or use larger "
+            "machines"
         )
 
 
-def places_of(cluster: Path, sets: Path | None, pair: Pair, folder: Path | None) -> RolloutPlaces:
-    """Where the sets of a roll-out lie, by the servers' list and the folder given. Raises
+def places_of(
+    cluster: AnyPath,
+    sets: AnyPath | None,
+    pair: Pair,
+    folder: AnyPath | None,
+) -> RolloutPlaces:
+    """The folders of a roll-out's sets, from the servers' list and the given folder. Raises
     ConfigError if the list is wrong, or does not have the set that is served."""
     folders = {pair.new.shard_set: folder.absolute()} if folder is not None else {}
     if sets is None:
@@ -303,10 +314,10 @@ def places_of(cluster: Path, sets: Path | None, pair: Pair, folder: Path | None)
     others = []
     for left in replaced_sets(sets):  # servers were told to unload them
         if (left / MANIFEST).is_file():
-            folders.setdefault(read_manifest(left).shard_set, left)
+            folders.setdefault(manifest_of(left).shard_set, left)
     listed = read_sets(sets)
     for one in listed:
-        name = read_manifest(one).shard_set
+        name = manifest_of(one).shard_set
         if name in (pair.old.shard_set, pair.new.shard_set):
             folders.setdefault(name, one)
         else:
@@ -314,8 +325,8 @@ def places_of(cluster: Path, sets: Path | None, pair: Pair, folder: Path | None)
     if len(others) == len(listed):
         raise ConfigError(
             f"{sets} lists neither shard set {pair.old.shard_set}, which is served, nor "
-            f"{pair.new.shard_set}: the servers of this cluster follow another list, or the folder "
-            "that they serve was replaced. Give the list that they follow (--sets FILE)"
+            f"{pair.new.shard_set}: the servers of this cluster use another list, or the folder "
+            "that they serve was replaced. Give the list that they use (--sets FILE)"
         )
     return RolloutPlaces(cluster, sets, folders, others)
 
@@ -324,11 +335,11 @@ def places_of(cluster: Path, sets: Path | None, pair: Pair, folder: Path | None)
 
 
 def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
-    """One look at the servers, as `rollout.step` takes it."""
+    """One look at the servers, in the form for `rollout.step`."""
     lacking: dict[str, tuple[str, ...]] = {}
     holding: dict[str, tuple[str, ...]] = {}
     busy = set()
-    both = min(pair.old.shards, pair.new.shards)  # a server of another shard has but one of them
+    both = min(pair.old.shards, pair.new.shards)  # a server of any other shard has only one of them
     for manifest in (pair.old, pair.new):
         name = manifest.shard_set
         rows = [row for row in snapshot.rows if (row.shard or 0) < manifest.shards]
@@ -336,7 +347,7 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
         mine = [row for row in rows if row.shard_set == name[:ID_DIGITS]]
         able = {row.address for row in mine if row.state == "ready" and row.is_whole}
         lacking[name] = tuple(sorted(addresses - able))
-        # Of several processes of a port, one that was not asked may hold it still.
+        # If several processes share a port, a process that was not asked may still hold the set.
         maybe = [*mine, *(row for row in rows if row.alike != row.processes)]
         holding[name] = tuple(sorted({row.address for row in maybe if (row.shard or 0) < both}))
         if any(row.idle_s is None or row.idle_s < 2 * LOOK_S for row in mine):
@@ -344,10 +355,10 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
     answering = {row.shard for row in snapshot.rows if row.state == "ready"}
     silent = {row.address for row in snapshot.rows if row.state == "silent"}
     partly = {row.address for row in snapshot.rows if row.error is not None}
-    if not answering:  # nobody says that a set is not used
+    if not answering:  # then no server can report that a set is unused
         busy = {pair.old.shard_set, pair.new.shard_set}
     if set(range(max(pair.old.shards, pair.new.shards))) <= answering:
-        answering.add(None)  # a silent server of which cluster.toml gives no shard
+        answering.add(None)  # a silent server whose shard cluster.toml does not give
     spared = {row.address for row in snapshot.rows if row.shard in answering} & silent
     processes = max((row.processes or 1 for row in snapshot.rows), default=1)
     return Seen(
@@ -375,14 +386,14 @@ class Rolling:
         self._tell, self._pause, self._clock = tell, pause, clock
         self._sentences = list(sentences)
         self._clients: tuple[Client, Client, Client | None] | None = None
-        self._stack, self._asking = ExitStack(), ExitStack()  # the second of the clients
+        self._stack, self._asking = ExitStack(), ExitStack()  # the latter holds the clients
         self._waited: tuple[str, ...] = ()
         self.last: Comparison | None = None
         self.ended: End | None = None
         self.written: list[str] = []
 
     def run(self, *, undo: bool) -> End:
-        """Goes on until it ends; whatever it wrote stays if it is interrupted."""
+        """Continues until the roll-out ends; if it is interrupted, the files stay as written."""
         pair, rules = self._pair, self._rules
         toml = ClusterToml(self._places.cluster)
         security = self._given.over(toml.security())
@@ -416,7 +427,7 @@ class Rolling:
         if state.stage is Phase.RELOAD and places.sets is not None and old not in places.folders:
             raise ConfigError(
                 f"{places.sets} no longer lists the folder of shard set {old}, so servers could "
-                "not load it again; add it there, and give the same command again"
+                "not load the set again; add the folder to the list, and repeat the command"
             )
 
     def _next(self, state: Progress, event: Event) -> tuple[Progress, Actions]:
@@ -426,7 +437,7 @@ class Rolling:
                 self._tell(f"without {shown(event.missing(state))}, which gives no answer")
             self._tell_stage(after)
         if after.stage not in (Phase.COMPARE, Phase.SHARE):
-            self._asking.close()  # before a model goes away under them
+            self._asking.close()  # closes the clients before their model is unloaded
             self._clients = None
         return after, actions
 
@@ -441,7 +452,7 @@ class Rolling:
                 state = self._carry_out(state, more)
             else:
                 self.ended = action
-                if action.failure and not state.failure:  # else told with the stage
+                if action.failure and not state.failure:  # a state's failure is told with its stage
                     self._tell(action.failure)
                 if action.silent:
                     self._tell(
@@ -465,10 +476,19 @@ class Rolling:
 
     def _tell_clients(self, told: TellClients) -> None:
         places = self._places
-        edit(places.cluster, lambda toml: edited(toml.text, told.model, told.rollout))
+        share = "ends" if told.rollout is None else f"share {told.rollout.share:g}"
+        edit(
+            places.cluster,
+            lambda toml: edited(toml.text, told.model, told.rollout),
+            f"dlm rollout: default {told.model[:ID_DIGITS]}, {share}",
+        )
         if told.rollout is None and places.sets is not None and replaced_sets(places.sets):
-            write_sets(places.sets, read_sets(places.sets))  # without comments: it is over
-        if places.sets is None:
+            # The roll-out is over: the only other set in the list is the one to which `--undo` goes
+            # back.
+            pair, listed = self._pair, read_sets(places.sets)
+            before = (places.folders.get(one.shard_set) for one in (pair.old, pair.new))
+            write_sets(places.sets, listed, [one for one in before if one and one not in listed])
+        if places.sets is None and not isinstance(places.cluster, RemotePath):
             self._tell(f"copy {places.cluster} to the clients' hosts")
 
     def _compare(self) -> Comparison:
@@ -494,7 +514,9 @@ class Rolling:
             for one in (pair.old, pair.new)
         )
         files, folder = None, self._places.folders.get(pair.new.shard_set)
-        if folder is not None and all((folder / one.name).is_file() for one in pair.new.files):
+        if isinstance(folder, Path) and all(
+            (folder / one.name).is_file() for one in pair.new.files
+        ):
             files = self._asking.enter_context(Client.local(folder, verify=False))
         if not self._sentences:
             self._sentences = sample(old)

@@ -1,12 +1,12 @@
-"""What a roll-out does next: `step(state, event, rules, now) -> (state, actions)`. Pure.
+"""Decides what a roll-out does next: `step(state, event, rules, now) -> (state, actions)`. Pure.
 
 Its state on disk is the two files that it writes: the servers' list of shard sets, and
 cluster.toml, from which `resumed` finds where a killed roll-out was.
 
     stage    cluster.toml               servers     until
     LOAD     share 0                    old, new    every server holds the new set
-    COMPARE  share 0                    old, new    sampled queries were asked of both
-    SHARE    share as asked             old, new    the time is over; compared again meanwhile
+    COMPARE  share 0                    old, new    both answered sampled queries
+    SHARE    share as asked             old, new    the time is over; comparisons go on
     ALL      new the default, share 1   new, old    the old set is quiet, or the time is over
     UNLOAD   the same                   new         no server holds the old set
     RELOAD   new the default, share 1   new, old    an undo: every server holds the old set again
@@ -27,7 +27,7 @@ from dlm.config import check, setting
 
 ADDRESSES_SHOWN = 4
 SPARE_S = 10.0  # a server that is started again answers sooner
-RARELY = 10_000  # comparisons of which one calls a model slow by chance
+RARELY = 10_000  # in one of so many comparisons, a model seems slow by chance
 
 
 class Phase(Enum):
@@ -44,7 +44,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a roll-out goes on, and when it is undone."""
+    """When a roll-out continues, and when it is undone."""
 
     share: float = setting(
         0.05,
@@ -67,7 +67,7 @@ class Rules:
         unit="seconds",
         low=1,
         high=1e6,
-        why="About 1 s per GiB of the page cache; a cold disk takes longer.",
+        why="Loading takes about 1 s per GiB from the page cache, and longer from a cold disk.",
     )
     idle: float = setting(
         30.0,
@@ -75,7 +75,7 @@ class Rules:
         unit="seconds",
         low=1,
         high=1e6,
-        why="Longer than the pauses inside an utterance.",
+        why="Make it longer than the pauses inside an utterance.",
     )
     longest: float = setting(
         600.0,
@@ -83,63 +83,64 @@ class Rules:
         unit="seconds",
         low=1,
         high=1e7,
-        why="Longer than the longest utterance: those that are still open then get StaleShardSet.",
+        why="Make it longer than the longest utterance: utterances that are still open then raise "
+        "StaleShardSet.",
     )
     compare: float = setting(10.0, "Time between two comparisons.", unit="seconds", low=1, high=1e6)
     max_slowdown: float = setting(
         1.4,
-        "The new model is slow if most calls take more than this many times the old one's time.",
+        "The new model is slow if most calls take more than this many times as long as on the old "
+        "model.",
         low=1,
         high=1000,
-        why="Decided by a sign test on hundreds of calls, made in turn, that errs once in 10,000 "
-        "times, and measured again before the command goes back.",
+        why="A sign test on hundreds of alternating calls decides, and errs once in 10,000 times. "
+        "The time is measured again before the command goes back.",
     )
 
     def __post_init__(self) -> None:
         check("rollout", self)
 
     def broken(self, found: Comparison) -> str:
-        """Why the new model may not go on; "" if it may. Where as many sentences fail on the old
-        model, this machine or the servers are busy."""
+        """Why the new model must not continue, or "". If as many sentences fail on the old model,
+        it is just this machine or the servers that are busy."""
         if found.failed > found.old_failed or found.failed == found.sentences:
             return (
                 f"{found.failed} of {found.sentences} sampled sentences failed on the new model, "
-                f"{found.old_failed} on the old one"
+                f"and {found.old_failed} on the old one"
             )
         if found.wrong:
             return (
-                f"{found.wrong} of {found.sentences} sampled sentences got other scores from the "
-                "servers than from the files of the new model"
+                f"the servers' scores of {found.wrong} of {found.sentences} sampled sentences "
+                "differ from the scores by the new model's files"
             )
         if self.is_slow(found):
             return (
                 f"a sentence takes {found.new_ms:.2f} ms on the new model, {found.old_ms:.2f} ms "
                 f"on the old one (medians of {len(found.ratios)} calls); expected at most "
-                f"{self.max_slowdown:g} times that"
+                f"{self.max_slowdown:g} times the old time"
             )
         return ""
 
     def is_slow(self, found: Comparison) -> bool:
-        """Whether more calls are slower than `max_slowdown` allows than chance would make so, if
-        half of all calls were."""
+        """Whether calls exceed `max_slowdown` more often than coins fall heads by chance."""
         slower = sum(ratio > self.max_slowdown for ratio in found.ratios)
         return slower > most_by_chance(len(found.ratios))
 
 
 def most_by_chance(calls: int) -> int:
-    """The most heads of so many coins that come more often than once in `RARELY` trials."""
+    """The most heads of this many coins that occur more often than once in `RARELY` trials."""
     tail, most = 0, 2**calls // RARELY
     for heads in range(calls, -1, -1):
         tail += math.comb(calls, heads)
         if tail > most:
             return heads
-    raise AssertionError("all outcomes together are certain")
+    raise AssertionError("probabilities do not sum to 1. This is a bug in dlm; report it")
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same sentences, asked of both models, of which some failed; in `wrong` ones the scores
-    are not those of the new model's files.
+    """The results of the same sentences on both models: how many failed on the new and on the old
+    one, and how many got scores from servers that differ from the new model's files (`wrong`).
 
     old_ms, new_ms  medians of the calls
     ratios      of each pair of calls for the same sentence: the new model's time over the old one's
@@ -164,11 +165,11 @@ class Comparison:
 class Seen:
     """One look at the servers.
 
-    lacking  shard set -> servers that should hold it and do not, or do not answer
+    lacking  shard set -> servers that should hold it but do not, or that do not answer
     holding  shard set -> servers that hold it
-    busy     shard sets that may have been asked since the last look
+    busy     shard sets that may have got queries since the last look
     spared   servers that do not answer while another of their shard does
-    processes  of a server, at most: a look reaches one of them
+    processes  of the server that has the most; a look reaches one of them
     """
 
     lacking: Mapping[str, tuple[str, ...]]
@@ -189,14 +190,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Sampled queries were asked of both."""
+    """Sampled queries were sent to both models."""
 
     found: Comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """The operator goes back."""
+    """The operator wants to go back."""
 
 
 Event: TypeAlias = Seen | Compared | Undo
@@ -207,14 +208,14 @@ Event: TypeAlias = Seen | Compared | Undo
 
 @dataclass(frozen=True, slots=True)
 class TellServers:
-    """Let the servers hold these sets, the default first."""
+    """Make the servers hold these sets, the default first."""
 
     sets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TellClients:
-    """Let clients use this default model, and follow this roll-out."""
+    """Make clients use this default model, and follow this roll-out."""
 
     model: str
     rollout: Rollout | None
@@ -222,7 +223,7 @@ class TellClients:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Ask sampled queries of both."""
+    """Send sampled queries to both models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +263,8 @@ class Progress:
 def resumed(
     old: str, new: str, rollout: Rollout | None, rules: Rules, now: float
 ) -> tuple[Progress, Actions]:
-    """Begins, or goes on from what cluster.toml says."""
-    # Of an earlier run it is not known whether clients ever got the new model.
+    """The state in which a roll-out begins, or continues after what cluster.toml says."""
+    # It is not known whether clients got the new model in an earlier run.
     state = Progress(old, new, Phase.LOAD, now, shared=rollout is not None)
     if rollout is None or rollout.share == 0.0:
         return _enter(state, Phase.LOAD, rules, now)
@@ -271,8 +272,8 @@ def resumed(
 
 
 def lasting(seen: Seen, since: Mapping[str, float], now: float) -> tuple[Seen, dict[str, float]]:
-    """What was seen, sparing only servers that have been silent for longer than a start takes; and
-    since when each is."""
+    """What was seen, without servers that have been silent for longer than a start takes; and the
+    time since which each server is silent."""
     since = {one: since.get(one, now) for one in seen.spared}
     lost = frozenset(one for one, begun in since.items() if now - begun >= SPARE_S)
     return replace(seen, spared=lost), since
@@ -298,22 +299,28 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
     if isinstance(event, Compared):
         return _compared(state, event.found, rules, now)
     passed = now - state.since
-    # Nobody need wait for a lost server: clients do not ask it, and it loads the whole list when it
-    # starts.
+    # Nothing needs to wait for a lost server: clients do not ask it, and it loads the whole list
+    # when it starts.
     lacking = tuple(one for one in event.missing(state) if one not in event.spared)
     if state.stage is Phase.LOAD:
         if not lacking:
             return _enter(state, Phase.COMPARE, rules, now)
         if passed >= rules.load_within:
             late = shown(lacking)
-            why = f"after {rules.load_within:g} s, {late} did not hold the new set; see its log"
+            why = (
+                f"after {rules.load_within:g} s, {late} had not loaded the new set; see the log "
+                "there"
+            )
             return _retreat(state, why, rules, now)
     elif state.stage is Phase.RELOAD:
         if not lacking:
             return _enter(state, Phase.RETREAT, rules, now)
         if passed >= rules.load_within:
             late = shown(lacking)
-            why = f"after {rules.load_within:g} s, {late} did not hold the old set; see its log"
+            why = (
+                f"after {rules.load_within:g} s, {late} had not loaded the old set; see the log "
+                "there"
+            )
             return replace(state, stage=Phase.ENDED), (End(why),)
     elif state.stage is Phase.SHARE and not state.comparing:
         if passed >= rules.watch_for:
@@ -324,7 +331,7 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         leaving = state.old if state.stage is Phase.ALL else state.new
         if leaving in event.busy:
             state = replace(state, quiet_since=now)
-        idle = rules.idle * event.processes  # so that looks reach each of them
+        idle = rules.idle * event.processes  # so that looks reach every process
         if now - state.quiet_since >= idle or passed >= rules.longest:
             following = Phase.UNLOAD if state.stage is Phase.ALL else Phase.CLEAR
             return _enter(state, following, rules, now)
@@ -337,7 +344,7 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
             return ended, (TellClients(stays, None), End(state.failure, is_undo, event.silent))
         if passed >= rules.load_within:
             late = shown(holding)
-            why = f"after {rules.load_within:g} s, {late} still held {leaving}; see its log"
+            why = f"after {rules.load_within:g} s, {late} still held {leaving}; see the log there"
             return ended, (End(state.failure or why, is_undo),)
     return state, ()
 
@@ -354,7 +361,7 @@ def _compared(
 
 
 def _retreat(state: Progress, why: str, rules: Rules, now: float) -> tuple[Progress, Actions]:
-    """A new set that no client was sent to is unloaded at once."""
+    """Unloads a new set at once if no client was sent to it."""
     state = replace(state, failure=why)
     if state.shared:
         return _enter(state, Phase.RETREAT, rules, now)

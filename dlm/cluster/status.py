@@ -1,5 +1,5 @@
-"""The state of a cluster's servers: heartbeats, for each model that a server holds. Several
-processes may share a port; each says how many there are, and how many of them hold the same
+"""The state of a cluster's servers, from heartbeats for each model that a server holds. Several
+processes may share a port; each reports how many there are, and how many of them hold the same
 models."""
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from dlm.wire.ids import MAX_SHARD_SETS
 
 Clock = Callable[[], float]
 
-HEARTBEATS = HeartbeatConfig()  # the clients' default
+HEARTBEATS = HeartbeatConfig()  # the default of clients
 ID_DIGITS = 12
-# Heartbeats of which the shortest counts: the first on a connection includes the handshake, and a
-# delay of this machine must not count as the server's.
+# Number of heartbeats, of which the shortest counts: the first on a connection includes the
+# handshake, and a delay of this machine must not count as the server's.
 BEATS = 3
-ROUNDS = 3  # one after another, before a server counts as slow compared with another
+ROUNDS = 3  # measurements one after another, before a server counts as slow compared with another
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model that a server process holds, or a server that does not answer; None: not known (yet).
+    """A model that a server process holds, or a server that does not answer; None means unknown.
 
     shard          the shard it reports; the hint of cluster.toml while it is silent
     state          "warming", "ready", "draining"; "silent" if it does not answer, "refused" if it
-                   does not let us ask
-    processes, alike  that listen on the port, and those of them that hold the same models
+                   rejects this client
+    processes, alike  number that listen on the port, and how many of them hold the same models
     model, shard_set  their first 12 hex digits
     refused        messages refused since it started;  failing_percent  share of those between the
                    last two beats, as for the other rates
@@ -48,7 +48,7 @@ class Row:
     delay_ms       the shortest of the last five round trips, as clients measure it
     delay_ratio    delay over its baseline, after eight beats; above 2, and 20 ms more, is slow
     slow           compared with its baseline, or with another server of its shard
-    error          why the row has no data, or incomplete data
+    error          why data are missing from the row
     """
 
     address: str
@@ -75,15 +75,15 @@ class Row:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all processes of its port hold this."""
+        """Whether all processes of its port hold this model."""
         return self.error is None and self.alike == self.processes
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """All rows of one poll, and what follows from them: the shards that there should be, as far as
-    is known; those without a ready server, unless one that refuses us may hold it; and the default
-    model of cluster.toml if it is unserved."""
+    """All rows of one poll, and what follows from them: the expected shards, as far as known; those
+    without a ready server, unless a server that refuses the client may hold them; and the default
+    model of cluster.toml if no server holds it."""
 
     rows: tuple[Row, ...]
     shards: tuple[int, ...]
@@ -94,7 +94,7 @@ class ClusterSnapshot:
 
     @property
     def down(self) -> bool:
-        """Whether no server is ready, so that it is not known which shards there should be."""
+        """Whether no server is ready, so that the expected shards are unknown."""
         return not self.refused and not any(row.state == "ready" for row in self.rows)
 
     @property
@@ -105,22 +105,22 @@ class ClusterSnapshot:
 
     @property
     def slow(self) -> tuple[int, ...]:
-        """Shards that only slow servers answer for."""
+        """Shards for which only slow servers answer."""
         ready = [row for row in self.rows if row.state == "ready"]
         quick = {row.shard for row in ready if not row.slow}
         return tuple(sorted({row.shard for row in ready if row.shard is not None} - quick))
 
     @property
     def mode(self) -> Mode | None:
-        """Which model clients with a local fallback use for new utterances, as far as heartbeats
-        show (only clients know which of their messages fail); otherwise None if a server refuses
-        us, or if none has the model that clients should use."""
+        """The model that clients with a local fallback use for new utterances, as far as heartbeats
+        show (only clients know which of their messages fail); None if a server refuses this client,
+        or if none has the model that clients should use."""
         if self.missing or self.slow or self.down:
             return Mode.LOCAL_FALLBACK
         return None if self.refused or self.unserved else Mode.FULL
 
     def facts(self) -> dict[str, Any]:
-        """As JSON: `servers` (rows, field by field), and the rest by its names here."""
+        """The facts for JSON: `servers` (rows, field by field), and others, named as attributes."""
         return {
             "servers": [asdict(row) for row in self.rows],
             "shards": list(self.shards),
@@ -216,12 +216,12 @@ class _Server:
         self._sequence = 0
 
     def _beat(self, shard_set: bytes = b"", shard: int = 0) -> _Beat:
-        """The shortest of up to `BEATS` round trips; one short beat is enough."""
+        """Measures the shortest of up to `BEATS` round trips; one short trip is enough."""
         beat = self._beat_once(shard_set, shard)
         for _ in range(1, BEATS):
             if beat.round_trip_s <= HEARTBEATS.slow_floor_s:
                 break
-            with contextlib.suppress(DlmError):  # it has already answered this poll
+            with contextlib.suppress(DlmError):  # since it has already answered this poll
                 again = self._beat_once(shard_set, shard)
                 least = min(beat.round_trip_s, again.round_trip_s)
                 beat = replace(again, round_trip_s=least)
@@ -249,14 +249,15 @@ class _Server:
             self._take(beat)
             default = bytes(beat.reply.shard_set)
             described = None
-            with contextlib.suppress(DlmError):  # a beat says what is wrong
+            with contextlib.suppress(DlmError):  # a heartbeat shows what is wrong
                 described = self._describe()
             if described is not None:
                 others = [bytes(one) for one in described.shard_sets if bytes(one) != default]
                 held = [default, *others[:MAX_SHARD_SETS]]
                 self.held = {one: self.held[one] for one in held if one in self.held}
                 for one in held[1:]:
-                    # Another process of the port may hold other sets than the one that said so.
+                    # Another process of the port may hold other sets than the process that
+                    # answered.
                     with contextlib.suppress(StaleShardSet):
                         self._take(self._beat(one, described.shard))
         except DlmError as exc:
@@ -266,7 +267,7 @@ class _Server:
         return self.rows()
 
     def _take(self, beat: _Beat) -> None:
-        """Notes a beat; of another process than before, it is the first."""
+        """Notes a heartbeat; it counts as the first if another process answered."""
         shard_set = bytes(beat.reply.shard_set)
         known = self.held.get(shard_set)
         if known is None or known.last.reply.instance != beat.reply.instance:
@@ -275,7 +276,7 @@ class _Server:
             known.add(beat)
 
     def rows(self) -> list[Row]:
-        """One per shard set; figures of the whole process appear only with the default."""
+        """One row per shard set; figures of the whole process appear only with the default."""
         rows = [held.row(self.endpoint, self._model(one)) for one, held in self.held.items()]
         return rows[:1] + [replace(row, cpu_percent=None, memory_bytes=None) for row in rows[1:]]
 
@@ -294,7 +295,7 @@ class _Server:
         return found.model[:ID_DIGITS] if found else None
 
     def close(self) -> None:
-        """The next poll connects anew, and so may reach another process of the port."""
+        """Closes the connection, so that the next poll may reach another process of the port."""
         if self._connection is not None:
             self._connection.close()
             self._connection, self.held = None, {}
@@ -325,8 +326,8 @@ def mark_slow(rows: list[Row]) -> list[Row]:
 
 
 class ClusterStatus:
-    """Polls every server repeatedly; rates are known from the second poll on, but not if `fresh`
-    connections are made for each poll, so as to reach now one, now another process of a port."""
+    """Polls every server repeatedly; rates are known from the second poll on. With `fresh`, each
+    poll makes new connections, to reach different processes of a port, and rates stay unknown."""
 
     def __init__(
         self,
@@ -373,8 +374,8 @@ class ClusterStatus:
         return None if any(name.startswith(beginning) for name in held) else self._model
 
     def _remeasure_slow(self, rows: list[Row]) -> list[Row]:
-        """The rows, after measuring again what seems slow, one server after another: all at once,
-        they also wait for this process."""
+        """The rows, after measuring again, one after another, the servers that seem slow. Measured
+        all at once, they would also wait for this process."""
         for _ in range(ROUNDS):
             shards = {(row.shard_set, row.shard) for row in rows if row.slow}
             if not shards:

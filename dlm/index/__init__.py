@@ -1,1 +1,1 @@
-"""ARPA files become shards; shards answer queries."""
+"""Turns ARPA files into shards, and answers queries from shards."""

@@ -1,9 +1,9 @@
-"""How values are stored: as they are, or quantised.
+"""How values are stored: exactly or quantised.
 
-Quantised, each order has a codebook for its probabilities and one for its weights, chosen to make
-the sum of squared errors in log10 small: Lloyd's iteration from the quantiles (Lloyd 1982; KenLM
-stops at the quantiles). 0 and -inf keep codes of their own, so that no weight appears or
-disappears: states and the tree stay those of the model.
+If quantised, each order has a codebook for its probabilities and one for its weights. Lloyd's
+iteration from the quantiles (Lloyd 1982; KenLM stops there) chooses them for a small sum of squared
+errors in log10. 0 and -inf have separate codes, so that no weight appears or disappears, and
+states and the tree stay those of the model.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from numpy.typing import NDArray
 
 from dlm.index.settings import LOSSLESS_BITS, ShardSettings
 
-ANY = 1 << 31  # entries of a table, where only its size counts
-BY_TABLE = 1 << 31  # in place of the base of codes; no base is as large
+ANY = 1 << 31  # entries of a table, if only its size matters
+BY_TABLE = 1 << 31  # the base of a code that has a table; no other base is as large
 DEFAULT_BITS = 6
 ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How values become bits.
+    """The encoding of values as bits.
 
-    name           of the encoding in the manifest
-    bits           of a quantised probability (of a weight: `weight_bits`); None: values stay
+    bits           of a quantised probability (of a weight: `weight_bits`); None: not quantised
     prob_table     entries that a table of probabilities may have. The exact encoding keeps them in
                    place, since a table costs each query a cache line
     """
@@ -48,12 +47,12 @@ def coding_of(encoding: str, bits: int | None) -> Coding:
 
 
 def coding_of_set(encoding: str) -> Coding:
-    """The coding of a shard set that is built: its values are quantised already."""
+    """The coding of an existing shard set, whose values are already quantised."""
     return coding_of(encoding, None if encoding == "exact" else LOSSLESS_BITS)
 
 
 def weight_bits(bits: int) -> int:
-    """Bits of a quantised weight where probabilities have `bits`: three fewer, at least 2.
+    """Bits of a quantised weight if probabilities have `bits`: three fewer, but at least 2.
 
     All words after a context share its weight: on an unpruned and a pruned model, 8 and 32
     weights per order gave the same perplexity to 0.01 %.
@@ -66,18 +65,16 @@ def codebook(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """A codebook for rising values with counts, and the code of each value.
 
-    Guarantees  every code is used; the same for the same values on every machine
+    Guarantees  every code is used; the same values give the same codebook on every machine
     """
     weight = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
     moment = np.concatenate([[0.0], np.cumsum(counts * distinct)])
-    # Edges: code c takes the values edges[c] .. edges[c + 1] - 1. Each code has one at least.
+    # Code c takes the values edges[c] .. edges[c + 1] - 1. Each code has at least one value.
     wanted = np.arange(1, size) * weight[-1] / size
-    inner = np.searchsorted(weight[1:], wanted)
-    edges = _spread(np.concatenate([[0], inner, [len(distinct)]]).astype(np.int64))
+    edges = _spread(np.searchsorted(weight[1:], wanted), len(distinct))
     for _ in range(ROUNDS):
         centre = np.diff(moment[edges]) / np.diff(weight[edges])
-        middle = np.searchsorted(distinct, (centre[1:] + centre[:-1]) / 2)
-        moved = _spread(np.concatenate([[0], middle, [len(distinct)]]).astype(np.int64))
+        moved = _nearest(distinct, centre)
         if np.array_equal(moved, edges):
             break
         edges = moved
@@ -87,32 +84,38 @@ def codebook(
     for c in np.flatnonzero(book == 0).tolist():
         mine = distinct[edges[c] : edges[c + 1]]
         book[c] = mine[np.argmin(np.abs(mine))]
-    return book, np.repeat(np.arange(size), np.diff(edges))
+    # If the rounds ended too early, the centres moved away from some of their values.
+    return book, np.repeat(np.arange(size), np.diff(_nearest(distinct, book.astype(np.float64))))
 
 
-def _spread(edges: NDArray[np.int64]) -> NDArray[np.int64]:
+def _nearest(distinct: NDArray[np.float64], book: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The edges that assign to each value the nearest value of the book."""
+    return _spread(np.searchsorted(distinct, (book[1:] + book[:-1]) / 2), len(distinct))
+
+
+def _spread(inner: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    edges = np.r_[0, inner, count]
     places = np.arange(len(edges))
     risen = np.maximum.accumulate(edges - places) + places
-    most = edges[-1] - places[::-1]
-    out: NDArray[np.int64] = np.minimum(risen, most)
+    out: NDArray[np.int64] = np.minimum(risen, count - places[::-1])
     return out
 
 
-# ------------------------------------------- of values that are not stored: how often each occurs
+# ---------------------------------------------------------- how often values occur, and their codes
 
 Bits = NDArray[np.uint32]
 
 
 class ValueHistogram:
-    """How often each value occurs. Memory: 12 bytes per distinct value, several times.
+    """How often each value occurs. It takes several times 12 bytes per distinct value.
 
-    Args  most  distinct values that are counted; where there are more, `values` is empty
+    Args  most  limit of distinct values that are counted; if there are more, `values` is empty
     """
 
     def __init__(self, most: int | None = None, kind: type[np.generic] = np.float32) -> None:
         self.values: NDArray[Any] = np.zeros(0, kind)
         self.counts = np.zeros(0, np.int64)
-        self.total, self.least, self.largest = 0, 1 << 32, 0  # the last two of integers
+        self.total, self.least, self.largest = 0, 1 << 32, 0  # the last two only for integers
         self._most, self._too_many = most, most == 0
         self._pending: list[tuple[NDArray[Any], NDArray[np.int64]]] = []
         self._waiting = 0
@@ -132,7 +135,7 @@ class ValueHistogram:
             self.merge()
 
     def join(self, other: ValueHistogram) -> None:
-        """Adds what another found."""
+        """Adds the counts of another histogram."""
         other.merge()
         self.total += other.total
         self.least, self.largest = min(self.least, other.least), max(self.largest, other.largest)
@@ -153,7 +156,7 @@ class ValueHistogram:
             self._too_many, self.values, self.counts = True, values[:0], counts[:0]
 
     def code(self, raw_bits: int | None = None) -> ValueCode:
-        """Of integers: by a table where that takes fewer bits and is not larger than allowed.
+        """The code of integers: by a table if that takes fewer bits and is not larger than allowed.
 
         Args  raw_bits  of a code without a table; None: as many as values need above the smallest
         """
@@ -170,13 +173,13 @@ class ValueHistogram:
 
 
 class Quantiser:
-    """The replacement of each value: `coding.quantise` from a histogram."""
+    """Replaces each value by the nearest one of a codebook, which is made from a histogram."""
 
     def __init__(self, values: NDArray[np.float32], counts: NDArray[np.int64], bits: int) -> None:
         own = ~((values == 0) | ~np.isfinite(values))
         distinct = values[own]
         room = (1 << bits) - int((~own).sum())
-        # A code stands for adjacent values: knowing where each code's begin is enough.
+        # A code stands for adjacent values: so it is enough to know where those of each code begin.
         self._begin = np.zeros(0, np.float32)
         self._book = np.zeros(0, np.float32)
         if len(distinct) > room:
@@ -192,8 +195,8 @@ class Quantiser:
 
 
 class ValueCode(NamedTuple):
-    """How values become codes, from `bits_of` them: by their place in a table of what occurs, or,
-    where that is empty, by how far they lie above the base."""
+    """How values become codes, from their bits (`bits_of`): by their place in a table of values or,
+    if it is empty, by their distance above the base."""
 
     bits: int
     base: int
@@ -205,11 +208,11 @@ class ValueCode(NamedTuple):
         return values - np.uint64(self.base)
 
 
-# Of a level of the trees; DO NOT CHANGE: on disk.
+# The weights of a level of the trees. DO NOT CHANGE: on disk.
 COUNTED_WEIGHTS = 1 << 20  # a level with more different weights has no table of them
-LEAST_COUNT = 16  # how often a weight of a table occurs
-MOST_WEIGHTS = (1 << 16) - 1  # of a table
-_INFINITY = 0x7F800000  # the bits of what is no weight
+LEAST_COUNT = 16  # a weight in a table occurs at least this often
+MOST_WEIGHTS = (1 << 16) - 1  # maximum entries of a table of weights
+_INFINITY = 0x7F800000  # the bits of infinity, which is never a weight
 
 
 @dataclass(frozen=True, eq=False)

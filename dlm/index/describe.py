@@ -7,16 +7,16 @@ from typing import Any
 from dlm.index.layout import Manifest
 
 MIB = 1 << 20
-# Memory of a server process beside the mapped file: 206 MiB resident once warm, with kernels and
+# Memory of a server process besides the mapped file: 206 MiB resident once warm, with kernels and
 # libraries, and room for messages in flight.
 PROCESS_MIB = 256
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """What `dlm info --json` prints.
+    """The facts that `dlm info --json` prints.
 
-    bytes_per_ngram counts every file of the set, vocabulary strings included, once; balance is the
-    bytes of the heaviest shard over the mean, 1 at best.
+    bytes_per_ngram counts every file of the set, vocabulary strings included, once; imbalance is
+    the size of the heaviest shard divided by the mean, 1 at best.
     """
     files = [f for f in manifest.files if f.kind == "shard"]
     total = sum(f.bytes for f in manifest.files) + len(manifest.text)
@@ -32,7 +32,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "shards": manifest.shards,
         "bytes": total,
         "bytes_per_ngram": total / max(sum(manifest.counts), 1),
-        "balance": max(f.bytes for f in files) / mean,
+        "imbalance": max(f.bytes for f in files) / mean,
         "files": [
             {"name": f.name, "bytes": f.bytes, "ngrams": f.ngrams, "xxh3_128": f.xxh3_128}
             for f in manifest.files
@@ -42,7 +42,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 
 def server_mib(manifest: Manifest) -> int:
-    """Memory of the server of the heaviest shard, in MiB; mapped pages count, locked or not. Of
-    several processes on a host, each further one takes PROCESS_MIB more."""
+    """Memory of the server of the heaviest shard, in MiB; mapped pages count, locked or not. Each
+    further process on the same host takes PROCESS_MIB more."""
     heaviest = max(f.bytes for f in manifest.files if f.kind == "shard")
     return -(-heaviest // MIB) + PROCESS_MIB

@@ -1,9 +1,9 @@
 """Names, numbers and files of a shard set: shards/FORMAT.md in code, in the same order.
 
 A shard set is a folder: `manifest.json`, the vocabulary, the low orders (1- and 2-grams, which
-every client holds) and one file a shard. The files are Arrow IPC files that hold one row; each
-column is a list, and its values are mapped from disk without a copy. Above 500 lines: FORMAT.md is
-one document, and is compared with one file.
+every client holds) and one file per shard. The files are Arrow IPC files that hold one row; each
+column is a list, and its values are mapped from disk without a copy. This module has over 500
+lines, since it is compared with one document, FORMAT.md.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ ENCODINGS = frozenset({"exact", "compact"})
 MANIFEST = "manifest.json"
 MAX_ORDER = 15  # DO NOT CHANGE: a state length is four bits on the wire
 MAX_MANIFEST_BYTES = 64 << 20
-MAX_NGRAMS = (1 << 32) - 1  # of one order, blanks counted
-MAX_WORD_BYTES = 1 << 20  # a word is in a line of an ARPA file, which is no longer
+MAX_NGRAMS = (1 << 32) - 1  # limit per order, including blanks
+MAX_WORD_BYTES = 1 << 20  # the longest line of an ARPA file, which a word must fit in
 
 U8, U32, U64, F32 = (np.dtype(x) for x in ("<u1", "<u4", "<u8", "<f4"))
 Arrays = dict[str, NDArray[Any]]
@@ -77,14 +77,14 @@ class FileEntry:
     name: str
     bytes: int
     xxh3_128: str
-    ngrams: int  # n-grams of the model in it, blanks not counted
+    ngrams: int  # n-grams of the model in the file, without blanks
     blanks: int
     nodes: int
 
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """What a shard set is; see "Manifest" in shards/FORMAT.md.
+    """The description of a shard set; see "Manifest" in shards/FORMAT.md.
 
     text  the file byte for byte;  shard_set  XXH3-128 of its content without that field
     """
@@ -111,12 +111,12 @@ class Manifest:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """Words, the unknown word included; ids are below this."""
+        """The number of words, including the unknown word; ids are below it."""
         return self.counts[0] + (0 if self.unk_in_model else 1)
 
     @property
     def pairs(self) -> int:
-        """2-grams, blanks included; their numbers are below this."""
+        """The number of 2-grams, including blanks; their numbers are below it."""
         return sum(self.counts[1:2]) + sum(self.blanks[1:2])
 
     def file(self, kind: str, index: int | None = None) -> FileEntry:
@@ -125,15 +125,15 @@ class Manifest:
             if entry.kind == kind and entry.index == index:
                 return entry
         raise ShardFormatError(
-            f"shard set {self.shard_set} has {self.shards} shards, "
-            f"0 to {self.shards - 1}; {kind} {index} was asked for"
+            f"shard set {self.shard_set} has {self.shards} shards, 0 to {self.shards - 1}; {kind} "
+            f"{index} was requested"
         )
 
 
 def canonical_text(content: Mapping[str, Any]) -> bytes:
-    """The one way to write `content`: one key per line, sorted, no spaces, UTF-8 in ASCII escapes.
+    """The canonical form of `content`: one key per line, sorted, no spaces, UTF-8 in ASCII escapes.
 
-    Raises  ValueError where a number is not finite: JSON has no text for it
+    Raises  ValueError a number is not finite: JSON has no text for it
     """
 
     def text(value: Any) -> str:
@@ -144,7 +144,7 @@ def canonical_text(content: Mapping[str, Any]) -> bytes:
 
 
 # Fields that the shard-set id leaves out: the same model, sharded the same way, is the same set,
-# whatever its file was called and whoever built it.
+# whatever the name of its file and whoever built it.
 _ABOUT = frozenset({"shard_set", "check", "provenance"})
 
 
@@ -175,12 +175,12 @@ def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
     try:
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
-            raise ValueError(f"it does not say that it is a {FORMAT_NAME!r}")
+            raise ValueError(f"it is not an object whose format is {FORMAT_NAME!r}")
         canonical, expected = canonical_text(content), shard_set_id(content)
         check = manifest_check(content)
     except (ValueError, RecursionError) as exc:
         raise ShardFormatError(
-            f"{where} is not a manifest: {exc}. Build the shards again, or fetch a whole copy"
+            f"{where} is not a manifest: {exc}. Build the shards again, or fetch a complete copy"
         ) from exc
     version = content.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
@@ -201,17 +201,16 @@ def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
         )
     if content.get("check") != check or content.get("shard_set") != expected or canonical != text:
         raise ShardFormatError(
-            f"{where} says it is shard set {content.get('shard_set')!r:.80} with check "
-            f"{content.get('check')!r:.80}, but its content gives {expected} with {check}: "
-            "it is damaged or was edited. "
-            "Build the shards again, or fetch a whole copy"
+            f"{where} says shard_set {content.get('shard_set')!r:.80} and check "
+            f"{content.get('check')!r:.80}, which belong to another text: the manifest is "
+            "damaged or was edited. Build the shards again, or fetch a complete copy"
         )
     try:
         return _manifest(content, text)
     except (KeyError, TypeError, ValueError) as exc:
         fault = f"it has no field {exc}" if isinstance(exc, KeyError) else str(exc)
         raise ShardFormatError(
-            f"{where} contradicts itself: {fault}. Build the shards again, or fetch a whole copy"
+            f"{where} contradicts itself: {fault}. Build the shards again, or fetch a complete copy"
         ) from exc
 
 
@@ -237,13 +236,13 @@ def _list(value: Any, what: str) -> list[Any]:
 
 
 def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
-    """The fields of `content`, each checked for its type; ValueError or KeyError where one fails.
+    """The fields of `content`, each checked for its type; ValueError or KeyError if one fails.
 
-    Fields that are not named here are left alone: FORMAT.md, "Versions".
+    Fields that are not named here are ignored: FORMAT.md, "Versions".
     """
     order = _number(content["order"], "order")
     if not 1 <= order <= MAX_ORDER:
-        raise ValueError(f"order {order} is not in 1..{MAX_ORDER}")
+        raise ValueError(f"order is {order}; expected 1 to {MAX_ORDER}")
     if content["encoding"] not in sorted(ENCODINGS):
         raise ValueError(
             f"encoding is {content['encoding']!r}; expected one of {sorted(ENCODINGS)}"
@@ -258,8 +257,8 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
         index = position - 2 if kind == "shard" else None
         if not isinstance(entry, dict) or (entry["kind"], entry["index"]) != (kind, index):
             raise ValueError(
-                "files must be the vocabulary, the low orders and the shards in order; "
-                f"number {position} is {entry!r:.80}"
+                f"files[{position}] is {entry!r:.80}; expected the vocabulary, the low orders and "
+                "the shards, in this order"
             )
         if entry["name"] != file_name(kind, index):
             raise ValueError(f"a file is named {entry['name']!r:.80}, not {file_name(kind, index)}")
@@ -276,10 +275,10 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
         )
     shards = len(files) - 2
     if not 1 <= shards <= MAX_SHARDS:
-        raise ValueError(f"{shards} shards; expected 1 to {MAX_SHARDS}")
+        raise ValueError(f"{shards} shards were found; expected 1 to {MAX_SHARDS}")
     slots = [_number(slot, "a slot", shards - 1) for slot in _list(content["slots"], "slots")]
     if len(slots) != SLOTS:
-        raise ValueError(f"{len(slots)} slots; expected {SLOTS}")
+        raise ValueError(f"{len(slots)} slots were found; expected {SLOTS}")
     manifest = Manifest(
         text=text,
         shard_set=_digest(content["shard_set"], "shard_set"),
@@ -297,9 +296,9 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
     return manifest
 
 
-# The most that the low orders take ("Files" in FORMAT.md): headers, padding and spare words of any
-# file; per word, both records, its list's directory and two entries of tables; per 2-gram, its key,
-# its value and an entry of a table.
+# The maximum size of the low orders ("Files" in FORMAT.md): headers, padding and spare words of any
+# file; per word, both records, its list's directory and two table entries; per 2-gram, its key, its
+# value and a table entry.
 _LAYOUT_BYTES = 1 << 16
 _WORD_BYTES = 4 + 16 + 8 + 8
 _PAIR_BYTES = 4 + 5 + 2 + 4
@@ -309,18 +308,22 @@ def _check(m: Manifest) -> None:
     if not len(m.counts) == len(m.blanks) == m.order:
         raise ValueError("counts and blanks must have one number per order")
     if m.vocabulary_size >= 1 << 32:
-        raise ValueError(f"{m.vocabulary_size} words; ids have 32 bits")
+        raise ValueError(f"{m.vocabulary_size} words are too many: ids have only 32 bits")
     sizes = [count + blanks for count, blanks in zip(m.counts, m.blanks, strict=True)]
     if max(sizes) > MAX_NGRAMS:
-        raise ValueError(f"{max(sizes)} n-grams of one order; at most {MAX_NGRAMS} can be stored")
+        raise ValueError(
+            f"{max(sizes)} n-grams of one order are too many; at most {MAX_NGRAMS} can be stored"
+        )
     for order, (prefixes, ngrams) in enumerate(pairwise(sizes), 2):
         if ngrams > prefixes * m.vocabulary_size:
             raise ValueError(
-                f"{ngrams} n-grams of order {order}, blanks counted; {m.vocabulary_size} words "
-                f"after {prefixes} prefixes give {prefixes * m.vocabulary_size} at most"
+                f"{ngrams} n-grams and blanks have order {order}, but {m.vocabulary_size} words "
+                f"after {prefixes} prefixes make at most {prefixes * m.vocabulary_size}"
             )
     if m.blanks[0] != (0 if m.unk_in_model else 1):
-        raise ValueError(f"{m.blanks[0]} blanks among the 1-grams; only <unk> can be one")
+        raise ValueError(
+            f"{m.blanks[0]} of the 1-grams are blanks; expected 1 if the model lacks <unk>, else 0"
+        )
     vocabulary, low = m.files[:2]
     words, pairs = sizes[0], sum(sizes[1:2])
     for entry, most in (
@@ -329,19 +332,19 @@ def _check(m: Manifest) -> None:
     ):
         if entry.bytes > most:
             raise ValueError(
-                f"{entry.name} has {entry.bytes} bytes; {words} words and {pairs} 2-grams take "
-                f"{most} at most"
+                f"{entry.name} has {entry.bytes} bytes; {words} words and {pairs} 2-grams need at "
+                f"most {most}"
             )
     if (vocabulary.ngrams, vocabulary.blanks, vocabulary.nodes, low.nodes) != (0, 0, 0, 0):
-        raise ValueError("the vocabulary holds no n-grams and only shards have nodes")
+        raise ValueError("the vocabulary must have no n-grams, and only shards may have nodes")
     for what, by_order, low_count, in_shards in (
         ("n-grams", m.counts, low.ngrams, sum(f.ngrams for f in m.files[2:])),
         ("blanks", m.blanks, low.blanks, sum(f.blanks for f in m.files[2:])),
     ):
         if (low_count, in_shards) != (sum(by_order[:2]), sum(by_order[2:])):
             raise ValueError(
-                f"the low orders hold {low_count} {what} and the shards {in_shards}; "
-                f"by order they are {list(by_order)}"
+                f"the low orders hold {low_count} {what} and the shards hold {in_shards}, but the "
+                f"numbers per order are {list(by_order)}"
             )
 
 
@@ -403,7 +406,7 @@ def file_checksum(path: Path) -> str:
 def check_file(path: Path, entry: FileEntry, tick: Callable[[], object] = lambda: None) -> None:
     """Reads a file that may be damaged from its beginning to its end, without mapping it.
 
-    A page of a map that cannot be read ends the process; a read that fails is an error.
+    An unreadable page of a memory map ends the process, whereas a failing read is an error.
 
     Args    tick  called every few megabytes
     Raises  ShardFormatError  it is missing, cannot be read, or has another size or checksum
@@ -430,22 +433,22 @@ def check_file(path: Path, entry: FileEntry, tick: Callable[[], object] = lambda
 
 def _other_size(path: Path, size: int, entry: FileEntry) -> ShardFormatError:
     return ShardFormatError(
-        f"{path} has {size} bytes, the manifest says {entry.bytes}: it is truncated or "
-        "of another build. Fetch it again, or build the shards again"
+        f"{path} has {size} bytes, but the manifest says {entry.bytes}: the file is truncated or "
+        "from another build. Fetch it again, or build the shards again"
     )
 
 
 def _missing(path: Path, entry: FileEntry) -> ShardFormatError:
     return ShardFormatError(
-        f"{path} is missing; the manifest beside it lists {entry.bytes} bytes under "
-        "that name. Fetch it again, or build the shards again"
+        f"{path} is missing; the manifest in its folder lists a file of this name, of "
+        f"{entry.bytes} bytes. Fetch it again, or build the shards again"
     )
 
 
 def _other_checksum(path: Path, found: str, entry: FileEntry) -> ShardFormatError:
     return ShardFormatError(
-        f"{path} has checksum {found}, the manifest says {entry.xxh3_128}: it is damaged. "
-        "Fetch it again, or build the shards again"
+        f"{path} has checksum {found}, but the manifest says {entry.xxh3_128}: the file is "
+        "damaged. Fetch it again, or build the shards again"
     )
 
 
@@ -490,20 +493,20 @@ def _columns(buffer: pa.Buffer, kind: str) -> Arrays:
     schema = reader.schema
     wanted = {b"dlm.format_version": str(FORMAT_VERSION).encode(), b"dlm.kind": kind.encode()}
     if {key: (schema.metadata or {}).get(key) for key in wanted} != wanted:
-        raise ValueError(f"its metadata is {schema.metadata}, expected {wanted}")
+        raise ValueError(f"its metadata is {schema.metadata}; expected {wanted}")
     if schema.names != list(COLUMNS[kind]):
-        raise ValueError(f"its columns are {schema.names}, expected {list(COLUMNS[kind])}")
+        raise ValueError(f"its columns are {schema.names}; expected {list(COLUMNS[kind])}")
     for name, dtypes in COLUMNS[kind].items():
         found = schema.field(name).type
         allowed = [pa.from_numpy_dtype(dtype) for dtype in dtypes]
         if not pa.types.is_large_list(found) or found.value_type not in allowed:
-            raise ValueError(f"column {name} is a {found}, expected a large_list of {allowed}")
+            raise ValueError(f"column {name} is a {found}; expected a large_list of {allowed}")
     if reader.num_record_batches != 1:
-        raise ValueError(f"it has {reader.num_record_batches} record batches, expected 1")
+        raise ValueError(f"it has {reader.num_record_batches} record batches; expected 1")
     batch = reader.get_batch(0)
     batch.validate(full=True)
     if batch.num_rows != 1:
-        raise ValueError(f"it has {batch.num_rows} rows, expected 1")
+        raise ValueError(f"it has {batch.num_rows} rows; expected 1")
     arrays: Arrays = {}
     for name in COLUMNS[kind]:
         column = batch.column(name)

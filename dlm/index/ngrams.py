@@ -1,7 +1,7 @@
 """The n-grams of a model as sorted arrays, and their closure under suffixes.
 
-An n-gram's key is the rank of its prefix among the shorter n-grams and its last word, in 64 bits:
-a model is closed under prefixes.
+An n-gram's key is the rank of its prefix among the shorter n-grams and its last word, in 64 bits,
+since a model is closed under prefixes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from dlm.errors import ArpaError, KenlmFormatError
 from dlm.index.packed import kernels
 from dlm.index.packed.low import key_bits_of, mirrored
-from dlm.ngram.backoff import Ngram
-from dlm.ngram.backoff import score as score_over_dict
+from dlm.ngram.backoff import Ngram, score as score_over_dict
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ U32 = np.uint32
 I64 = np.int64
 F32 = np.float32
 _WORD_BITS = np.uint64(32)
-_MOST_NGRAMS = (1 << 32) - 1  # of one order: a rank is half of a sort key
+_MOST_NGRAMS = (1 << 32) - 1  # per order: a rank is half of a sort key
 
 
 @dataclass
@@ -62,7 +61,7 @@ class NgramTables:
         return len(self.tables)
 
     def counts(self) -> tuple[int, ...]:
-        """N-grams of the model by order, blanks not counted."""
+        """N-grams of the model by order, without blanks."""
         return tuple(int(len(t) - t.blank.sum()) for t in self.tables)
 
     def blanks(self) -> tuple[int, ...]:
@@ -86,7 +85,7 @@ class NgramTables:
     def model_id(self) -> str:
         """XXH3-128, in hex, of the words and of every n-gram of the model with its values.
 
-        The same however its file was written or sharded: hashes of an order's n-grams are added.
+        It does not depend on the file's order or sharding: hashes of an order's n-grams are added.
         """
         digest = xxhash.xxh3_128()
         for word in self.vocabulary.words:
@@ -112,7 +111,7 @@ def pack_keys(prefix: NDArray[np.int64], key: NDArray[np.uint32]) -> NDArray[np.
 def find_keys(
     keys: NDArray[np.uint64], wanted: NDArray[np.uint64], prefix: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Place of each wanted key in the sorted `keys`; -1 where absent or where `prefix` is -1."""
+    """The place of each wanted key in the sorted `keys`; -1 if it is absent or `prefix` is -1."""
     if not len(keys):
         return np.full(len(wanted), -1, I64)
     at = np.searchsorted(keys, wanted)
@@ -121,7 +120,7 @@ def find_keys(
 
 
 def begins_of(parent: NDArray[np.int64], parents: int) -> NDArray[np.int64]:
-    """Where the children of each parent begin, children sorted by parent, and the end."""
+    """Where the children of each parent begin, if sorted by parent, and the end."""
     begins = np.zeros(parents + 1, I64)
     np.cumsum(np.bincount(parent, minlength=parents), out=begins[1:])
     return begins
@@ -150,7 +149,7 @@ def sorted_tables(
     """Sorts the n-grams of each order.
 
     Raises  ArpaError  an n-gram is repeated, or its prefix is missing
-    Cost    memory: some 90 bytes per n-gram at its peak
+    Cost    memory: about 90 bytes per n-gram at its peak
     """
     ids, prob, backoff = raw[0]
     size = len(vocabulary)
@@ -168,8 +167,8 @@ def sorted_tables(
     for k, (ids, prob, backoff) in enumerate(raw[1:], 2):
         if len(ids) > _MOST_NGRAMS:
             raise ArpaError(
-                f"{len(ids)} n-grams; an order holds at most {_MOST_NGRAMS}. Give a smaller "
-                "model: of a lower order, or pruned",
+                f"{len(ids)} n-grams of one order are too many; expected at most {_MOST_NGRAMS}. "
+                "Prune the model, or lower its order",
                 order=k,
             )
         prefix = tables.ranks(ids[:, :-1])
@@ -182,7 +181,7 @@ def sorted_tables(
                 reader,
                 f"the prefix {_spell(vocabulary, ids[row, :-1])} of the {k}-gram "
                 f"{_spell(vocabulary, ids[row])} is not among the {k - 1}-grams "
-                f"({len(missing)} such)",
+                f"({len(missing)} such n-grams)",
                 k,
                 row,
                 "Add the missing n-grams with --repair, which changes no score beyond its last bit",
@@ -194,7 +193,8 @@ def sorted_tables(
             row = int(place[twice + 1].min())
             raise _fault(
                 reader,
-                f"the {k}-gram {_spell(vocabulary, ids[row])} is listed twice ({len(twice)} such)",
+                f"the {k}-gram {_spell(vocabulary, ids[row])} is listed twice ({len(twice)} such "
+                "n-grams)",
                 k,
                 row,
                 "Remove one of the two lines",
@@ -212,7 +212,7 @@ def with_prefixes(vocabulary: Vocabulary, raw: Raw) -> Raw:
 
     A prefix gets the probability that back-off gives it, and no weight. Scores after the prefix's
     context alone keep their bits; after longer ones the last bit may differ, since weights are now
-    added to a sum that was rounded before. Plain code: models that need it are rare.
+    added to a sum that was rounded before. The code is plain, since models that need it are rare.
 
     Raises  ArpaError  back-off gives a missing prefix a probability above 1
     """
@@ -227,10 +227,10 @@ def with_prefixes(vocabulary: Vocabulary, raw: Raw) -> Raw:
             raise _fault(
                 None,
                 f"the missing prefix {_spell(vocabulary, np.array(ngram))} cannot be repaired: "
-                f"back-off gives it log10 probability {found.log10_prob}, above 0",
+                f"back-off gives it the log10 probability {found.log10_prob}, which is above 0",
                 len(ngram),
                 0,
-                "Estimate the model again; its back-off weights do not normalise it",
+                "Estimate the model again; its back-off weights do not make probabilities sum to 1",
             )
         known[ngram] = (found.log10_prob, F32(0))
         added[len(ngram) - 1].append(ngram)

@@ -40,8 +40,8 @@ class ShardSettings:
             return
         if self.encoding == "exact":
             raise ConfigError(
-                f"--bits is {self.bits}, but --encoding exact does not quantise values; "
-                "add --encoding compact"
+                f"--bits is {self.bits}, but --encoding exact does not quantise values; pass "
+                "--encoding compact"
             )
         if self.bits > 16:
             raise ConfigError(
@@ -55,14 +55,14 @@ class ReshardSettings:
 
     shards: int | None = setting(
         None,
-        "Number of shards of the new set; by default as many as now.",
+        "Number of shards of the new set; by default, the current number.",
         low=1,
         high=4096,
         short="-B",
     )
     bound: float = setting(
         1.02,
-        "Slots move until no shard is heavier than so many times the mean.",
+        "Slots move until no shard is heavier than the mean by more than this factor.",
         low=1,
         why="A smaller bound moves more slots, and each move changes two files.",
     )

@@ -19,21 +19,22 @@ from dlm.kenlm.open import open_ngrams
 from dlm.progress import Tell
 
 MANIFEST_BYTES = 12_000
-FILE_BYTES = 2_500  # of Arrow's headers, a file
+FILE_BYTES = 2_500  # Arrow's headers, per file
 SAMPLE = 1 << 20  # sampled values per order
-# Of a node, at most: the code of its weight, its key in a family, its distance from the first.
+# Maximum bits of a node: the code of its weight, its key among its siblings, its distance from the
+# first.
 NODE_WEIGHT_BITS, NODE_KEY_BITS, NODE_DISTANCE_BITS = 7, 15, 8
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStatistics:
-    """What the estimate is based on.
+    """The figures that the estimate is based on.
 
-    contexts     by order: n-grams with a back-off weight, about the contexts that are nodes
-    rank_bits    of a 3-gram, mean;  key_bits  of a 2-gram with its share of the directory, mean
+    contexts     by order: n-grams with a back-off weight, about as many as contexts that are nodes
+    rank_bits    mean of a 3-gram;  key_bits  mean of a 2-gram, with its share of the directory
     prob_bits    by order: bits of an exact probability above the smallest
-    runs         different probabilities of words
-    weight_bits  by order: bits that tell the weights of a sample apart
+    runs         distinct probabilities of words
+    weight_bits  by order: bits that distinguish the weights of a sample
     """
 
     counts: tuple[int, ...]
@@ -47,7 +48,7 @@ class ModelStatistics:
 
 
 def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None) -> ModelStatistics:
-    """Reads the file once; raises `ArpaError` or `KenlmFormatError` where it is malformed."""
+    """Reads the file once; raises `ArpaError` or `KenlmFormatError` if it is malformed."""
     with open_ngrams(arpa, progress=progress) as reader:
         order = reader.order
         contexts = [0] * order
@@ -75,8 +76,8 @@ def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None)
     distinct = [len(np.unique(np.concatenate([*w, np.zeros(1, np.float32)]))) for w in weights]
     b = max(key_bits_of(len(words)) - 1, 1)  # the ids of frequent words are shorter
     listed = sizes[sizes > 0]
-    # A list of n > 8 keeps b - t of b bits, and t = bits(n) - 3; its directory takes about bits(n)
-    # for every 2**3 to 2**2 entries.
+    # A list of n > 8 entries keeps b - t of b bits, where t = bits(n) - 3; its directory takes
+    # about bits(n) for every 2**3 to 2**2 entries.
     bits = np.floor(np.log2(np.maximum(listed, 1))) + 1
     key = np.where(listed > 8, b - (bits - 3) + bits * 2.0 ** (bits - 3) / np.maximum(listed, 1), b)
     pairs = max(int(listed.sum()), 1)
@@ -92,8 +93,8 @@ def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None)
     )
 
 
-# A word of a client in memory, beside its letters: an object, a place in a list, an entry of a
-# dictionary, and its number.
+# Memory that a client needs per word, besides its letters: an object, a place in a list, a
+# dictionary entry, and its number.
 WORD_BYTES = 110
 
 
@@ -101,8 +102,8 @@ WORD_BYTES = 110
 class ShardSetSizes:
     """Approximate bytes of a shard set on disk, and in memory of servers and clients.
 
-    shard  the file of one shard, where all are as large as each other;  shards  how many
-    words  strings of the vocabulary, and how many of them
+    shard  the file of one shard, as if all were equally large;  shards  number of shards
+    words  bytes of the vocabulary's strings, and their number
     """
 
     vocabulary: int
@@ -117,7 +118,7 @@ class ShardSetSizes:
 
     @property
     def client(self) -> int:
-        """The low orders, shared by a host's processes, and the words, in each process."""
+        """Memory of clients: the low orders, once per host, and the words, in each process."""
         strings, words = self.words
         return self.vocabulary + self.low_orders + strings + WORD_BYTES * words
 
@@ -125,7 +126,7 @@ class ShardSetSizes:
 def estimate_sizes(
     m: ModelStatistics, shards: int, encoding: str, bits: int | None = None
 ) -> ShardSetSizes:
-    """What a shard set will take.
+    """Estimates the size of a shard set.
 
     Guarantees  `disk` within 10 % on models of sentences of a megabyte and more, pruned or not
     """
@@ -151,8 +152,9 @@ def estimate_sizes(
         previous = rank
         value = _prob_bits(m, coding, k) + (k < order)
         of_grams = int(grams * (value + rank))
-        # Of a record: how many words follow, and how many nodes are below; then its weight, and
-        # its key and distance among its siblings; roots are siblings, and have the bits of a rank.
+        # The bits of a record: the number of words that follow, and of nodes below; then its
+        # weight, and its key and distance among its siblings; roots are siblings, and have the bits
+        # of a rank.
         head = 2 + 1.5 * (k < order)
         head += min(_weight_bits(m, coding, k - 1), NODE_WEIGHT_BITS)
         if k > 3:

@@ -1,5 +1,4 @@
-"""Which messages a service accepts now: by its state, what is in flight, its shard; and whose turn
-it is."""
+"""Decides which messages a service accepts, by its state, load and shard, and whose turn it is."""
 
 from __future__ import annotations
 
@@ -22,34 +21,32 @@ from dlm.wire.status import Reason
 
 Clock = Callable[[], float]
 Release: TypeAlias = Callable[[], None]
-# Work is counted in queries: what a message takes besides its queries, and how much is done in one
-# round, a few milliseconds.
+# The fixed cost of a message, and the work of one round (a few milliseconds); both in queries.
 MESSAGE_WORK = 1024
 WORK_AT_ONCE = 32 * MESSAGE_WORK
 # How often the event loop looks at the network between two rounds. gRPC takes two looks to accept a
-# call (`pairs.accepting_ahead`): more often than one begins, so that those of a flood wait here and
-# not in gRPC's own line, where the last one comes last, whoever sent it. Each look may have to wait
-# for a thread that computes in Python.
+# call (`pairs.accepting_ahead`). Calls are accepted more often than they begin, so that a flood of
+# calls waits in `Turns` and not in gRPC's own queue, which is first come, first served, whoever
+# sent them. Each look may have to wait for a thread that holds the GIL.
 LOOKS = 4
 
 NOT_NAMED = (
-    "the token of this call may ask for no model that is served here; the operator adds the id of "
-    "one after models= to the token's line"
+    "the token of this call allows no model that is served here; the operator must add a model's "
+    "id after models= in the token's line"
 )
 
 
 class Fair:
-    """What waits, in the order in which it would end if all who have something here were worked for
-    at the same time: little work of one does not wait for much of another, nor one for the many
-    items of another.
+    """Waiting items, in the order in which they would end if all clients were served at the same
+    time: small work of one client does not wait for large work, or for the many items, of another.
 
     Paper  Demers, Keshav and Shenker 1989
     """
 
     def __init__(self) -> None:
         self._items: list[tuple[float, int, int, str, Any]] = []
-        self._of: dict[str, tuple[float, int]] = {}  # when the last item would end; how many wait
-        self._now = 0.0  # work done for each
+        self._of: dict[str, tuple[float, int]] = {}  # by sender: end of last item, items waiting
+        self._now = 0.0  # virtual time: work done for each client
         self._number = 0
 
     def __len__(self) -> int:
@@ -73,19 +70,18 @@ class Fair:
 
 
 class TurnLane:
-    """What is of one kind. Those that must wait take turns: clients share alike, and so do the
-    connections of each.
+    """Work of one kind. Items that must wait take turns: clients get equal shares, and so do the
+    connections of a client.
 
     Args        free     how many more may be worked on at the same time
-                at_once  work in a round; what begins may exceed it
-                threads  whether threads do the work
+                at_once  work in a round; the last item that begins may exceed it
     """
 
     def __init__(self, free: float, at_once: float, *, threads: bool = False) -> None:
         self.free, self._threads, self._most = free, threads, at_once
-        self._left = at_once  # of this round
+        self._left = at_once  # work left in this round
         self._clients = Fair()
-        self._calls: WeakValueDictionary[str, Fair] = WeakValueDictionary()  # by client
+        self._calls: WeakValueDictionary[str, Fair] = WeakValueDictionary()  # queues by client
 
     @property
     def is_spent(self) -> bool:
@@ -93,14 +89,14 @@ class TurnLane:
         return self._left <= 0
 
     def begins(self, work: int) -> bool:
-        """Begins this, if nothing waits and there is room."""
+        """Begins this item, if nothing waits and there is room."""
         if self._clients or self.free <= 0 or self.is_spent:
             return False
         self._begin(work)
         return True
 
     def wait(self, work: int) -> asyncio.Future[None]:
-        """Has a result when it is the turn of the current call."""
+        """A future that gets a result when it is the current call's turn."""
         turn = asyncio.get_running_loop().create_future()
         client = caller()
         name = "" if client is None else client.name
@@ -114,7 +110,7 @@ class TurnLane:
         self.go_on()
 
     def go_on(self) -> None:
-        """Gives turns to what waits, as long as there is room."""
+        """Gives turns to waiting items, as long as there is room."""
         while self._clients and self.free > 0 and not self.is_spent:
             turn, work = self._clients.take().take()
             if not turn.done():
@@ -128,14 +124,13 @@ class TurnLane:
 
 class Turns:
     """Bounds the work between the looks of the event loop at the network, whoever and however many
-    ask for it: a round of work, then `LOOKS` looks, since a call needs several from its first byte
-    to its reply. What must wait is not read further.
+    ask for it. `LOOKS` looks follow each round of work, since a call needs several looks from its
+    first byte to its reply. Calls that must wait are not read further.
 
-    Args  most        queries of a message that counts as small; the others are large
-          at_once     large ones that may be worked on at the same time
-          threads     whether threads work on large ones
+    Args  most        queries of the largest small message; messages with more are large
+          at_once     large messages that may be worked on at the same time
           in_a_round  work of each kind
-          connection  large ones that the streams of one connection may have at work or unread
+          connection  large messages that the streams of one connection may have at work or unread
     """
 
     def __init__(
@@ -152,10 +147,10 @@ class Turns:
         self._calls, self._small = TurnLane(inf, MESSAGE_WORK), TurnLane(inf, in_a_round)
         self._large = TurnLane(at_once, in_a_round, threads=threads)
         self._lanes = [self._calls, self._small, self._large]
-        self._looks = 0  # before the next round
+        self._looks = 0  # looks before the next round
 
     def room_of_connection(self) -> asyncio.Semaphore:
-        """Where the streams of the current call's connection hold their large messages."""
+        """The room for large messages that the streams of the current call's connection share."""
         return self._rooms.setdefault(connection(), asyncio.Semaphore(self._connection))
 
     async def call(self) -> None:
@@ -163,11 +158,11 @@ class Turns:
         await self._turn(self._calls, MESSAGE_WORK)
 
     async def take(self, work: int, within_s: float | None = None) -> Release:
-        """Returns when it is the turn of the current call, with what to call once it is done, or
-        more often.
+        """Waits for the current call's turn; returns a function to call, at least once, when it is
+        done.
 
-        Args    work  queries, or what takes as long
-        Raises  TimeoutError  its turn has not come in so many seconds
+        Args    work  queries, or work that takes as long
+        Raises  TimeoutError  the call's turn did not come within `within_s` seconds
         """
         lane = self._large if work > self.most else self._small
         await self._turn(lane, work + MESSAGE_WORK, within_s)
@@ -183,7 +178,7 @@ class Turns:
             try:
                 await turn
             except asyncio.CancelledError:
-                if not turn.cancelled():  # it was its turn already
+                if not turn.cancelled():  # the call already had its turn
                     self._end_of(lane)()
                 raise
 
@@ -199,7 +194,7 @@ class Turns:
         return held.close
 
     def _look(self, lane: TurnLane) -> None:
-        """Begins to count looks, if the lane waits for the next round."""
+        """Begins to count looks, if the lane is waiting for the next round."""
         if lane.is_spent and not self._looks:
             self._looks = LOOKS
             asyncio.get_running_loop().call_soon(self._looked)
@@ -215,29 +210,29 @@ class Turns:
 
 
 async def looks() -> None:
-    """Returns once the event loop has looked at the network as often as between two rounds."""
+    """Waits for as many looks of the event loop at the network as are between two rounds."""
     for _ in range(LOOKS):
         await asyncio.sleep(0)
 
 
 def _nothing() -> None:
-    """After small work."""
+    """The `Release` of small work, which has nothing to release."""
 
 
 @dataclass(slots=True)
 class ServingPhase:
-    """Of a process's life; `refuses`: rejects new messages, while DRAINING."""
+    """A phase of a process's life; if `refuses`, a DRAINING process rejects new messages."""
 
     state: ServingState = ServingState.WARMING
     refuses: bool = False
 
 
 class Admission:
-    """By state and load; on the event loop.
+    """Admits messages by state and load; on the event loop.
 
     Args        clock  seconds that never go back
-    Attributes  phase, turns  of all models of this process
-                load  messages that this process is working on, of all its models
+    Attributes  phase, turns  shared by all models of this process
+                load  messages of all models that this process is working on
     """
 
     def __init__(self, config: Access, metrics: CallCounts, turns: Turns, clock: Clock) -> None:
@@ -252,6 +247,8 @@ class Admission:
     # ----------------------------------------------------------------- in flight
 
     def enter(self) -> None:
+        """Counts a message of this caller; raises `Refusal` if none can be accepted now."""
+        self._check_load()
         self._asked = self._clock()
         self._metrics.in_flight += 1
         if (client := caller()) is not None:
@@ -259,7 +256,7 @@ class Admission:
         self._idle.clear()
 
     def leave(self) -> None:
-        """Its reply has been written, or never will be."""
+        """Releases a message whose reply has been written, or never will be."""
         self._metrics.in_flight -= 1
         if (client := caller()) is not None:
             client.in_flight -= 1
@@ -279,28 +276,26 @@ class Admission:
 
     @property
     def idle_s(self) -> float:
-        """Since the last message, or the start."""
+        """Seconds since the last message, or since the start."""
         return self._clock() - self._asked
 
     # ------------------------------------------------------------------ refusals
 
-    def overload(self) -> Refusal | None:
-        """Why no message of this caller can be accepted now; None if one can."""
+    def _check_load(self) -> None:
         load = self.load()
         if load >= self._config.max_in_flight:
-            return Refusal(
+            raise Refusal(
                 Reason.OVERLOADED,
                 f"{load} messages are in flight; the server accepts at most "
                 f"{self._config.max_in_flight}. Ask a replica, or retry later",
             )
         client = caller()
         if client is not None and client.in_flight >= self._config.client_in_flight:
-            return Refusal(
+            raise Refusal(
                 Reason.CLIENT_LIMIT,
                 f"this client has {client.in_flight} messages in flight, which is its limit. Send "
                 "fewer at once, or retry later",
             )
-        return None
 
     def require_ready(self) -> None:
         if self.phase.state is ServingState.WARMING:
@@ -312,7 +307,7 @@ class Admission:
 
 
 class ShardAdmission(Admission):
-    """By the token of its caller, and by the shard that a message names, too.
+    """Admits messages also by the token of the caller and by the shard that the message names.
 
     Attributes  held  shard sets of all models on this port that a caller may ask for; `Models`
                       sets it if there are several
@@ -342,7 +337,7 @@ class ShardAdmission(Admission):
             raise Refusal(Reason.WRONG_SHARD_SET, NOT_NAMED)
 
     def require_open(self) -> None:
-        """For calls that may name no shard set; a caller without any here is not to ask again."""
+        """For calls that need not name a shard set: refuses a caller that may use no model."""
         if not self.is_open():
             raise Refusal(Reason.UNAUTHENTICATED, NOT_NAMED)
 
@@ -357,11 +352,11 @@ class ShardAdmission(Admission):
                 Reason.WRONG_SHARD_SET,
                 f"the message is for shard set {shard_set.hex()}, but this server holds "
                 f"{' and '.join(one.hex() for one in self.held())}; "
-                "describe the servers again and open a new utterance",
+                "call Describe again, and open a new utterance",
             )
         if shard is not None and shard != self._shard:
             raise Refusal(
                 Reason.WRONG_SHARD,
                 f"the message is for shard {shard}, but this server holds shard {self._shard}; "
-                "look up the address again",
+                "look up the address of the shard's server again",
             )

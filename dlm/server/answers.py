@@ -1,4 +1,4 @@
-"""From a parsed message to the bytes of its reply: read, checked, searched, encoded."""
+"""Turns a parsed message into the bytes of its reply: reads, checks, searches and encodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RequireSame: TypeAlias = Callable[[bytes, int], None]
 
 
 class Answered(NamedTuple):
-    """A reply, and what is counted of it; `by_order` (16,): its queries by matched order."""
+    """A reply and its counts; `by_order` (16,) has its queries by matched order."""
 
     data: bytes
     queries: int
@@ -36,12 +36,12 @@ class Answered(NamedTuple):
     decode_s: float
     search_s: float
     encode_s: float
-    blocks: int = 0  # contexts whose stored words it holds
+    blocks: int = 0  # contexts whose stored words the reply holds
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A valid ContextBlock, and where its answer is stored."""
+    """A valid ContextBlock, and the place of its answer."""
 
     request: codec.BlockRequest
     found: FoundBlocks
@@ -52,12 +52,11 @@ class Located:
 
 
 class Answerer:
-    """Answers of one shard, in full and correctly, or `Refusal` with the first fault, in the order
-    of proto/README.md; each method in any thread.
+    """Gives one shard's complete, correct answers, or raises `Refusal` with the first fault in the
+    order of proto/README.md. Any thread may use it.
 
-    Args  most_queries  per message;  clock  monotonic seconds; the clock of `late`
+    Args  most_queries  per message;  clock  monotonic seconds, in which `late` is given too
           require_same  raises `Refusal` if a message names another shard set or shard
-          slot_queries  counts the queries answered
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Answerer:
     # ------------------------------------------------------------------------ Score
 
     def score(self, message: pb.ScoreRequest, late: float | None) -> Answered:
-        """The reply to `message`; not started after `late`."""
+        """The reply to `message`, if it can be started before `late`."""
         begun = self._begin(late)
         try:
             request = codec.open_score_request(message, max_queries=self._most)
@@ -120,7 +119,9 @@ class Answerer:
             return of_fault(exc)
         except Refusal as refusal:
             return refusal
-        return AssertionError("a message is wrong by one check and right by the other")
+        return AssertionError(
+            "one check rejected a message that another accepted. This is a bug in dlm; report it"
+        )
 
     def check(self, groups: QueryGroups) -> None:
         """Raises `Refusal` unless `groups` is valid and the shard owns every context in it."""
@@ -142,7 +143,7 @@ class Answerer:
     # ----------------------------------------------------------------- ContextBlock
 
     def locate(self, message: pb.ScoreRequest | bytes) -> Located:
-        """Locates what a ContextBlock asks for, alone or in a stream; raises `Refusal`."""
+        """Locates the answer to a ContextBlock, alone or in a stream; raises `Refusal`."""
         try:
             if isinstance(message, bytes):
                 request = codec.decode_block_request(message, max_queries=self._most)
@@ -216,10 +217,10 @@ def _refusal(fault: int, place: int, groups: QueryGroups, shard: Shard) -> Refus
         )
     if fault == kernels.BAD_PAIR:
         assert groups.pairs is not None
-        found = f"pair {place} has number {groups.pairs[place]}; numbers"
+        found = f"pair {place} has number {groups.pairs[place]}; pair numbers"
         most, file = shard.manifest.pairs, "low orders"
     else:
-        found = f"context word {place} has id {groups.context_words[place]}; ids"
+        found = f"context word {place} has id {groups.context_words[place]}; word ids"
         most, file = shard.vocabulary_size, "vocabulary"
     return Refusal(
         Reason.ID_OUT_OF_RANGE,

@@ -1,6 +1,6 @@
-"""A shard server process from start to end: open, bind, warm up, serve, drain.
+"""Runs a shard server process from start to end: open, bind, warm up, serve, drain.
 
-`serve` is all of this; `ShardServer` is one process, without files and signals.
+`serve` does all of this; `ShardServer` is one process, without files and signals.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dlm.server.exposition import load_page, starting_exposition
 from dlm.server.health import SHARD_SERVICE, Event, ServingState
 from dlm.server.life import LINGER_LOOK_S, Life
 from dlm.server.metrics import Served, ServerCollector
-from dlm.server.opening import open_listed, open_shard
+from dlm.server.opening import fetched, open_listed, open_shard
 from dlm.server.process import (
     Notice,
     OnReady,
@@ -44,6 +44,8 @@ from dlm.server.security import Credentials, allow_connections
 from dlm.server.service import ShardService
 from dlm.server.sets import POLL_S, FollowedSets, Listed, Sets
 from dlm.signals import stopping
+from dlm.stores.fetching import let_go
+from dlm.stores.remote import AnyPath
 from dlm.wire import codec
 
 logger = EventLog(__name__)
@@ -54,7 +56,7 @@ WARM_UP_SEED = 20190812
 
 def serve(
     config: ServerConfig,
-    directories: Sequence[Path],
+    directories: Sequence[AnyPath],
     index: int,
     *,
     on_ready: OnReady | None = None,
@@ -62,10 +64,10 @@ def serve(
 ) -> int:
     """Serves shard `index` of the shard set in each of `directories` until one of `stop_signals`.
 
-    Args     directories  one or more; a call that names no shard set means the first. None if
-                          `config.sets` lists them
-             on_ready     called once, when it can answer its first query
-             ready_file   JSON of `Ready`; it exists from that moment until the server drains
+    Args     directories  one or more, or their URLs; the first answers calls that name no shard
+                          set. Not used if `config.sets` lists them
+             on_ready     called once, when the server can answer its first query
+             ready_file   JSON of `Ready`; the file exists from then until the server drains
     Returns  0 if everything in flight was answered, 1 if it was cut off
     Raises   ShardFormatError  a file is missing, damaged or contradicts the manifest
              ConfigError  the port cannot be bound, memory cannot be locked, a shard set is given
@@ -79,7 +81,12 @@ def serve(
         compile_kernels()
         opening = in_thread(
             lambda: [
-                open_shard(directory, index, verify=config.verify, memory_options=memory_options)
+                open_shard(
+                    fetched(directory, index, config.public_key),
+                    index,
+                    verify=config.verify,
+                    memory_options=memory_options,
+                )
                 for directory in (sets.folders if sets else directories)
             ]
         )
@@ -90,7 +97,7 @@ def serve(
         server = ShardServer(
             config, shards, notice=notice, process=process, credentials=credentials, sets=sets
         )
-        shards.clear()  # what the server no longer serves is unmapped
+        shards.clear()  # sets that are no longer served are unmapped
         keep_objects()
         with stopping(lambda: server.post(Event.STOP)):
             return await server.run()
@@ -101,8 +108,8 @@ def serve(
 class ShardServer(Life):
     """A gRPC server for the shards that one process holds, on the running event loop.
 
-    Args    shards  one of each shard set, the default first
-            sets    the list that it follows, if there is one
+    Args    shards  one shard of each set, the default first
+            sets    the list that the server follows, if there is one
     Raises  ConfigError  a shard set is given twice
     """
 
@@ -179,8 +186,8 @@ class ShardServer(Life):
                     sets.loaded(str(exc) or repr(exc))
 
     async def _change(self, listed: Sets) -> str:
-        """Loads what is new, then serves exactly these; after an error, which it returns, what it
-        served before."""
+        """Loads new sets, then serves exactly these; after an error, which it returns, it keeps the
+        old ones."""
         loaded: dict[str, ShardService] = {}
         try:
             held = {service.shard_set.hex(): service for service in self.models}
@@ -212,6 +219,7 @@ class ShardServer(Life):
         unused = asyncio.create_task(_unused(service))
         await asyncio.wait([unused], timeout=self.config.shutdown_timeout_s)
         service.close()
+        let_go(service.shard.directory)
         await unused  # downloads end at their next chunk, or because nobody reads the last
 
     def _shown(self) -> tuple[ServerCollector, Callable[[], bytes]]:
@@ -263,7 +271,7 @@ class ShardServer(Life):
             "host": self.config.host,
             "port": self.port,
             "shard": self.service.shard.index,
-            "shard_set": sets[0],  # which a call that names none means
+            "shard_set": sets[0],  # the default, for calls that name no set
             "shard_sets": sets,
             "pid": os.getpid(),
         }
@@ -276,7 +284,7 @@ async def _unused(service: ShardService) -> None:
 
 
 def warm_up(service: ShardService) -> int:
-    """Has it answer `warm_up_messages`; returns how many they were."""
+    """Makes the server answer `warm_up_messages`; returns their number."""
     messages = warm_up_messages(service.shard)
     for data in messages:
         service.answerer.warm_up(data)
@@ -285,9 +293,9 @@ def warm_up(service: ShardService) -> int:
 
 def warm_up_messages(shard: Shard) -> list[bytes]:
     """Score requests that take every path through the kernels, as a client would send them: one
-    context and many, one word and many, each context length. None for a model of order 2 or less.
+    context and many, one word and many, each context length. Empty if the model's order is below 3.
 
-    They pass through the codec, whose read-only arrays are what kernels compile for.
+    They pass through the codec, since kernels compile for its read-only arrays.
     """
     if shard.order <= 2 or not shard.manifest.pairs:
         return []

@@ -1,8 +1,8 @@
-"""A child that ends with its parent process, however that ends, and what it says to it.
+"""A child process that ends with its parent, however that ends, and its messages to the parent.
 
-`python -P -m dlm.server.child PID MODULE ...` runs MODULE as a child of process PID. It asks
-for its end itself: subprocess's `preexec_fn` runs Python between fork and exec, beside gRPC's
-handlers of forks, and most children of a process with busy channels crash there.
+`python -P -m dlm.server.child PID MODULE ...` runs MODULE as a child of process PID. The child
+itself arranges that it ends: subprocess's `preexec_fn` would run Python between fork and exec,
+together with gRPC's fork handlers, where most children of a process with busy channels crash.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _PR_SET_PDEATHSIG = 1  # Linux: the signal a child gets when its parent dies
 
 
 def end_with_parent(parent: int) -> None:
-    """Called in the child of `parent`: SIGTERM comes when the thread that started it ends.
+    """Called in the child of `parent`: the child gets SIGTERM when the thread that started it ends.
 
     Ends the process if the parent is already dead. Children do not inherit this.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
 
 
 def command_of_child(module: str, *arguments: str) -> list[str]:
     """The command line of a child that runs `module` and ends with this process.
 
-    -P: a module in the current folder, such as a queue.py, is not part of the child.
+    With -P, the child imports no module of the current folder, such as a queue.py.
     """
     line = [sys.executable, "-P", "-m", "dlm.server.child", str(os.getpid())]
     return [*line, module, *arguments]
@@ -50,17 +50,17 @@ class Child:
         )
 
     def poll(self) -> str | None:
-        """None while it runs; then "" if all went well, or what it printed."""
+        """Returns None while the child runs; then "" if all went well, or what it printed."""
         if self._process.poll() is None:
             return None
         said, _ = self._process.communicate()
         status = self._process.returncode
         if status == 0:
             return ""
-        return said.strip() or f"the process that read them ended with status {status}"
+        return said.strip() or f"the child process that read the files ended with status {status}"
 
     def end(self) -> None:
-        """Ends it, whatever it is doing."""
+        """Ends the child, whatever it is doing."""
         self._process.kill()
         self._process.communicate()
 

@@ -1,4 +1,4 @@
-"""Compiles what a server runs, before it reads its shard."""
+"""Compiles a server's kernels before it reads its shard."""
 
 from __future__ import annotations
 

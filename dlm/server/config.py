@@ -21,9 +21,9 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(section: str, config: Access) -> None:
-    """Rejects half of a pair, an empty address, and one where strangers could connect or listen."""
+    """Rejects one file of a pair alone, and an address that is empty or open to strangers."""
     if config.share_port and not config.port:
-        raise ConfigError(f"{section}.share_port needs a port that is not 0; give one (--port)")
+        raise ConfigError(f"{section}.share_port is set, but the port is 0; give a port (--port)")
     for name in ("host", "metrics_host"):
         if not getattr(config, name):
             raise ConfigError(f"{section}.{name} is empty; give an address, such as 127.0.0.1")
@@ -35,8 +35,8 @@ def check_exposure(section: str, config: Access) -> None:
         )
     if config.tls_client_ca and not config.tls_cert:
         raise ConfigError(
-            f"{section}.tls_client_ca requires certificates from clients, which needs TLS; set "
-            "tls_cert and tls_key too"
+            f"{section}.tls_client_ca is set, but clients can present certificates only over TLS; "
+            "set tls_cert and tls_key too"
         )
     if config.insecure or is_loopback(config.host) or config.tls_client_ca:
         return
@@ -61,7 +61,7 @@ def address_of(host: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The settings of a process that answers: who may call and how much, how it shows itself, and
+    """The settings of a process that answers: who may call and how often, how it is monitored, and
     how it ends."""
 
     host: str = setting(
@@ -74,11 +74,14 @@ class Access:
     tls_cert: str = setting(
         "",
         "PEM file of the server's certificate chain.",
-        why="With `tls_key`, or neither; both are read again when they change. Empty: no TLS.",
+        why="Give it together with `tls_key`; both files are read again when they change. Empty: "
+        "no TLS.",
         metavar="FILE",
     )
     tls_key: str = setting(
-        "", "PEM file of its private key, mode 600 (640 if root owns it).", metavar="FILE"
+        "",
+        "PEM file of the certificate's private key, mode 600 (640 if root owns it).",
+        metavar="FILE",
     )
     tls_client_ca: str = setting(
         "",
@@ -89,14 +92,14 @@ class Access:
     tokens: str = setting(
         "",
         "File of accepted client tokens; see dlm token.",
-        why="A line NAME:SHA256 or NAME:TOKEN each; mode 600 (640 if root owns it). Read again "
-        "within a second of a change. Empty: no tokens are required.",
+        why="It has one line NAME:SHA256 or NAME:TOKEN per token, and mode 600 (640 if root owns "
+        "it). It is read again within a second of a change. Empty: no tokens are required.",
         metavar="FILE",
     )
     open_health: bool = setting(
         False,
         "Accept health checks without a token.",
-        why="grpc.health.v1, for the probes of an orchestrator.",
+        why="This is grpc.health.v1, for the probes of an orchestrator.",
     )
     insecure: bool = setting(
         False,
@@ -106,27 +109,30 @@ class Access:
     share_port: bool = setting(
         False,
         "Let other processes listen on this port, too.",
-        why="For more cores than one: start as many processes, alike but for their metrics ports. "
-        "The system spreads connections over them. Limits apply to each process.",
+        why="To use several cores, start as many processes with the same options except for their "
+        "metrics ports. The system spreads connections over them. Limits apply to each "
+        "process.",
     )
     max_in_flight: int
     client_streams: int = setting(
         1024,
-        "Calls and streams that one client may have open; more are refused with CLIENT_LIMIT.",
+        "Maximum number of calls and streams that one client may have open; further ones are "
+        "refused with CLIENT_LIMIT.",
         low=1,
         high=65_536,
-        why="A client is a token's name, else a certificate's subject, else an address. A host of "
-        "256 decoding processes with four streams each; a sixteenth of `max_calls`. Each may hold "
-        "a partly received message of `max_message_bytes`, which does not count as in flight: set "
-        "fewer if clients may be hostile and memory is short.",
+        why="A client is a token's name, else a certificate's subject, else an address. The "
+        "default is enough for a host of 256 decoding processes with four streams each, and a "
+        "sixteenth of `max_calls`. Each stream may hold a partly received message of "
+        "`max_message_bytes`, which does not count as in flight: set fewer if clients may be "
+        "hostile and memory is short.",
     )
     client_in_flight: int
     max_calls: int = setting(
         16_384,
-        "Calls and streams that all clients together may have open.",
+        "Maximum number of calls and streams that all clients together may have open.",
         low=64,
         high=1 << 20,
-        why="Idle ones take about 15 KiB each.",
+        why="An idle one takes about 15 KiB.",
     )
     drain_grace_s: float = setting(
         3.0,
@@ -135,17 +141,17 @@ class Access:
         unit="seconds",
         low=0,
         high=3600,
-        why="It ends as soon as no client has a stream open, or none has asked for a second. By "
-        "default, clients send a heartbeat twice a second.",
+        why="The time ends early if no client has a stream open, or if no client has sent a "
+        "request for a second. By default, clients send a heartbeat twice a second.",
     )
     shutdown_timeout_s: float = setting(
         5.0,
-        "Time for Score messages accepted by then to finish.",
+        "Time after `drain_grace_s` in which accepted Score messages may finish.",
         unit="seconds",
         low=0,
         high=3600,
-        why="Far above any deadline a client sets; with `drain_grace_s`, below the 10 to 30 s that "
-        "service managers wait before they kill.",
+        why="It is far above any deadline that a client sets; together with `drain_grace_s`, this "
+        "is below the 10 to 30 s after which service managers kill a process.",
     )
     metrics_port: int = setting(
         0, "Port of /metrics, /load, /healthz and /readyz; 0 disables them.", low=0, high=65_535
@@ -153,13 +159,13 @@ class Access:
     metrics_host: str = setting(
         "127.0.0.1",
         "Address to listen on for metrics.",
-        why="Beyond loopback is allowed: it shows no text and no word ids, but anyone who reaches "
-        "it sees how busy the server is.",
+        why="Addresses beyond loopback are allowed: metrics show no text and no word ids, but "
+        "anyone who can reach them sees how busy the server is.",
     )
     trace: bool = setting(
         False,
-        "Make a span of each Score whose caller sent a sampled trace context.",
-        why="Needs the extra `trace`, and an OpenTelemetry SDK set up in the process "
+        "Make a span for each Score message whose caller sent a sampled trace context.",
+        why="It needs the extra `trace`, and an OpenTelemetry SDK set up in the process "
         "(`opentelemetry-instrument dlm serve ...`).",
     )
 
@@ -169,13 +175,13 @@ class Access:
 
     @property
     def client_downloads(self) -> int:
-        """None, for what hands out no files."""
+        """Downloads that a client may have open; 0 for a process that sends no files."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig(Access):
-    """How one shard server listens, what it takes and when it gives up; checked at construction."""
+    """How a shard server listens, what it accepts, and when it gives up; checked when made."""
 
     port: int = setting(
         0, "Port to listen on; 0 picks a free one, which server.ready logs.", low=0, high=65_535
@@ -183,22 +189,27 @@ class ServerConfig(Access):
     sets: str = setting(
         "",
         "File that lists the folders of the shard sets to serve, one per line, the default first.",
-        why="Followed while the server runs: it loads new sets beside the others, and unloads "
-        "those that are no longer listed. Replace it by renaming a new file over it. A list that "
-        "cannot be served is logged (`server.sets.rejected`) and changes nothing.",
+        why="The server follows the file while it runs: it loads new sets beside the others, and "
+        "unloads those that are no longer listed. Replace it by renaming a new file over it. A "
+        "list that cannot be served is logged (`server.sets.rejected`) and changes nothing.",
+        metavar="FILE",
+    )
+    public_key: str = setting(
+        "",
+        "Refuse a shard set from a store unless this Ed25519 key signed it.",
         metavar="FILE",
     )
     max_queries: int = setting(
         65_536,
-        "Queries in one Score message.",
+        "Maximum number of queries in one Score message.",
         low=1,
         high=1 << 22,
-        why="Such a message takes a core for tens of milliseconds, already longer than a client "
-        "should wait behind; larger ones gain nothing.",
+        why="Such a message keeps a core busy for tens of milliseconds, already longer than "
+        "another client should wait; larger messages gain nothing.",
     )
     max_message_bytes: int = setting(
         4 * MIB,
-        "Size of one message received.",
+        "Maximum size of a received message.",
         unit="bytes",
         low=4096,
         high=64 * MIB,
@@ -207,7 +218,8 @@ class ServerConfig(Access):
     )
     max_in_flight: int = setting(
         256,
-        "Score messages being worked on or waiting for a thread; more are refused with OVERLOADED.",
+        "Maximum number of Score messages being worked on or waiting for a thread; further ones "
+        "are refused with OVERLOADED.",
         low=1,
         high=65_536,
         why="At 64 queries per message, about what a core answers in 30 ms; a full queue is "
@@ -216,24 +228,25 @@ class ServerConfig(Access):
     )
     inline_queries: int = setting(
         2048,
-        "Queries in the largest message that is answered on the event loop itself; larger ones go "
-        "to a thread.",
+        "Maximum number of queries in a message that is answered on the event loop itself; larger "
+        "messages go to a thread.",
         low=0,
         high=65_536,
-        why="Some 0.2 ms of search, about the cost of handing a message to a thread and back on a "
-        "busy machine; nobody waits behind it for longer.",
+        why="Its search takes about 0.2 ms, as long as handing a message to a thread and back on a "
+        "busy machine; no other message waits longer for it.",
     )
     threads: int = setting(
         2,
         "Threads that answer the larger messages.",
         low=1,
         high=256,
-        why="The kernel holds no lock, so up to the number of cores; 2 leaves room for several "
-        "servers on one machine.",
+        why="The kernels hold no lock, so more threads help, up to the number of cores; 2 leaves "
+        "room for several servers on one machine.",
     )
     max_downloads: int = setting(
         4,
-        "Downloads running at once; more are refused with OVERLOADED and resume later.",
+        "Maximum number of downloads running at once; further ones are refused with OVERLOADED and "
+        "resume later.",
         low=1,
         high=1024,
         why="One thread compresses for all of them, so that starting clients do not slow scoring "
@@ -241,39 +254,42 @@ class ServerConfig(Access):
     )
     client_in_flight: int = setting(
         192,
-        "Score messages of one client being worked on; more are refused with CLIENT_LIMIT.",
+        "Maximum number of one client's Score messages being worked on; further ones are refused "
+        "with CLIENT_LIMIT.",
         low=1,
         high=65_536,
         why="Three quarters of `max_in_flight`, so that no single client can fill the server.",
     )
     client_downloads: int = setting(
         3,
-        "Downloads of one client running at once; more are refused with CLIENT_LIMIT.",
+        "Maximum number of one client's downloads running at once; further ones are refused with "
+        "CLIENT_LIMIT.",
         low=1,
         high=1024,
-        why="One of `max_downloads` is left for others.",
+        why="So one of `max_downloads` is left for other clients.",
     )
     verify: bool = setting(
         True,
         "Check the checksum of every file at start.",
-        why="Costs one read of the shard (about 1 s per GiB from a warm page cache); without it, "
-        "damage on disk can become a wrong score.",
+        why="The check reads the shard once (about 1 s per GiB from a warm page cache); without "
+        "it, damage on disk can become a wrong score.",
     )
     preload: bool = setting(
         False,
         "Load every page before the server reports ready.",
-        why="No query waits for the disk then. Costs the time of one read; use it if the shard "
-        "fits in memory. Without it the first queries pay, page by page.",
+        why="Then no query waits for the disk. Loading takes the time of one read; use it if the "
+        "shard fits in memory. Without it, the first queries wait, page by page.",
     )
     mlock: bool = setting(
         False,
         "Lock the pages in memory; implies --preload.",
-        why="Needs a locked-memory limit as large as the shard's file.",
+        why="It needs a locked-memory limit as large as the shard's file.",
     )
     huge_pages: bool = setting(
         False,
         "Copy the files to huge pages first.",
-        why="A few per cent faster, but processes on one host no longer share their memory.",
+        why="Queries are a few per cent faster, but processes on one host no longer share their "
+        "memory.",
     )
 
     def __post_init__(self) -> None:

@@ -1,9 +1,8 @@
-"""Which of the models behind one port a call is for; and one Exchange: a stream of Scores and
-ContextBlocks, of any of them.
+"""Finds which of a port's models a call is for; and runs an Exchange, a stream of Scores and
+ContextBlocks for any of these models.
 
-Small messages are answered one after another, each in its turn, and the next is read after that:
-a client that sends faster than it is served delays only its own stream. Large ones are answered in
-threads, out of order.
+Each small message is answered before the next is read: a client that sends too fast delays only its
+own stream. Large ones are answered in threads, out of order.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from dlm.wire.status import Reason
 
 logger = EventLog(__name__)
 
-# Call -> its request, and the method of `ShardService` that answers it.
+# Name of a call -> its request type, and the method of `ShardService` that answers it.
 UNARY: dict[str, tuple[Any, str]] = {
     "Score": (pb.ScoreRequest, "score"),
     "ContextBlock": (pb.ContextBlockRequest, "context_block"),
@@ -41,32 +40,33 @@ UNARY: dict[str, tuple[Any, str]] = {
     "Heartbeat": (pb.HeartbeatRequest, "heartbeat"),
 }
 
-# The first bytes of a message that names a shard set, with its fields in order, as all known
-# writers have them: field 1, 16 bytes. (A heartbeat has it elsewhere, and no bytes in field 1.)
+# The first bytes of a message that names a shard set: field 1, with 16 bytes. All known writers
+# put the fields in order. (A heartbeat names its set elsewhere, and has no bytes in field 1.)
 _FIRST_FIELD = b"\x0a" + bytes([codec.SHARD_SET_BYTES])
 _FIRST_END = len(_FIRST_FIELD) + codec.SHARD_SET_BYTES
 
 # The largest reply that is sent with the operation that receives the next message. gRPC does not
-# say whether the client has read it, so it does not count as in flight. It is about what an idle
-# stream takes; the limits of streams bound how many there are.
+# say whether the client has read it, so it does not count as in flight. Such a reply is about as
+# large as an idle stream, and the limits on streams bound the number of both.
 PAIRED_BYTES = 16_384
-WINDOW_S = 60.0  # of `Lateness`
+WINDOW_S = 60.0  # window of `Lateness`
 
 
 class Lateness:
-    """How long a message has been in transit, measured with two clocks that are not synchronised.
+    """The time of a message in transit, measured with two clocks that are not synchronised.
 
-    The client stamps each message with its own clock. The difference from ours is the offset of the
-    clocks plus the time in transit. The least recent difference is taken as that of a message that
-    waited nowhere; whatever a message has above it was spent in queues. The minimum is taken over
-    one to two windows, since clocks drift (50 parts per million are 3 ms per minute).
+    The client stamps each message with its own clock. The difference from this process's clock is
+    the offset of the clocks plus the time in transit. The smallest recent difference is taken as
+    that of a message that waited nowhere; what a message has above it was spent in queues. The
+    minimum is over one to two windows, since clocks drift (50 parts per million are 3 ms per
+    minute).
     """
 
     def __init__(self) -> None:
         self._first: float | None = None
         self._begun = -inf
-        self._before = inf  # least difference of the window before
-        self._least = inf  # of this window
+        self._before = inf  # smallest difference of the previous window
+        self._least = inf  # smallest difference of this window
 
     def of(self, sent_us: int, now: float) -> float:
         """Seconds, at least 0, that a message stamped `sent_us` has waited until `now`."""
@@ -84,8 +84,8 @@ class Lateness:
 class ExchangeStream:
     """One stream; on the event loop.
 
-    Args  find     gives the model of a message, by its shard set
-          metrics  gives the counts of the process now
+    Args  find     returns the model of a message, by its shard set
+          metrics  returns the current counts of the process
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ExchangeStream:
     async def _take(self, data: bytes) -> bytes | None:
         """Answers one message; returns the reply if it is to be sent with the next read.
 
-        Nothing here may outlive it: an idle stream must not hold its last model.
+        Nothing in `_take` may outlive the message: an idle stream must not hold its last model.
         """
         self._replies.check()
         try:
@@ -148,19 +148,20 @@ class ExchangeStream:
     ) -> bytes | None:
         """See `_take`.
 
-        Args  held     closed when its reply is written
-              release  ends its turn
+        Args  held     closed when the reply is written
+              release  ends the message's turn
         """
         replies, arrived = self._replies, time.perf_counter()
         model = self._find(message.shard_set)
         admission = model.admission
-        overload = admission.overload()
-        if overload is not None:
+        try:
+            admission.enter()
+        except Refusal as overload:
             release()
-            # Bounded as any other: a client that does not read replies is not read either.
+            # Bounded like any other reply: messages of a client that does not read replies are not
+            # read either.
             await replies.put(self._refuse(model, message, overload), model.metrics.write_s.add)
             return None
-        admission.enter()
         located = posted = None
         try:
             late, waited_s = self._admit(model, message)
@@ -195,8 +196,8 @@ class ExchangeStream:
         return None
 
     def _goes_with_next(self, reply: bytes, admission: ShardAdmission) -> bool:
-        """Not the first, with which gRPC sends its metadata; not while others are on their way, or
-        the server has to know what is unread."""
+        """Whether a reply is sent with the next read. The first reply is not, since gRPC sends
+        metadata with it; nor is any reply while others are in flight."""
         return (
             self._call is not None
             and len(reply) <= PAIRED_BYTES
@@ -216,7 +217,7 @@ class ExchangeStream:
             model.admission.leave()
             held.close()
             if not task.cancelled() and (error := task.exception()) is not None:
-                # Mostly a client that went away before its reply.
+                # Usually a client that disconnected before its reply.
                 logger.info("server.reply.undelivered", extra={"error": type(error).__name__})
 
         task.add_done_callback(finished)
@@ -250,7 +251,7 @@ class ExchangeStream:
         model.metrics.write_s.add(await self._replies.write(reply))
 
     def _admit(self, model: ShardService, message: pb.ScoreRequest) -> tuple[float | None, float]:
-        """The time until which an answer is of use, and the seconds that the message has waited;
+        """The time until which an answer is useful, and the seconds that the message has waited;
         raises `Refusal`."""
         now = model.clock()
         waited_s = self._lateness.of(message.sent_us, now)
@@ -266,19 +267,22 @@ class ExchangeStream:
         return model.refusal("exchange", exc).reply(message.sequence)
 
     async def _break_off(self, size: int) -> None:
-        """Ends a stream after bytes that are not a message: a reply could name no number, and
-        what follows cannot be trusted either."""
+        """Ends a stream after bytes that are not a message: a reply could not name its number, and
+        later bytes cannot be trusted either."""
         self._metrics().refusals[Reason.MALFORMED] += 1
         for task in list(self._large):  # before the client is told that it ended
             task.cancel()
         await self._replies.flush()
-        said = f"received {size} bytes that are not a dlm.v1.ScoreRequest; send it on a new stream"
+        said = (
+            f"received {size} bytes that are not a dlm.v1.ScoreRequest; open a new stream and send "
+            "the request again"
+        )
         await Refusal(Reason.MALFORMED, said).abort(self._context)
 
 
 class Models:
-    """The services of one server process, one per shard set, which may change; ConfigError if one
-    is given twice. A call that names none is for the first.
+    """The services of one server process, one per shard set; they may change. ConfigError if a set
+    is given twice. The first service answers calls that name no set.
 
     Args  changes  whether `change` will be called
     """
@@ -307,8 +311,8 @@ class Models:
                 service.admission.load = lambda: self.in_flight
 
     def change(self, services: Sequence[ShardService]) -> list[ShardService]:
-        """Serves these from now on, the first by default; returns those that no message reaches any
-        longer, which may still have messages in flight."""
+        """Serves these services from now on, the first by default; returns those that new messages
+        no longer reach, which may still have messages in flight."""
         old = [service for service in self if service not in services]
         before, self.default = self.default, services[0]
         self._by_set = {service.shard_set: service for service in services}
@@ -349,11 +353,11 @@ class Models:
 
     def find(self, shard_set: bytes) -> ShardService:
         """The service that checks and answers a message for `shard_set`; the first that the caller
-        may ask if none has it, or if it may not ask that one.
+        may ask if none has the set, or if the caller may not ask the service that has it.
 
-        It refuses the message, for the first reason in the order of the contract (a damaged
+        That service refuses the message for the first reason in the contract's order (a damaged
         message is CHECKSUM, not another set). Each service checks that the message names its own
-        set, so a mistake here cannot become an answer.
+        set, so a mistake of `find` cannot become an answer.
         """
         found = self._by_set.get(shard_set, self.default)
         return found if found.admission.is_open() else next(self._open(), found)
@@ -383,7 +387,7 @@ class Models:
 
     async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
         chunks: Any = self.find_for(pb.DownloadRequest, data).download(data, context)
-        async with aclosing(chunks):  # a client that stops half-way frees its place
+        async with aclosing(chunks):  # so that a client that stops halfway frees its place
             async for chunk in chunks:
                 yield chunk
 
@@ -392,7 +396,7 @@ class Models:
             name: grpc.unary_unary_rpc_method_handler(
                 partial(self._one, kind, call)
                 if self._changes or len(self) > 1
-                else getattr(self.default, call)  # nothing to choose: it is read once
+                else getattr(self.default, call)  # the one model parses the message
             )
             for name, (kind, call) in UNARY.items()
         }

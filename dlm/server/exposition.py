@@ -1,4 +1,4 @@
-"""What a server shows over HTTP: /metrics, /load, /healthz and /readyz. Numbers only, no text."""
+"""The HTTP pages of a server: /metrics, /load, /healthz and /readyz. They show no queries."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from dlm.server.metrics import Served
 from dlm.wire.http import HEAD_BYTES, JSON, Connections, HttpRequest, Response, text
 
 METRICS, LOAD, HEALTHZ, READYZ = "/metrics", "/load", "/healthz", "/readyz"
-# However many scrapes come, they may cost only a few per cent of a core: text of this age is
-# reused. Seconds.
+# Text up to this age, in seconds, is reused, so that any number of scrapes costs only a few per
+# cent of a core.
 FRESH_S = 0.1
-# A loop that has not run for this long counts as stuck. Seconds.
+# A loop that has not run for this long, in seconds, counts as stuck.
 STUCK_S = 2.0
 
 logger = EventLog(__name__)
@@ -45,7 +45,7 @@ Route: TypeAlias = Callable[[], Awaitable[Response]]
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens; ConfigError if it cannot be bound."""
+    """A listening socket; ConfigError if it cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -117,7 +117,7 @@ class HttpServer:
                     await self._accept_in_place_of_spare()
                 elif exc.errno in (errno.ENOMEM, errno.ENOBUFS):
                     await asyncio.sleep(RETRY_S)
-                continue  # or it went away
+                continue  # after any other error, the client has disconnected
             self._loop.create_task(self._talk(connection))
 
     async def _comes(self) -> None:
@@ -129,7 +129,7 @@ class HttpServer:
             self._loop.remove_reader(self._socket)
 
     async def _accept_in_place_of_spare(self) -> None:
-        """One connection from its first byte to its last, when no other file can be opened."""
+        """Serves one connection to its end, when no other file can be opened."""
         self._give_spare()
         try:
             connection, _ = self._socket.accept()
@@ -144,7 +144,7 @@ class HttpServer:
             connection.setblocking(False)
             streams = await asyncio.open_connection(sock=connection, limit=HEAD_BYTES)
             await self.connections.talk(*streams)
-            if becomes_spare and connection.fileno() >= 0:  # else the other end has reset it
+            if becomes_spare and connection.fileno() >= 0:  # otherwise the other end has reset it
                 # In one step, so that no other thread can take it.
                 os.dup2(self._socket.fileno(), connection.fileno(), inheritable=False)
                 self._spare = connection.detach()
@@ -174,13 +174,12 @@ def exposition(
     trouble: Callable[[], str] = str,
     clock: Clock = time.monotonic,
 ) -> HttpServer:
-    """Shows one server process; close what is returned.
+    """Serves the pages of one server process; close the returned object.
 
     /healthz is 200 while `loop`, which answers messages, is running, and 503 while it is stuck;
     /readyz is 200 only in READY and without trouble. Both report the state.
 
-    Args  listening  a socket of `http.tcp_socket`
-          load       the page /load
+    Args  listening  a socket of `tcp_socket`
           trouble    why the server is not ready although it answers, or ""
     """
     rendered: dict[str, tuple[float, bytes]] = {}
@@ -223,7 +222,7 @@ def exposition(
 
 @contextlib.contextmanager
 def starting_exposition(config: Access) -> Iterator[None]:
-    """Meanwhile, the metrics port says that the server is starting, which may take minutes.
+    """Inside the block, the metrics port reports a starting server; that may take minutes.
 
     /healthz is 200; the others are 503. ConfigError if the port cannot be bound.
     """
@@ -248,10 +247,10 @@ def starting_exposition(config: Access) -> Iterator[None]:
 
 
 def load_page(served: Sequence[Served]) -> bytes:
-    """How many queries this process has answered for each slot, as JSON.
+    """The number of queries that this process has answered for each slot, as JSON.
 
-    It has one object per model, whatever the number of slots that were asked, so its size is
-    bounded. It names slots, which are hashes of word pairs; no word, no text and no client.
+    It has one object per model, however many slots were queried, so its size is bounded. It names
+    slots, which are hashes of word pairs, but no word, no text and no client.
     """
     models = [
         {

@@ -1,7 +1,7 @@
-"""The state of a server, and how it is reported: the state machine and the standard health service.
+"""The state of a server and its reporting: the state machine and the standard health service.
 
-The machine is pure; `app` does what it says. A draining server never becomes ready again, and a
-state is announced before it is acted on.
+The machine is pure; `life` carries its decisions out. A draining server never becomes ready again,
+and a state is announced before it is acted on.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ServingState(IntEnum):
 class Event(Enum):
     WARMED = "the warm-up has ended"
     FAILED = "the warm-up has failed"
-    STOP = "a signal asked it to stop"
-    DRAINED = "no message is in flight any more, or the time to finish them has passed"
+    STOP = "a signal asked the server to stop"
+    DRAINED = "no message is in flight any longer, or the time to finish them has passed"
 
 
 class Action(Enum):
@@ -77,7 +77,7 @@ class HealthService:
         self._changed = asyncio.Condition()
 
     async def announce(self, state: ServingState, *, in_trouble: bool = False) -> None:
-        """Answers for `state` from now on, and tells watchers; NOT_SERVING if `in_trouble`."""
+        """Reports `state` from now on, also to watchers; NOT_SERVING if `in_trouble`."""
         async with self._changed:
             self._state, self._in_trouble = state, in_trouble
             self._changed.notify_all()
@@ -108,7 +108,7 @@ class HealthService:
                 yield health_pb2.HealthCheckResponse(status=status)
                 sent = status
             async with self._changed:
-                # What changed since the yield shows here, so no change is missed.
+                # This comparison sees changes since the yield, so none is missed.
                 if self._watched(request.service) == sent:
                     if self._closed:
                         return

@@ -1,4 +1,4 @@
-"""Passes over a message's arrays: to find its first fault, and to count its answers.
+"""Kernels over a message's arrays, which find its first fault and count its answers.
 
 A Score is checked as it is searched (`index/search/owned_kernels.py`); this finds what is wrong.
 ContextBlocks are checked only here.
@@ -23,7 +23,7 @@ BAD_SLOT = 4
 def first_fault(  # type: ignore[no-untyped-def]
     context_lengths, context_words, pairs, order, vocabulary_size, most_pairs, slots, shard
 ):
-    """The first thing that is wrong with a message, and where.
+    """The first fault of a message, and its place.
 
     Shapes   context_lengths (C,), context_words (sum,) most recent last, pairs (C,)
              slots (4096,)  the shard of each slot
@@ -79,7 +79,7 @@ def count_slots(context_lengths, context_words, counts, by_slot):  # type: ignor
 
 @kernel("uint8[:], out int64[:]")
 def count_orders(orders, totals):  # type: ignore[no-untyped-def]
-    """Adds to `totals` (T,) how often each order below T stands in `orders` (Q,)."""
+    """Adds to `totals` (T,) how often each order below T occurs in `orders` (Q,)."""
     for i in range(len(orders)):
         if orders[i] < len(totals):
             totals[orders[i]] += 1

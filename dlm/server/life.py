@@ -1,6 +1,6 @@
 """The life of a server or gateway process: it starts, warms up, answers, drains and ends.
 
-`health.step` says what to do; this does it.
+`health.step` decides what to do; this module does it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 logger = EventLog(__name__)
 
-# Messages still in transit when the last one finished get their refusal.
+# In this time, messages that were in transit when the last one finished get their refusal.
 STOP_GRACE_S = 0.5
-# One that drains ends once no message has come for this long. It is longer than the time between
-# a client's heartbeats (0.6 s), so a client that asks steadily has moved to another server.
+# A draining process ends once no message has come for this long. The time is longer than the time
+# between a client's heartbeats (0.6 s), so a client that asks steadily has moved to another server.
 QUIET_S = 1.0
 LINGER_LOOK_S = 0.02
 
 
 class Life(ABC):
-    """On the running event loop; `post` is how events reach `run`.
+    """One process's life, on the running event loop; `post` passes events to `run`.
 
     Attributes  port  0 until it is bound
     """
@@ -64,7 +64,7 @@ class Life(ABC):
         self._notice = notice or Notice()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._failure: Exception | None = None  # which `run` raises
+        self._failure: Exception | None = None  # the error that `run` raises
         self._drained = False  # whether every message accepted before the first refusal is answered
         self._heap = Heap(process.memory.bytes())
         self._server: Any = None
@@ -73,31 +73,31 @@ class Life(ABC):
 
     @abstractmethod
     async def _start(self) -> None:
-        """Makes the server, and mostly listens."""
+        """Creates the server, which usually listens from then on."""
 
     @abstractmethod
     async def _warm_up(self) -> None:
-        """Takes every path once, before it is ready; what it raises ends the process."""
+        """Runs every code path once, before the server is ready; an error ends the process."""
 
     @abstractmethod
     async def _entered(self, before: ServingState, event: Event) -> None:
-        """After an event, and before what is to be done: logs it."""
+        """Logs a new state, after an event and before its actions."""
 
     @abstractmethod
     def _shown(self) -> tuple[Collector, Callable[[], bytes]]:
-        """What collects its metrics, and what makes the page /load."""
+        """The collector of its metrics, and the function that makes the page /load."""
 
     @abstractmethod
     def _ready(self) -> Ready:
-        """What its parent gets to know."""
+        """The facts for its parent process."""
 
     @abstractmethod
     async def _close(self) -> None:
-        """Once nothing can be answered any more."""
+        """Closes the server once nothing can be answered."""
 
     @abstractmethod
     def _ended(self, whole: bool) -> None:
-        """Logs it, and whether everything in flight was answered."""
+        """Logs the end, and whether everything in flight was answered."""
 
     # ------------------------------------------------------------------- life
 
@@ -110,7 +110,7 @@ class Life(ABC):
                 raise
 
     async def run(self) -> int:
-        """Until an event ends it; returns and raises as `app.serve` does."""
+        """Runs until an event ends it; returns and raises like `app.serve`."""
         async with AsyncExitStack() as held:
             held.push_async_callback(self._close)
             beating = asyncio.create_task(self._beat())
@@ -150,7 +150,7 @@ class Life(ABC):
             await self._server.stop(None)
 
     def _make(self, *handlers: Any) -> None:
-        from grpc_reflection.v1alpha import reflection  # it imports gRPC, which `poller` must first
+        from grpc_reflection.v1alpha import reflection  # imports gRPC, so `poller` must be first
 
         options = channel_options(
             max_message_bytes=self.config.max_message_bytes,
@@ -172,7 +172,7 @@ class Life(ABC):
             raise ConfigError(
                 f"{self.config.address} cannot be bound: another process listens there, or this "
                 "machine has no such address. Stop that process, choose another port (0 picks a "
-                "free one), or start both with --share-port"
+                "free one), or start both servers with --share-port"
             ) from exc
 
     async def _listen(self) -> None:
@@ -240,7 +240,7 @@ class Life(ABC):
         self._phase.refuses = True
         try:
             async with asyncio.timeout(self.config.shutdown_timeout_s):
-                while self.guard.half_received:  # refused once they are here
+                while self.guard.half_received:  # messages, refused once they have arrived
                     await asyncio.sleep(LINGER_LOOK_S)
                 await serving.idle()
             self._drained = True

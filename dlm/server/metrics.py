@@ -1,4 +1,4 @@
-"""What a server counts, and how that is shown to Prometheus.
+"""A server's counts, and their metrics for Prometheus.
 
 No query text, word or id is ever a label: labels are ids of models and shard sets (their first
 12 hex digits), numbers of shards, and the closed sets of reasons, stages and states.
@@ -27,26 +27,26 @@ from dlm.server.process import Process
 from dlm.wire.status import Reason
 
 LABELS = ("model", "shard_set", "shard")
-# Every family that a server shows. DO NOT CHANGE names or labels: dashboards and alerts use them.
+# Every family that a server exports. DO NOT CHANGE names or labels: dashboards and alerts use them.
 FAMILIES: dict[str, Family] = {
     "dlm_server_requests_total": Family(
         "Score and ContextBlock requests by result: ok, abandoned, or the reason of the refusal. "
-        "UNAUTHENTICATED, CLIENT_LIMIT and OVERLOADED include calls of any kind, refused unread.",
+        "UNAUTHENTICATED, CLIENT_LIMIT and OVERLOADED count all calls that were refused unread.",
         (*LABELS, "result"),
     ),
     "dlm_server_queries_total": Family("Queries answered.", LABELS),
     "dlm_server_context_blocks_total": Family(
-        "Contexts whose stored words were sent; each word counts as a query, too.", LABELS
+        "Contexts whose stored words were sent; each of these words also counts as a query.", LABELS
     ),
     "dlm_server_matched_order_total": Family(
-        "Queries answered, by the order of the longest n-gram found; 0: below 3, where the client "
-        "completes the answer.",
+        "Queries answered, by the order of the longest n-gram found; 0 stands for all orders below "
+        "3, whose answers the client completes.",
         (*LABELS, "order"),
     ),
     "dlm_server_batch_queries": Family("Queries per request.", (*LABELS, "le")),
     "dlm_server_stage_seconds": Family(
         "Seconds per stage of a request: queue (until work begins), decode, search, encode, write "
-        "(to a stream: its first reply, and those above 16 KiB).",
+        "(on a stream, only its first reply and replies above 16 KiB).",
         (*LABELS, "stage", "le"),
     ),
     "dlm_server_in_flight": Family("Score requests in progress.", LABELS),
@@ -56,8 +56,8 @@ FAMILIES: dict[str, Family] = {
         "1 for the state the server is in: warming, ready or draining.", (*LABELS, "state")
     ),
     "dlm_server_default": Family(
-        "1 for the shard set that a call without a name means, 0 for the others: which one a "
-        "roll-out has reached.",
+        "1 for the shard set that answers calls that name none, 0 for the others; it shows how far "
+        "a roll-out is.",
         LABELS,
     ),
     "dlm_server_shards": Family(
@@ -67,16 +67,17 @@ FAMILIES: dict[str, Family] = {
         "Private memory of the process, without pages shared with other processes.", LABELS
     ),
     "dlm_server_open_files": Family("Open files and connections of the process.", LABELS),
-    "dlm_server_max_files": Family("Limit of open files of the process.", LABELS),
+    "dlm_server_max_files": Family("Limit on open files of the process.", LABELS),
     "dlm_server_not_ready": Family(
         "1 for each cause (open_files) that makes the server not ready although it answers.",
         (*LABELS, "cause"),
     ),
     "dlm_server_sets_rejected": Family(
-        "1 while the list of shard sets differs from what is served, since it was rejected.", LABELS
+        "1 while the server does not serve its list of shard sets, because it rejected the list.",
+        LABELS,
     ),
     "dlm_server_certificate_days": Family(
-        "Days until the server's certificate expires, or one that signed it; none without TLS.",
+        "Days until the server's certificate, or one that signed it, expires; absent without TLS.",
         LABELS,
     ),
     "dlm_server_info": Family("Always 1.", (*LABELS, "version")),
@@ -92,14 +93,14 @@ def _seconds() -> Histogram:
 
 
 class SlotQueries:
-    """Queries answered for each slot: an array per thread, so that none is lost without a lock."""
+    """Queries answered for each slot; each thread has its own array, so counting needs no lock."""
 
     def __init__(self) -> None:
         self._local = threading.local()
         self._each: list[NDArray[np.int64]] = []
 
     def own(self) -> NDArray[np.int64]:
-        """(4096,) the counts of this thread, to be added to."""
+        """(4096,) the counts of this thread, to which the caller adds."""
         try:
             counts: NDArray[np.int64] = self._local.counts
         except AttributeError:
@@ -117,14 +118,14 @@ class SlotQueries:
 
 @dataclass(slots=True)
 class CallCounts:
-    """What a server and a gateway count of their calls, since the start of the process.
+    """The counts of calls of a server or a gateway since the start of the process.
 
     Changed only on the event loop, so there is no lock; any thread may read, and sees each number
     whole, and all of them at most one message apart.
 
     unauthenticated  calls of any method refused because they have no valid token
     client_limits    calls of any method refused because their client had too much open
-    clients    calls accepted, by the name of their token; as many as the tokens file names
+    clients    calls accepted, by the name of their token; one entry per name in the tokens file
     """
 
     refusals: Counter[Reason] = field(default_factory=Counter)
@@ -146,11 +147,10 @@ class CallCounts:
 class ServerMetrics(CallCounts):
     """Counts of one shard set.
 
-    messages   Score requests answered, and ContextBlocks, which count as Scores of their words
+    messages   Score requests answered; a ContextBlock counts as a Score of its words
     blocks     contexts answered in ContextBlocks
-    abandoned  requests whose client went away before the answer
-    matched_orders  (16,)  queries answered by matched order, 0 if it is below 3
-    batch_queries   queries per request
+    abandoned  requests whose client disconnected before the answer
+    matched_orders  (16,)  queries answered by matched order; orders below 3 count as 0
     slot_queries    queries answered by slot; counted in the threads that answer
     queue_s, decode_s, search_s, encode_s, write_s  seconds of each stage of a request: waiting to
                start, bytes to arrays, ids checked and looked up, arrays to bytes, handing the
@@ -183,7 +183,7 @@ class ServerMetrics(CallCounts):
         search_s: float,
         encode_s: float,
     ) -> None:
-        """Counts a request that was answered; `by_order` (16,): its queries by matched order."""
+        """Counts a request that was answered; `by_order` (16,) has its queries by matched order."""
         self.messages += 1
         self.queries += queries
         self.batch_queries.add(queries)
@@ -217,8 +217,8 @@ class Served:
 class ServerCollector(Collector):
     """The metric families of one process.
 
-    Args  served  what it serves, called at every scrape, the default first: metrics of the whole
-                  process (memory, version) have its labels
+    Args  served  returns what the process serves, the default first; called at every scrape.
+                  Metrics of the whole process (memory, version) have the default's labels
     """
 
     def __init__(
@@ -302,8 +302,8 @@ def _requests(labelled: Labelled) -> Iterator[Metric]:
         counts = s.metrics
         requests.add_metric((*labels, "ok"), counts.messages)
         requests.add_metric((*labels, "abandoned"), counts.abandoned)
-        # All reasons from the start: a rate over a series that began with its first refusal would
-        # miss that one.
+        # All reasons are present from the start: a rate over a series that began with its first
+        # refusal would miss that one.
         for reason in Reason:
             requests.add_metric((*labels, reason.value), counts.refused_for(reason))
         for order in (0, *range(3, s.order + 1)):

@@ -1,6 +1,6 @@
-"""gRPC for servers, with the poller that costs them least. They import `grpc` from here.
+"""Provides gRPC for servers, with the poller that costs them least: servers import this `grpc`.
 
-gRPC reads the variable when it is first imported; one that is set already is left as it is.
+gRPC reads GRPC_EXPERIMENTS when it is first imported; a value that is already set stays.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ EXPERIMENTS = "GRPC_EXPERIMENTS"
 # earlier poller, which it still has, saves a server 14 to 24 % of its CPU time (DESIGN.md). A
 # client gains nothing: there, the earlier poller writes to the network while it holds the GIL.
 POLLER = "-event_engine_client,-event_engine_listener"
-# To others these names may be unknown, which gRPC would print on standard error.
+# Other versions may not know these names, and would print that on standard error.
 VERSIONS = (1, 81), (1, 85)
 
 
 def chooses_poller() -> bool:
-    """Whether dlm chooses the poller: the program has not, and this version of gRPC has both."""
+    """Whether dlm may choose the poller: the program did not, and this gRPC has both pollers."""
     if "grpc" in sys.modules or EXPERIMENTS in os.environ:
         return False
     major, minor, *_ = version("grpcio").split(".")
@@ -33,4 +33,4 @@ if chosen:
 import grpc as grpc  # noqa: E402
 
 if chosen:
-    del os.environ[EXPERIMENTS]  # not for the processes that this one starts
+    del os.environ[EXPERIMENTS]  # not inherited by child processes

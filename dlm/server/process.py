@@ -1,5 +1,5 @@
-"""What a server process reports about itself: what it uses, that it is ready and that its loop
-runs; and how it gives memory back."""
+"""A server process's reports about itself: its resources, its readiness and its running loop; and
+the release of memory."""
 
 from __future__ import annotations
 
@@ -30,29 +30,30 @@ logger = EventLog(__name__)
 
 T = TypeVar("T")
 
-# Age of the memory figure in a heartbeat, at most about this many seconds.
+# Approximate maximum age of the memory figure in a heartbeat, in seconds.
 MEMORY_AGE_S = 1.0
-# The system walks the page tables to count; at most one part in this many of the time goes to that.
+# The system walks the page tables to count memory; counting may take at most 1/MEMORY_SHARE of the
+# time.
 MEMORY_SHARE = 100
 
 REMIND_S = 60.0  # lasting trouble is logged again after this long
-CALM_LOOKS = 5  # looks in a row that must find room before the trouble is over
+CALM_LOOKS = 5  # consecutive looks that must find room before the trouble is over
 
 
-GROWTH = 64 << 20  # bytes above those at the start, before it is worth a trim
-BEAT_S = 1.0  # between two looks of a process at itself
-HUNG_S = 10.0  # without a look: far more than a busy loop takes
-TRIM_S = 20.0  # between two; one takes about 10 ms per 100 MB, in its own thread
+GROWTH = 64 << 20  # growth in bytes since the start from which a trim is worthwhile
+BEAT_S = 1.0  # seconds between two looks of a process at itself
+HUNG_S = 10.0  # seconds without a look: far longer than a busy loop takes
+TRIM_S = 20.0  # seconds between two trims; one takes about 10 ms per 100 MB, in its own thread
 
 
 def private_memory(status: Path = Path("/proc/self")) -> int:
-    """Bytes that would be freed if this process ended: those it wrote and shares with no other.
+    """Bytes that would be freed if this process ended: pages that it wrote and does not share.
 
-    Not pages of mapped files, which belong to the page cache.
+    Pages of mapped files do not count, since they belong to the page cache.
     """
     try:
         lines = (status / "smaps_rollup").read_bytes().splitlines()
-    except OSError:  # a kernel without it
+    except OSError:  # a kernel without this file
         resident, shared = (status / "statm").read_bytes().split()[1:3]
         return (int(resident) - int(shared)) * 4096
     sizes = {name: int(rest[0]) for name, *rest in map(bytes.split, lines) if len(rest) == 2}
@@ -60,16 +61,16 @@ def private_memory(status: Path = Path("/proc/self")) -> int:
 
 
 def keep_objects() -> None:
-    """Hides from the garbage collector what the process has by now: looking at it takes 0.1 s."""
+    """Hides current objects from the garbage collector, which would take 0.1 s for them."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:
-    """What `work` returns, from a thread that no signal and no end of the process waits for."""
+    """The result of `work`, run in a thread that delays no signal and no end of the process."""
     result: Future[T] = Future()
-    result.set_running_or_notify_cancel()  # it is not cancelled before it begins, either
+    result.set_running_or_notify_cancel()  # so it cannot be cancelled before it begins, either
 
     def run() -> None:
         try:
@@ -82,7 +83,7 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
 
 
 class MemoryGauge:
-    """`private_memory`, without waiting for it.
+    """Reports `private_memory` without waiting for it.
 
     Args        read   counts the bytes; may take milliseconds per GiB mapped
     Guarantees  only the first `bytes` reads on the caller's thread; later ones return the last
@@ -105,7 +106,7 @@ class MemoryGauge:
         elif self._clock() >= self._due and self._reading.acquire(blocking=False):
             try:
                 threading.Thread(target=self._refresh, name="dlm-memory", daemon=True).start()
-            except RuntimeError:  # the system has no room for a thread: the next one tries
+            except RuntimeError:  # the system has no room for a thread: the next read tries again
                 self._reading.release()
         return self._bytes or 0
 
@@ -126,7 +127,7 @@ class MemoryGauge:
 
 
 class OpenFiles:
-    """How many files and connections this process has open, and whether it may open another.
+    """The number of files and connections that this process has open, and whether it may open more.
 
     Args  room  raises OSError if nothing can be opened
     """
@@ -144,14 +145,14 @@ class OpenFiles:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def count(self) -> int:
-        """Files and connections open now; takes a microsecond for each."""
+        """The files and connections open now; counting takes a microsecond for each."""
         try:
             return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # less the folder itself
         except OSError:
             return self.limit  # not even the folder can be opened
 
     def check(self) -> str:
-        """One look; why no file can be opened, or "" if one can."""
+        """Checks once; returns why no file can be opened, or "" if one can."""
         try:
             self._room()
         except OSError as exc:
@@ -177,7 +178,8 @@ class OpenFiles:
         else:
             self.trouble = (
                 "this machine has reached its limit of open files and connections (fs.file-max); "
-                "new clients wait for one to close. Raise it with sysctl or find who opens so many"
+                "new clients wait for one to close. Raise the limit with sysctl, or find the "
+                "process that opens so many"
             )
         now = self._clock()
         if begins or now - self._logged_at >= REMIND_S:
@@ -192,9 +194,9 @@ def _open_one() -> None:
 
 
 class Watchdog:
-    """Tells systemd that the event loop runs, if that asks (`Type=notify`, `WatchdogSec=`).
+    """Tells systemd that the event loop runs, if systemd asks (`Type=notify`, `WatchdogSec=`).
 
-    Args  ends  it also ends this process, with a traceback, once the loop no longer does
+    Args  ends  whether it also ends this process, with a traceback, once the loop no longer runs
     """
 
     def __init__(self, *, ends: bool = False) -> None:
@@ -203,7 +205,7 @@ class Watchdog:
 
     def beat(self) -> None:
         if self._ends:
-            with suppress(RuntimeError):  # no room for a thread: the next beat tries
+            with suppress(RuntimeError):  # no room for a thread: the next beat tries again
                 faulthandler.dump_traceback_later(HUNG_S, exit=True)
         self._notify(b"WATCHDOG=1")
 
@@ -221,8 +223,8 @@ class Watchdog:
 
 
 class PortMates:
-    """The processes that share a port. Each binds a name while it serves, which says what it
-    serves, and goes with it; all can read the names.
+    """The processes that share a port. While a process serves, it binds a name, which says what it
+    serves and which vanishes with it; all processes can read the names.
 
     Args  address  "host:port";  file  the system's list of names
     """
@@ -240,13 +242,13 @@ class PortMates:
         self._found, self._due = (1, 1), 0.0
 
     def show(self, sets: Sequence[bytes]) -> None:
-        """This process serves these from now on."""
+        """Announces that this process serves these from now on."""
         self.close()
         self._mine, self._due = f"/{xxhash.xxh3_64_hexdigest(b''.join(sets))}", 0.0
         self.count()
 
     def count(self) -> tuple[int, int]:
-        """(processes, those of them that serve the same); looks once per second."""
+        """The number of processes, and of those that serve the same; looks once per second."""
         now = self._clock()
         if self._mine and now >= self._due:
             self._due = now + MEMORY_AGE_S
@@ -272,12 +274,12 @@ class PortMates:
 
 @dataclass(slots=True)
 class Process:
-    """What a server says of its process.
+    """A server's facts about its process.
 
     instance  drawn at random: a new number means a new process, whose counters began at 0
-    mates     if others may listen on its port
-    rejected  whether the list of shard sets differs from what is served, since it was rejected
-    certificate_days  how many are left until its certificate expires, if it has one
+    mates     the other processes of its port, if there may be any
+    rejected  whether the list of shard sets was rejected, so that the earlier sets are served
+    certificate_days  days until its certificate expires, if it has one
     """
 
     # Never 0, which is what an absent field reads as.
@@ -296,8 +298,8 @@ def find_trim() -> Callable[[int], int] | None:
 
 
 class Heap:
-    """Gives memory back that glibc holds free after floods of HTTP/2 frames (`malloc_trim`), when
-    that is due; `size`: bytes now, when it begins to serve."""
+    """Returns memory that glibc keeps free after floods of HTTP/2 frames (`malloc_trim`), when that
+    is due; `size` is the number of bytes at the start of serving."""
 
     def __init__(self, size: int) -> None:
         self._trim = find_trim()
@@ -314,13 +316,13 @@ class Heap:
         self._trim(0)
 
 
-# What a parent process needs to know about a process that is ready: its fields in the ready file.
+# The facts that a parent process needs about a ready process: its fields in the ready file.
 Ready: TypeAlias = Mapping[str, Any]
 OnReady = Callable[[Ready], object]
 
 
 class Notice:
-    """The ready file and the callback: there from `publish` until `withdraw`."""
+    """The ready file and the callback: in effect from `publish` until `withdraw`."""
 
     def __init__(self, on_ready: OnReady | None = None, file: Path | None = None) -> None:
         self._on_ready = on_ready

@@ -1,4 +1,4 @@
-"""Refused calls: why they are refused, and what the client receives."""
+"""Refused calls: the reasons, and what the client is told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
 
 logger = EventLog(__name__)
 
-# Advice to a client refused for load: by then the full queue has moved on.
+# Advice to a client refused because of load: after this time, the full queue has moved on.
 RETRY_AFTER_MS = 50
 LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 
@@ -21,7 +21,7 @@ class Refusal(Exception):
 
     It never leaves the server: it becomes a status code and metadata, or a stream's reply.
 
-    Args  retry_ms  advice to a client refused for load
+    Args  retry_ms  advice to a client refused because of load
     """
 
     def __init__(self, reason: Reason, message: str, retry_ms: int = RETRY_AFTER_MS) -> None:
@@ -56,7 +56,7 @@ def of_fault(error: ProtocolError) -> Refusal:
 
 
 def of_exception(call: str, exc: Exception, *, part: str = "server", **fields: int) -> Refusal:
-    """For any exception. A bug is logged by place and type: its message may contain queries."""
+    """The refusal for any exception. Bugs are logged without the queries of their messages."""
     if isinstance(exc, Refusal):
         return exc
     kind = type(exc).__name__

@@ -1,4 +1,4 @@
-"""The replies of one stream, written one after another by a task of its own, each within a limit.
+"""Writes the replies of one stream one after another in a separate task, each within a time limit.
 
 gRPC reports a written reply through a thread that wakes the loop: waiting for that costs a stream
 more than searching a message does.
@@ -20,30 +20,30 @@ logger = EventLog(__name__)
 # Seconds that a ready reply may wait for its client to read it, including its turn behind other
 # replies. A waiting reply counts as in flight, and gRPC keeps an unread stream open as long as its
 # connection lives: without this limit, two clients that read nothing, or a reply now and then,
-# would block the server for all. 10: far above any deadline.
+# would block the server for all. 10 is far above any deadline.
 WRITE_S = 10.0
-# Replies of one stream that may wait. A client that does not read them is not read either. 8: twice
-# what a client has in flight on all its streams by default.
+# Replies of one stream that may wait. The messages of a client that does not read them are not read
+# either. 8 is twice what a client has in flight on all its streams by default.
 MAX_WAITING = 8
 
-Written = Callable[[float], None]  # gets the seconds that it took
+Written = Callable[[float], None]  # gets the seconds that the write took
 
 
 class Unread(Exception):
-    """A client does not read; `security.Guard` ends its stream."""
+    """A client does not read its replies; `security.Guard` ends its stream."""
 
     def __init__(self, waited_s: float) -> None:
         super().__init__(
-            f"a reply waited {waited_s:g} s for its client to read it; read replies as they come"
+            f"a reply waited {waited_s:g} s for its client to read it; read replies as they arrive"
         )
 
 
 class Replies:
-    """What is written to one stream, in the order in which it was put.
+    """The replies to one stream, written in the order in which they were put.
 
     Used as a context manager around everything a handler does. If a reply is not read in time, the
-    handler is cancelled and the context raises `Unread`. If the client went away, then or before,
-    the context ends as if the handler was cancelled.
+    handler is cancelled and the context raises `Unread`. If the client disconnects, the context
+    ends as if the handler had been cancelled.
 
     Guarantees
         the function given with a reply is always called once: when gRPC has the reply, or when it
@@ -56,17 +56,17 @@ class Replies:
     def __init__(self, context: Any, client: str = "") -> None:
         self._context, self._client = context, client
         self._waiting: deque[tuple[bytes, float, Written]] = deque()  # the first is being written
-        self._changed = asyncio.Event()  # something waits
-        self._room = asyncio.Event()  # less waits than may
+        self._changed = asyncio.Event()  # set while something waits
+        self._room = asyncio.Event()  # set while more replies may wait
         self._room.set()
         self._writer: asyncio.Task[None] | None = None
-        self._writing = False  # gRPC has begun to
-        self._timer: asyncio.TimerHandle | None = None  # only since something waited
+        self._writing = False  # gRPC has begun to write
+        self._timer: asyncio.TimerHandle | None = None  # only while something waits
         self._unread = False
-        self._ended = False  # what is put goes nowhere
+        self._ended = False  # further replies are dropped
         self._gone = False  # gRPC could not write
         self._handler: asyncio.Task[Any] | None = None
-        self._cancellations = 0  # of the handler, by others before
+        self._cancellations = 0  # how often others had cancelled the handler
 
     async def __aenter__(self) -> Self:
         self._handler = asyncio.current_task()
@@ -86,13 +86,13 @@ class Replies:
             if kind is asyncio.CancelledError and not others and not self._gone:
                 raise Unread(WRITE_S) from None
         if self._gone and kind is None:
-            # As gRPC is about to end the handler, which may be on its way out by itself: it would
-            # send a status then, and with it what was sent, in vain, with the first write.
+            # gRPC is about to end the handler. If the handler ended by itself first, it would send
+            # a status in vain, together with what was sent with the first write.
             raise asyncio.CancelledError
 
     @property
     def is_idle(self) -> bool:
-        """Whether gRPC has every reply that was put, and there was one."""
+        """Whether replies were put, and gRPC has all of them."""
         return self._writer is not None and not self._waiting and not self._ended
 
     def check(self) -> None:
@@ -100,7 +100,7 @@ class Replies:
             raise Unread(WRITE_S)
 
     async def put(self, reply: bytes, written: Written) -> None:
-        """Returns once few enough replies wait; raises `Unread` if the client reads none."""
+        """Blocks while too many replies wait; raises `Unread` if the client reads none."""
         self._waiting.append((reply, time.perf_counter(), written))
         if self._ended:
             self._drop()
@@ -117,7 +117,7 @@ class Replies:
         self.check()
 
     async def write(self, reply: bytes) -> float:
-        """Returns the seconds it took to be written; raises `Unread`."""
+        """Writes a reply, and returns the seconds that it took; raises `Unread`."""
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
         def written(write_s: float) -> None:
@@ -138,8 +138,8 @@ class Replies:
     async def close(self) -> None:
         """Writes nothing more; returns once gRPC has finished the write in progress.
 
-        That write cannot be withdrawn, and gRPC accepts no status meanwhile. It ends when the
-        client reads it, or goes away.
+        That write cannot be withdrawn, and gRPC accepts no status until it ends, when the client
+        reads it or disconnects.
         """
         self._end()
         if self._writer is not None:
@@ -162,8 +162,8 @@ class Replies:
         self._room.set()
 
     def _look(self) -> None:
-        """Ends the stream if its oldest reply has waited too long; otherwise looks again when it
-        will have, or once something waits again."""
+        """Ends the stream if its oldest reply has waited too long; otherwise looks again at that
+        time, or once something waits again."""
         self._timer = None
         if not self._waiting:
             return
@@ -174,7 +174,7 @@ class Replies:
         self._unread = True
         logger.warning("server.stream.unread", extra={"client": self._client})
         self._end()
-        if self._handler is not None:  # which may wait for the next message
+        if self._handler is not None:  # since it may be waiting for the next message
             self._handler.cancel()
 
     async def _write(self) -> None:
@@ -186,12 +186,12 @@ class Replies:
                     await self._context.write(reply)
                     self._writing = False
                     if self._ended:
-                        return  # and it is told already
+                        return  # the handler already knows
                     self._waiting.popleft()
                     written(time.perf_counter() - began)
                     if len(self._waiting) < MAX_WAITING:
                         self._room.set()
-                reply, written = b"", _ignore  # an idle stream must not hold the model of its last
+                reply, written = b"", _ignore  # an idle stream must not hold its last model
                 self._changed.clear()
                 await self._changed.wait()
         except Exception as exc:  # noqa: BLE001 - the client went away; reading says so next
@@ -202,4 +202,4 @@ class Replies:
 
 
 def _ignore(write_s: float) -> None:
-    """In place of what counts a reply."""
+    """Stands in for a function that counts a reply."""

@@ -38,13 +38,13 @@ logger = EventLog(__name__)
 DOWNLOAD = f"/{SHARD_SERVICE}/Download"
 HEALTH = frozenset({f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch"})
 
-# One text for every such call: it says what to do, but not why this one was refused.
+# One text for every such call: the text says what to do, but not why this call was refused.
 UNAUTHENTICATED = (
     "this server accepts only calls with a known token in the metadata "
     "`authorization: Bearer TOKEN`; set token_file (or token) on the client"
 )
 
-REQUEST_S = 20.0  # for the message of a unary call; it usually comes with the call
+REQUEST_S = 20.0  # time limit for the message of a unary call; it usually comes with the call
 RETRY_CALLS_MS = 1000  # sent to a client above its limit of calls
 MAX_FILES = 1 << 20
 EXPIRY_LOOK_S = 1.0
@@ -55,10 +55,10 @@ LOG_S = 1.0  # refusals are logged at most once per second, however many there a
 def channel_options(
     *, max_message_bytes: int, max_in_flight: int, shares_port: bool
 ) -> list[tuple[str, int]]:
-    """Bounds on connections and frames, also of peers that have no right here yet.
+    """Bounds on connections and frames, also for unauthenticated peers.
 
-    Args    shares_port  with other processes (`share_port`); else a second server on
-                         the port fails in place of silently sharing it
+    Args    shares_port  whether other processes share it (`share_port`); if not, a second server on
+                         the port fails instead of silently sharing it
     """
     return [
         ("grpc.so_reuseport", int(shares_port)),
@@ -69,12 +69,12 @@ def channel_options(
         ("grpc.absolute_max_metadata_size", 16 << 10),
         # One connection may fill the server, but not queue far beyond it.
         ("grpc.max_concurrent_streams", 2 * max_in_flight + 64),
-        # What a stream sends before it is read. gRPC's own size grows to megabytes as it measures
-        # the network; this keeps five messages of 16,000 queries on their way.
+        # The amount that a stream may send before it is read. gRPC's own size grows to megabytes as
+        # it measures the network; this allows five messages of 16,000 queries in transit.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 512 << 10),
-        # Calls of all clients that wait for the event loop: above the first number gRPC silently
-        # cancels some at random. Its defaults, 1,000 and 3,000, are one peer's burst.
+        # Calls of all clients that wait for the event loop: above the first number, gRPC silently
+        # cancels some at random. One peer's burst reaches gRPC's defaults of 1,000 and 3,000.
         ("grpc.server.max_pending_requests", 1 << 16),
         ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
         # From connecting to the first HTTP/2 frames, including TLS; gRPC's default is 120 s.
@@ -92,7 +92,7 @@ def channel_options(
 
 @dataclass(slots=True, eq=False)
 class ClientUsage:
-    """What one client has open now.
+    """One client's open calls.
 
     name   of its token; else the subject of its certificate; else its address without the port
     calls  calls and streams of every kind, until the client has read their end: unread data is kept
@@ -106,7 +106,7 @@ class ClientUsage:
 
 @dataclass(slots=True, eq=False)
 class Bearer:
-    """Whose call it is, by the token that it carries, if one is needed.
+    """The caller, identified by its token if one is needed.
 
     models      what the token may ask for, as in `Tokens`; it changes with the tokens file
     connection  address and port from which it came
@@ -128,12 +128,12 @@ def caller() -> ClientUsage | None:
 
 
 def token_name() -> str:
-    """The name of the token of the current call; "" without."""
+    """The name of the current call's token, or ""."""
     return _bearer.get().name or ""
 
 
 def connection() -> str:
-    """Whence the current call came: address and port; "" outside of calls."""
+    """The address and port of the current call's peer; "" outside of calls."""
     return _bearer.get().connection
 
 
@@ -144,14 +144,14 @@ def models_named() -> tuple[str, ...]:
 
 
 def may_ask(model: str, shard_set: str) -> bool:
-    """Whether the current call may ask for a shard set of this model."""
+    """Whether the current call may use a shard set of this model."""
     named = _bearer.get().models
     return not named or is_named(named, model, shard_set)
 
 
 def _speaks(client: ClientUsage, bearer: Bearer, peer: str) -> None:
-    # Each call runs in a task of its own, whose context ends with it; a connection by HTTP has one
-    # for all of its calls, which come one after the other.
+    # Each call runs in a task of its own, whose context ends with it; an HTTP connection has one
+    # task for all of its calls, which come one after the other.
     bearer.connection = peer
     _caller.set(client)
     _bearer.set(bearer)
@@ -163,10 +163,10 @@ def replies_to(context: Any) -> Replies:
 
 
 class Certificates:
-    """What a handshake uses: read and checked once, then again whenever `reload` is called.
+    """The certificates for handshakes: read and checked once, and again at each `reload`.
 
-    A connection keeps what it began with; each new handshake uses what was read last. `context` is
-    for those that are not gRPC's; it forgets no authority, so each `reload` makes a new one.
+    A connection keeps the certificates that it began with; each new handshake uses those read last.
+    `context` is for TLS outside gRPC; a context forgets no authority, so `reload` makes a new one.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
@@ -174,7 +174,7 @@ class Certificates:
         self.reload()
 
     def reload(self) -> None:
-        """Reads the files again; keeps what was read before, if it raises ConfigError."""
+        """Reads the files again; if it raises ConfigError, the old content stays."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         content = read_certificates(context, **self._files)
         self._expires = expiry_of(content[2] or b"")
@@ -183,13 +183,13 @@ class Certificates:
         self._fresh = True
 
     def listening(self) -> ssl.SSLContext:
-        """For a socket that listens: each of its handshakes takes the newest `context`."""
+        """The context for a listening socket: each of its handshakes uses the newest `context`."""
         made = _Newest(ssl.PROTOCOL_TLS_SERVER)
         made.certificates = self
         return made
 
     def days_left(self) -> float:
-        """Until the certificate, or one that signed it, expires."""
+        """Days until the certificate, or one that signed it, expires."""
         return (self._expires - time.time()) / DAY_S
 
     def credentials(self) -> Any:
@@ -208,14 +208,14 @@ class Certificates:
         return self._configuration()
 
     def _configuration(self) -> Any:
-        """Made only when used: gRPC starts threads."""
+        """The files' content for gRPC, made only when used, since gRPC then starts threads."""
         client_ca, key, cert = self._content
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
 
 
 class _Newest(ssl.SSLContext):
-    """A session that is resumed is checked by no authority. It belongs to the context with which
-    its handshake began: one that is put in place of that later would not end it."""
+    """Begins each handshake with the newest context. No authority checks a resumed session, and it
+    belongs to its first handshake's context: setting another context later would not end it."""
 
     certificates: Certificates
 
@@ -235,7 +235,7 @@ Handler = Callable[[Any, Any], Any]
 
 
 class Credentials:
-    """The files that say who may call, as they were when they were last usable.
+    """The last usable content of the files that define who may call.
 
     Raises  ConfigError  a file that config names is unusable
     """
@@ -244,7 +244,7 @@ class Credentials:
         self.tokens: Tokens | None = None
         self.certificates: Certificates | None = None
         self._path = Path(config.tokens)
-        # Each watch before its files are read: changes in between are then read again.
+        # Each watch begins before its files are read, so that changes in between are read again.
         self.watches: dict[str, FileWatcher] = {}
         if config.tokens:
             self.watches["tokens"] = FileWatcher([self._path])
@@ -263,11 +263,11 @@ class Credentials:
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets calls in, or not; on the event loop.
+    """Accepts or refuses calls; on the event loop.
 
-    Args  metrics      gives the counts of the process now, including calls by token name
+    Args  metrics      returns the current counts of the process, including calls by token name
           turn         returns when the current call may be read, or refused
-          credentials  what the process has read already
+          credentials  the credentials that the process has already read
           now          seconds since 1970, for tokens that expire
     """
 
@@ -325,8 +325,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return {"clients": sorted(set(tokens.names)), "calls_ended": self._end_invalid()}
 
     def _end_invalid(self) -> int:
-        """Ends the calls whose token was removed or has expired; returns how many. The others may
-        ask for what their token names now."""
+        """Ends the calls whose token was removed or has expired, and returns their number. The
+        others may use the models that their token names now."""
         tokens = self._credentials.tokens
         good = {} if tokens is None else tokens.valid(self._now())
         ended = 0
@@ -354,8 +354,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return Bearer(tokens.names[number], tokens.digests[number], tokens.models[number])
 
     async def hear(self, headers: Iterable[tuple[str, str]], who: str, peer: str) -> Bearer | None:
-        """Returns when a request by HTTP may be answered, or refused, whatever it asks; with what
-        `http` takes. `who` calls if there is no token, as `_identity` says."""
+        """Waits until an HTTP request may be answered or refused; returns `known` for `http`.
+        `who` identifies a caller without a token, see `_identity`."""
         known = self._known(headers)
         bearer = known or Bearer()
         _speaks(ClientUsage(bearer.name or who), bearer, peer)
@@ -364,9 +364,9 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     @contextmanager
     def http(self, known: Bearer | None, who: str, peer: str) -> Iterator[None]:
-        """A call by HTTP, from its turn until its answer is written; counted as others are.
+        """A call over HTTP, from its turn until its answer is written; counted like other calls.
 
-        Raises  Refusal  the token is missing or unknown, or the client has too much open
+        Raises  Refusal  no known token, or the client or the server has too many calls open
         """
         if known is None:
             self._count_stranger(peer)
@@ -389,14 +389,14 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         known = self._known(details.invocation_metadata)
         if known is None:
             if not (self._config.open_health and details.method in HEALTH):
-                # Started at once: gRPC has unary handlers wait for the request's bytes first.
+                # A stream handler starts at once; a unary one waits for the request's bytes.
                 return grpc.stream_stream_rpc_method_handler(self._refuse)
             known = Bearer()
         handler = await continuation(details)
         return None if handler is None else self._guarded(handler, details.method, known)
 
     def _guarded(self, handler: Any, method: str, bearer: Bearer) -> grpc.RpcMethodHandler:
-        """`handler`, started before the request is read, so that a call counts from its start."""
+        """`handler`, started before the request is read, so that calls count from their start."""
         codec = handler.request_deserializer, handler.response_serializer
 
         async def one(requests: Any, context: Any) -> Any:
@@ -433,7 +433,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     @contextmanager
     def receiving(self) -> Iterator[None]:
-        """While the message of a call is waited for."""
+        """Covers the time until the message of a call arrives."""
         self.half_received += 1
         try:
             yield
@@ -441,7 +441,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self.half_received -= 1
 
     async def _first(self, context: Any) -> Any:
-        self.half_received += 1  # as `receiving`, without its calls
+        self.half_received += 1  # `receiving` does the same, more slowly
         try:
             async with asyncio.timeout(REQUEST_S):
                 request = await context.read()
@@ -450,10 +450,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         finally:
             self.half_received -= 1
         if request is None:
-            said = f"no message arrived within {REQUEST_S:g} s of the call; send it at once"
+            said = (
+                f"no message arrived within {REQUEST_S:g} s of the call; send the request at once"
+            )
             await Refusal(Reason.LATE, said).abort(context)
         if request is grpc.aio.EOF:
-            said = "the call ended without a message; send one"
+            said = "the call ended without a message; send a request"
             await Refusal(Reason.MALFORMED, said).abort(context)
         return request
 
@@ -518,7 +520,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return Refusal(
                 Reason.CLIENT_LIMIT,
                 f"this client has {client.calls} calls and streams open, which is its limit. End "
-                "some, or retry later",
+                "some of them, or retry later",
                 RETRY_CALLS_MS,
             )
         if method == DOWNLOAD and client.downloads >= config.client_downloads:
@@ -559,7 +561,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             logger.warning("server.client.limit", extra=fields | {"client": client.name})
 
     def _worth_a_line(self, peer: str) -> dict[str, Any]:
-        """The log fields for refusals since the last line; nothing within LOG_S of it."""
+        """The log fields for refusals since the last line; empty within LOG_S of that line."""
         self._refusals += 1
         now = asyncio.get_running_loop().time()
         if now - self._logged < LOG_S:
@@ -578,7 +580,7 @@ def allow_connections() -> None:
 
 
 def _identity(context: Any) -> str:
-    """Who calls without a token, as `HttpRequest.who`: the subject of the certificate, or the
+    """The caller without a token, like `HttpRequest.who`: the subject of the certificate, or the
     address without port."""
     subject = context.auth_context().get("x509_subject")
     if subject and subject[0]:

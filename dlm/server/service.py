@@ -32,9 +32,9 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import REASON_KEY, Reason
 
-DESCRIPTIONS_KEPT = 8  # one for each kind of token
+DESCRIPTIONS_KEPT = 8  # one description per kind of token
 R = TypeVar("R")
-# Answers the bytes of a message; does not start after the given time.
+# Answers the bytes of a message, but does not start after the given time.
 Work = Callable[[bytes, float | None], Awaitable[bytes]]
 
 
@@ -86,7 +86,7 @@ class ShardService:
         self.shard_set = shard.manifest.shard_set_bytes
         self.metrics = ServerMetrics()
         self.process = process or Process()
-        # More than threads, so that none of them waits for the event loop.
+        # More messages than threads, so that no thread waits for the event loop.
         turns = Turns(
             config.inline_queries,
             4 * config.threads,
@@ -106,12 +106,12 @@ class ShardService:
         self.downloads = Downloads(shard, config, self.admission, self.metrics)
         self._tracer = Tracer(__version__) if config.trace else None
         self._started = clock()
-        described = partial(_description, shard, config)  # not `self`: who unloads it waits for no
-        self._described = lru_cache(DESCRIPTIONS_KEPT)(described)  # garbage collector
+        described = partial(_description, shard, config)  # a cycle with `self` would be freed late
+        self._described = lru_cache(DESCRIPTIONS_KEPT)(described)
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="dlm-score")
 
     def close(self) -> None:
-        """Ends the threads and closes the files; work that no thread has started is dropped."""
+        """Ends the threads and closes the files; work that no thread has begun is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.downloads.close()
 
@@ -149,11 +149,11 @@ class ShardService:
 
     async def _take_counted(self, call: str, data: bytes, context: Any, work: Work) -> bytes:
         metrics = self.metrics
-        overload = self.admission.overload()
-        if overload is not None:
+        try:
+            self.admission.enter()
+        except Refusal as overload:
             metrics.refusals[overload.reason] += 1
             return await overload.abort(context)
-        self.admission.enter()
         try:
             remaining_s = context.time_remaining()
             late = None if remaining_s is None else self.clock() + remaining_s
@@ -171,7 +171,7 @@ class ShardService:
     async def _read_and_answer(self, data: bytes, late: float | None) -> bytes:
         arrived = time.perf_counter()
         message = parse(pb.ScoreRequest(), data)
-        message.ClearField("context_block")  # only Exchange carries those
+        message.ClearField("context_block")  # only Exchange carries context blocks
         queries = len(message.words) // codec.WORD_BYTES
         return await self._in_turn(self.answerer.score, message, queries, late, arrived)
 
@@ -204,7 +204,7 @@ class ShardService:
         self, work: Callable[[Any, float | None], Answered], asked: Any, late: float | None
     ) -> Answered:
         loop = asyncio.get_running_loop()
-        whose = contextvars.copy_context()  # a refusal names only sets that the caller may ask for
+        whose = contextvars.copy_context()  # a refusal names only sets that the caller may use
         return await loop.run_in_executor(self._threads, whose.run, work, asked, late)
 
     def count(
@@ -216,7 +216,7 @@ class ShardService:
     ) -> None:
         """Counts a request that was answered.
 
-        Args  arrived  when it was read, after it had waited `waited_s`
+        Args  arrived  when the request was read, after it had waited `waited_s`
               posted   when enough of it was read to hand it to a thread
         """
         read = arrived if posted is None else posted
@@ -313,8 +313,8 @@ class Download:
 
 
 class Downloads:
-    """Those of one service. Descriptors stay, so replacing the folder of a running server has no
-    effect."""
+    """The downloads of one service. Descriptors stay open, so replacing the folder of a running
+    server has no effect."""
 
     def __init__(
         self,
@@ -332,7 +332,7 @@ class Downloads:
             self.files[number] = os.open(shard.directory / entry.name, os.O_RDONLY), entry
 
     def close(self) -> None:
-        """On the event loop, if there is one: what is being read is read to its end."""
+        """Closes the files; on the event loop, if there is one. A read in progress is completed."""
         for descriptor, _ in self.files.values():
             self._thread.submit(os.close, descriptor)
         self.files = {}
@@ -365,18 +365,18 @@ class Downloads:
         return Download(descriptor, entry, request.offset)
 
     def next_chunk(self, download: Download) -> Awaitable[bytes]:
-        """The next chunk, serialized; raises `Refusal` if the server drains, or has unloaded it."""
+        """The next chunk, serialized; `Refusal` if the server drains, or has unloaded the shard."""
         self._admission.require_ready()
         if not self.files:
             raise Refusal(
                 Reason.DRAINING,
                 f"this server has unloaded shard set {self._shard.manifest.shard_set}; ask a "
-                "replica, or describe the servers again",
+                "replica, or call Describe again",
             )
         size = min(codec.CHUNK_BYTES, download.entry.bytes - download.offset)
         offset, download.offset = download.offset, download.offset + size
         loop = asyncio.get_running_loop()
-        # By name at each call: a test holds the reading up.
+        # Looked up by name at each call, since a test delays the reading.
         read: Callable[..., bytes] = self.read_chunk
         return loop.run_in_executor(
             self._thread, read, download.descriptor, download.entry, offset, size
@@ -385,7 +385,10 @@ class Downloads:
     def read_chunk(self, descriptor: int, entry: FileEntry, offset: int, size: int) -> bytes:
         raw = os.pread(descriptor, size, offset)
         if len(raw) != size:
-            raise OSError(f"{entry.name} ends at byte {offset + len(raw)}; it was truncated")
+            raise OSError(
+                f"{entry.name} has {offset + len(raw)} bytes; expected {entry.bytes}: it was "
+                "truncated while it was served. Fetch it again, or build the shards again"
+            )
         chunk = codec.encode_chunk(
             raw,
             shard_set=self._shard.manifest.shard_set_bytes,

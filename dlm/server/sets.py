@@ -1,5 +1,4 @@
-"""Files that may change under a server; and the one that lists its shard sets, followed while it
-serves.
+"""Files that may change while a server runs, and the list of its shard sets, which it follows.
 
 When the list changes and it is this server's turn on its machine, a child process that gives way to
 all others checks the files of new sets. Then the server loads them beside what it serves; no
@@ -16,26 +15,31 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from dlm.errors import ConfigError, DlmError
 from dlm.files import write_whole
-from dlm.index.layout import Manifest, read_manifest
+from dlm.index.layout import Manifest
+from dlm.index.placed import manifest_of
 from dlm.logs import EventLog
 from dlm.resources import available_bytes
 from dlm.server.child import Child
 from dlm.server.config import ServerConfig
+from dlm.stores.fetching import remembered
+from dlm.stores.remote import AnyPath, RemotePath, located
 from dlm.wire.ids import MAX_SHARD_SETS
 from dlm.wire.secret import require_file, signature
 
 logger = EventLog(__name__)
 
-REPLACED = "# replaced: "  # before a folder
+REPLACED = "# replaced: "  # prefix of a replaced folder
 
-TURN_S = 60.0  # that a server waits for the others; then it loads all the same
-# That the reader of new files gives way; on a machine whose cores are all busy it may never run.
+TURN_S = 60.0  # seconds for which a server waits for the others; then it loads anyway
+# For this long, the reader of new files gives way; on a machine whose cores are all busy, it would
+# otherwise never run.
 GIVE_WAY_S = 60.0
-POLL_S = 0.25  # a change is applied at the second look: within half a second
+AGAIN_S = 20.0  # seconds before a rejected list in a store is read again
+POLL_S = 0.25  # seconds between looks; the second look applies a change, within half a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +51,27 @@ class Listed:
 
 
 Sets: TypeAlias = tuple[Listed, ...]
+L = TypeVar("L", Path, RemotePath)
 
 
 # ----------------------------------------------------------------------------------- the list
 
 
-def read_sets(path: Path) -> list[Path]:
-    """The folders that a file lists, one per line, relative to its own; `#` begins a comment.
+def read_sets(path: AnyPath) -> list[AnyPath]:
+    """The folders or URLs that a file lists, one per line, relative to the file's folder; `#`
+    begins a comment.
 
-    Raises  ConfigError  the file cannot be read, lists none, too many or one twice, or its last
-                         line has no end
+    Raises  ConfigError  the file cannot be read, lists no folder, too many or one twice, or its
+                         last line has no end
     """
-    require_file(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        if "\0" in text:  # as some file systems leave after a crash; no path has one
-            raise OSError("it has zero bytes")
+        if isinstance(path, RemotePath):
+            text = remembered("list", path, path.read_text)
+        else:
+            require_file(path)
+            text = path.read_text(encoding="utf-8")
+        if "\0" in text:  # some file systems leave NULs after a crash; no path has one
+            raise OSError("it contains NUL bytes")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(
             f"{path} cannot be read: {exc}; expected the folders of shard sets, one per line"
@@ -85,51 +94,58 @@ def read_sets(path: Path) -> list[Path]:
     return named
 
 
-def write_sets(path: Path, folders: Sequence[Path], replaced: Sequence[Path] = ()) -> None:
-    """Replaces the list: these folders, by their whole paths, the default first; `replaced` stay
-    as comments, for whoever goes back to them. Owner, mode and a symbolic link stay."""
+def write_sets(
+    path: AnyPath,
+    folders: Sequence[AnyPath],
+    replaced: Sequence[AnyPath] = (),
+) -> None:
+    """Replaces the list: these folders, by their absolute paths, the default first; `replaced` ones
+    stay as comments, for a return to them. Owner, mode and a symbolic link stay."""
     lines = [f"{folder.absolute()}\n" for folder in folders]
     lines += [f"{REPLACED}{folder.absolute()}\n" for folder in replaced]
-    write_whole(path.resolve(), "".join(lines).encode(), keep_owner=True)
+    content = "".join(lines).encode()
+    if not isinstance(path, RemotePath):
+        write_whole(path.resolve(), content, keep_owner=True)
+    elif not path.replace(content, "dlm rollout"):
+        raise ConfigError(f"somebody else changed {path} in the meantime; repeat the command")
 
 
-def replaced_sets(path: Path) -> list[Path]:
+def replaced_sets(path: AnyPath) -> list[AnyPath]:
     """The folders that the list names as replaced."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [Path(one.removeprefix(REPLACED)) for one in lines if one.startswith(REPLACED)]
+    return [located(one.removeprefix(REPLACED)) for one in lines if one.startswith(REPLACED)]
 
 
-def sets_file_of(cluster_file: Path) -> Path:
+def sets_file_of(cluster_file: L) -> L:
     """The list that the servers of `dlm cluster` follow, beside the file for their clients."""
     return cluster_file.with_suffix(".sets")
 
 
-def sets_of(folders: Sequence[Path], index: int) -> list[tuple[Path, Manifest]]:
+def sets_of(folders: Sequence[AnyPath], index: int) -> list[tuple[AnyPath, Manifest]]:
     """The shard sets in `folders` that have shard `index`, each with its manifest.
 
     Raises  ShardFormatError  a folder is incomplete;  ConfigError  none has the shard, or two hold
             the same set
     """
-    found = [(folder, read_manifest(folder)) for folder in folders]
+    found = [(folder, manifest_of(folder)) for folder in folders]
     names = [manifest.shard_set for _, manifest in found]
     for number, (folder, manifest) in enumerate(found):
         if manifest.shard_set in names[:number]:
             first = found[names.index(manifest.shard_set)][0]
             raise ConfigError(
-                f"{folder} and {first} hold the same shard set, {manifest.shard_set}; give each "
-                "once"
+                f"{folder} and {first} hold the same shard set; list only one of these folders"
             )
     held = [(folder, manifest) for folder, manifest in found if index < manifest.shards]
     if not held:
         raise ConfigError(
-            f"none of the listed shard sets has shard {index}, which this server serves; list one "
-            "that has"
+            f"none of the listed shard sets has shard {index}, which this server serves; list a "
+            "set that has this shard"
         )
     return held
 
 
-def listed(folders: Sequence[Path], index: int) -> Sets:
-    """As `sets_of`, by id."""
+def listed(folders: Sequence[AnyPath], index: int) -> Sets:
+    """The sets of `sets_of`, by id."""
     return tuple(Listed(str(folder), one.shard_set) for folder, one in sets_of(folders, index))
 
 
@@ -139,7 +155,7 @@ def file_bytes(manifest: Manifest, index: int) -> int:
 
 
 def check_memory(
-    found: Sequence[tuple[Path, Manifest]],
+    found: Sequence[tuple[AnyPath, Manifest]],
     index: int,
     available: Callable[[], int] = available_bytes,
 ) -> None:
@@ -148,16 +164,16 @@ def check_memory(
     if wanted > free:
         names = ", ".join(str(folder) for folder, _ in found)
         raise ConfigError(
-            f"{names}: {wanted >> 20} MiB are to be loaded beside the models in memory, and "
-            f"{free >> 20} MiB are free. Unload a model first, or raise the memory limit"
+            f"loading {names} needs {wanted >> 20} MiB in addition to the models in memory, "
+            f"but only {free >> 20} MiB are free. Unload a model first, or raise the memory limit"
         )
 
 
 class Turn:
-    """Held by one process of this machine at a time, and released whenever that ends.
+    """A lock that one process of this machine holds at a time, until it ends.
 
-    An abstract socket's name can be bound once, by any user and without a file system to write to;
-    each container has names of its own.
+    The name of an abstract socket can be bound once, by any user and without a writable file
+    system; each container has its own names.
     """
 
     def __init__(self, name: str = "load", clock: Callable[[], float] = time.monotonic) -> None:
@@ -166,14 +182,14 @@ class Turn:
         self._since: float | None = None
 
     def take(self) -> bool:
-        """Whether it is this process's turn, or it has waited long enough; ask again if not."""
+        """Whether it is this process's turn, or it has waited long enough; if not, call again."""
         if self._socket is not None:
             return True
         now = self._clock()
         self._since = now if self._since is None else self._since
         try:
             found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError:  # no descriptor is left: loading says so
+        except OSError:  # no descriptor is left: loading reports that
             return True
         try:
             found.bind(self._name)
@@ -194,9 +210,9 @@ class Turn:
 
 
 class FollowedSets:
-    """The list that a server follows; one thread at a time uses this.
+    """The list that a server follows; only one thread at a time may use this.
 
-    Attributes  checking  what is to be served once its files were read, or None
+    Attributes  checking  the sets to serve once their files were read, or None
                 rejected  why the file's list is not served, or ""
     """
 
@@ -208,7 +224,7 @@ class FollowedSets:
         turn: Turn | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path = Path(config.sets)
+        self._path, self._key = located(config.sets), config.public_key
         self._index, self._available, self._clock = index, available, clock
         self._watch = FileWatcher([self._path])
         self.folders = [folder for folder, _ in sets_of(read_sets(self._path), index)]
@@ -218,12 +234,12 @@ class FollowedSets:
         self._loading: Sets | None = None
         self.turn = turn or Turn()
         self._child: Child | None = None
-        self._new: list[str] = []  # folders whose files it reads
-        self._hurries_at = math.inf
+        self._new: list[str] = []  # folders whose files are being read
+        self._hurries_at = self._again_at = math.inf
 
     def look(self) -> Sets | None:
-        """Called several times per second: takes a change of the file a step further. Returns the
-        sets to serve from now on; then `loaded` is to be called."""
+        """Advances a change of the file by one step; call it several times per second. Returns the
+        sets to serve from now on; then call `loaded`."""
         if self._child is not None and (wrong := self._child.poll()) is not None:
             self._child = None
             if wrong:
@@ -231,14 +247,16 @@ class FollowedSets:
             else:
                 self._loading, self.checking = self.checking, None
             return self._loading
-        if self._watch.changed():
+        # A store that failed may work later.
+        again = self.rejected and self._child is None and self._clock() >= self._again_at
+        if self._watch.changed() or (again and isinstance(self._path, RemotePath)):
             return self._read()
         if self._child is not None and self._clock() >= self._hurries_at:
             self._begin_check(give_way=False)
         return None
 
     def loaded(self, error: str = "") -> None:
-        """The sets that `look` returned are served; or, for this reason, those before."""
+        """Notes that the sets from `look` are served or, if there is an `error`, the previous."""
         if self._loading is not None:
             if not error:
                 self.serving = self._loading
@@ -278,7 +296,7 @@ class FollowedSets:
     def _begin_check(self, *, give_way: bool = True) -> None:
         self._stop_check()
         self._hurries_at = self._clock() + GIVE_WAY_S if give_way else math.inf
-        arguments = ["--give-way"] * give_way + [str(self._index), *self._new]
+        arguments = ["--give-way"] * give_way + [self._key, str(self._index), *self._new]
         try:
             self._child = Child("dlm.server.opening", *arguments)
         except OSError as exc:  # no process or no descriptor is left
@@ -290,9 +308,11 @@ class FollowedSets:
             self._child = None
 
     def _settle(self, error: str) -> None:
+        is_new = error != self.rejected
         self.rejected, self.checking = error, None
+        self._again_at = self._clock() + AGAIN_S
         self.turn.leave()
-        if error:
+        if error and is_new:
             logger.error("server.sets.rejected", extra={"error": error})
 
 
@@ -300,30 +320,35 @@ class FollowedSets:
 
 
 class FileWatcher:
-    """Whether files have changed and settled: alike at two looks, unlike what was loaded."""
+    """Whether files have changed and settled: two looks found the same, but not what was loaded."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[AnyPath]) -> None:
         self.paths = tuple(paths)
-        self._loaded = self._seen = signature(*self.paths)
+        self._loaded = self._seen = [*map(signature_of, self.paths)]
         self.error = ""  # why the change was rejected
 
     def changed(self) -> bool:
-        """A look; True when a change is over, and until it is applied."""
-        before, self._seen = self._seen, signature(*self.paths)
+        """Looks at the files; True from the end of a change until it is applied."""
+        before, self._seen = self._seen, [*map(signature_of, self.paths)]
         return self._seen == before != self._loaded
 
     def applied(self) -> None:
         self._loaded, self.error = self._seen, ""
 
 
-# Applies a change; returns what to log about it, if anything.
+def signature_of(path: AnyPath) -> object:
+    """A value that changes with the file, or with the object in a store."""
+    return path.version() if isinstance(path, RemotePath) else signature(path)
+
+
+# Applies a change; returns the fields to log about it, if any.
 Reload = Callable[[], Mapping[str, object] | None]
 
 
 def reload_if_changed(watch: FileWatcher, reload: Reload, *, what: str) -> None:
     """Calls `reload` after a change; if that is rejected, keeps the old files and tries again.
 
-    A reason is logged once. Trying again applies a change for which descriptors were short.
+    A reason is logged once. If a change failed for lack of descriptors, a later try applies it.
     """
     if not watch.changed():
         return

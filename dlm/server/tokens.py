@@ -14,13 +14,14 @@ from dlm.errors import ConfigError
 from dlm.wire.ids import check_beginning
 from dlm.wire.secret import AUTHORIZATION, SCHEME, TOKEN, digest, lines_of, read_secret
 
-# Every call is compared with every token, so that timing reveals nothing: 0.1 ms at this many.
+# Every call is compared with every token, so that timing reveals nothing: this takes 0.1 ms for
+# this many.
 MAX_TOKENS = 1024
-EXPIRES = "expires="  # before the time in which a token ends, after a space
-MODELS = "models="  # before the ids of the models that it may ask for, likewise
+EXPIRES = "expires="  # prefix of a token's expiry, after a space
+MODELS = "models="  # prefix of the ids of the models that a token allows, likewise
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
-_FORMAT = "NAME:SHA256 in hex or NAME:TOKEN, as `dlm token NAME` prints"
+_FORMAT = "NAME:SHA256 in hex or NAME:TOKEN, as printed by `dlm token NAME`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Tokens:
     """The tokens of a file.
 
     digests  SHA-256 of each, 32 bytes
-    names    the client of each; a name may have several, so that tokens can be rotated
+    names    the client of each; a client may have several tokens, so that they can be rotated
     expires  when each ends, in seconds since 1970; infinity for never
     models   what each may ask for: the first digits of ids of models or shard sets; () for all
     """
@@ -42,7 +43,7 @@ class Tokens:
         return f"Tokens({len(self.digests)} of {', '.join(sorted(set(self.names)))})"
 
     def valid(self, now: float) -> dict[bytes, tuple[str, ...]]:
-        """Of the tokens that have not expired: digest -> the models that it may ask for."""
+        """The tokens that have not expired: digest -> the models that each may use."""
         every = zip(self.digests, self.expires, self.models, strict=True)
         return {one: models for one, end, models in every if now < end}
 
@@ -68,20 +69,20 @@ class Tokens:
 
 
 def parse_expiry(text: str) -> float:
-    """Seconds since 1970 of a time of ISO 8601, in UTC unless it says otherwise; raises
+    """Seconds since 1970 of an ISO 8601 time, in UTC unless it names a zone; raises
     `ConfigError`."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"{text!r} is not a time; expected a date or a time of ISO 8601, such as 2027-01-31 or "
-            "2027-01-31T12:00Z"
+            f"{text!r} is not a time; expected a date or time in ISO 8601 format, such as "
+            "2027-01-31 or 2027-01-31T12:00Z"
         ) from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def parse_models(text: str) -> tuple[str, ...]:
-    """Ids, or their first digits, with commas between; raises `ConfigError`."""
+    """Ids, or their first digits, separated by commas; raises `ConfigError`."""
     return tuple(check_beginning(one) for one in text.split(","))
 
 
@@ -92,7 +93,7 @@ def _options_of(words: Sequence[str]) -> tuple[float, tuple[str, ...]]:
         name = next((one for one in (EXPIRES, MODELS) if word.startswith(one)), None)
         if name is None or any(one.startswith(name) for one in words[:place]):
             raise ConfigError(
-                f"{word!r} is not expected here; after the token may come {EXPIRES}TIME and "
+                f"{word!r} is not expected here; the token may be followed by {EXPIRES}TIME and "
                 f"{MODELS}ID,ID, once each"
             )
         if name == EXPIRES:
@@ -107,12 +108,12 @@ def is_name(name: str) -> bool:
 
 
 def read_tokens(path: Path) -> Tokens:
-    """The tokens in a file: a line ``NAME:TOKEN`` or ``NAME:SHA256`` each, `#` before a comment.
+    """The tokens in a file: each a line ``NAME:TOKEN`` or ``NAME:SHA256``; `#` begins a comment.
 
-    After a space, ``expires=TIME`` says when it ends, and ``models=ID,ID`` what it may ask for.
+    After a space, ``expires=TIME`` gives a token's end, and ``models=ID,ID`` its models.
 
     Raises
-        ConfigError  what is wrong with it, by line; never the contents of the line
+        ConfigError  the faulty line and its fault, but never the contents of the line
     """
     if not path.exists():
         raise ConfigError(
@@ -123,9 +124,9 @@ def read_tokens(path: Path) -> Tokens:
     expires: list[float] = []
     models: list[tuple[str, ...]] = []
     for number, line in lines_of(read_secret(path), path):
-        if len(digests) == MAX_TOKENS:  # here, since each is compared with all before it
+        if len(digests) == MAX_TOKENS:  # before comparing one more token with all
             raise ConfigError(
-                f"{path} has more tokens than expected: at most {MAX_TOKENS}; remove some"
+                f"{path} has too many tokens; expected at most {MAX_TOKENS}. Remove some"
             )
         name, colon, rest = line.partition(":")
         secret, _, options = rest.partition(" ")
@@ -158,6 +159,7 @@ def read_tokens(path: Path) -> Tokens:
         models.append(named)
     if not digests:
         raise ConfigError(
-            f"{path} contains no token; expected {_FORMAT}. (To let nobody in, stop the server.)"
+            f"{path} contains no token; expected {_FORMAT}. (To refuse all clients, stop the "
+            "server.)"
         )
     return Tokens(tuple(digests), tuple(names), tuple(expires), tuple(models))

@@ -27,12 +27,12 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run(environ: dict[str, str]) -> Run:
-    """Runs `dlm` with arguments, and returns what it printed."""
+    """Runs `dlm` with arguments, and returns what it printed; checks its exit status if given."""
 
     def call(
-        *arguments: object, cwd: Path | None = None, text: bytes = b""
+        *arguments: object, cwd: Path | None = None, text: bytes = b"", status: int | None = None
     ) -> subprocess.CompletedProcess[bytes]:
-        return forked.run(
+        done = forked.run(
             command(*arguments),
             cwd=cwd,
             env=environ,
@@ -40,6 +40,8 @@ def run(environ: dict[str, str]) -> Run:
             capture_output=True,
             timeout=WAIT_S,
         )
+        assert status in (None, done.returncode), done.stderr
+        return done
 
     return call
 

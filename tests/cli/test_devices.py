@@ -109,7 +109,7 @@ def test_devices_train_a_network_in_two_commands(listening: Path) -> None:
         assert "abandoned" not in done.stderr
     assert json.loads(first.stdout)["released_norm"] > 0
     report = (listening / "out" / "privacy.md").read_text()
-    for said in ("-differential privacy", "no outside cryptographer", "registered keys", "a clock"):
+    for said in ("-differential privacy", "no outside cryptogra", "registered keys", "own clock"):
         assert said in report
     assert "simulation of it" not in report
     assert load_model(listening / "out").rounds == 2
@@ -256,7 +256,7 @@ def test_counts_on_devices_are_those_of_dlm_unigrams_bit_for_bit(listening: Path
         assert done.exit_code == 0, done.exception
     assert Path(there).read_bytes() == Path(here).read_bytes()
     report = Path(f"{there}.privacy.md").read_text()
-    for said in ("no outside cryptographer", "registered keys", "a clock"):
+    for said in ("no outside cryptographer", "registered keys", "own clock"):
         assert said in report
     assert len(Path(there).read_text().splitlines()) > 1
     with_counts = CONFIG.replace("words.txt", "there.tsv").replace('public = "the tests"\n', "")

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from benchmarks.commands import cost
+from cli.trained import told
 from dlm.cli.main import program
 from dlm.errors import ConfigError, EstimationError
 from dlm.ngram.arpa import ArpaReader
@@ -32,10 +33,7 @@ def text(tmp_path: Path) -> Path:
 
 def run(*arguments: object, stdin: bytes = b"") -> Result:
     """The command; what it raised is raised here too."""
-    done = CliRunner().invoke(app, ["estimate", *map(str, arguments)], input=stdin)
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
+    return told("estimate", *arguments, input=stdin)
 
 
 def ngrams(path: Path) -> Sequence[int]:
@@ -52,8 +50,8 @@ def test_a_model_is_made_and_its_stages_told(text: Path, tmp_path: Path) -> None
     done = run(text, "--order", 3, "--prune", "0,0,1", "--output", model, "--discount-fallback")
     assert done.exit_code == 0
     assert len(ngrams(model)) == 3
-    for told in ("counting", "probabilities of order 3", "writing order 3", "order 3: ", "done:"):
-        assert told in done.stderr
+    for part in ("counting", "probabilities of order 3", "writing order 3", "order 3: ", "done:"):
+        assert part in done.stderr
     assert "text        8,100 words, 900 lines, 0 empty lines, 0 faulty lines" in done.stdout
     assert "n-grams     " in done.stdout
 

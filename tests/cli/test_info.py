@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from cli.conftest import MODEL
+from cli.trained import dlm
 from dlm import __version__
-from dlm.cli.main import app
 from dlm.errors import ConfigError
 from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import read_manifest
@@ -22,10 +21,18 @@ from dlm.record.provenance import Guarantee, Provenance
 TINY = Path(__file__).parents[2] / "shards/tiny/exact-2"
 
 
+def shards_of(folder: Path, *comments: str) -> Path:
+    """The shard set of a model with these comments."""
+    arpa = MODEL.write(folder / "model.arpa")
+    head = "".join(f"# {line}\n" for line in comments)
+    arpa.write_bytes(head.encode() + arpa.read_bytes())
+    build_shard_set(arpa, folder / "shards", shards=1)
+    return folder / "shards"
+
+
 def test_helm_values_are_those_of_one_process() -> None:
     """The files of this set are below a MiB."""
-    done = CliRunner().invoke(app, ["info", str(TINY), "--helm"])
-    assert done.exit_code == 0, done.output
+    done = dlm("info", TINY, "--helm", status=0)
     manifest = read_manifest(TINY)
     assert done.output == (
         f"# Shard set {manifest.shard_set} of model {manifest.model}.\n"
@@ -51,12 +58,7 @@ def test_a_privacy_comment_is_shown_as_words_unless_it_begins_as_a_record(
     tmp_path: Path, comment: str, shown: str
 ) -> None:
     """Words claim nothing; a record that does not parse may have claimed something."""
-    arpa = tmp_path / "model.arpa"
-    MODEL.write(arpa)
-    arpa.write_bytes(f"# {comment}\n".encode() + arpa.read_bytes())
-    build_shard_set(arpa, tmp_path / "shards", shards=1)
-    done = CliRunner().invoke(app, ["info", str(tmp_path / "shards")])
-    assert done.exit_code == 0, done.output
+    done = dlm("info", shards_of(tmp_path, comment), status=0)
     (line,) = (line for line in done.output.splitlines() if "privacy: " in line)
     assert shown in line
     assert ("WRONG" in line) == ("WRONG" in shown)
@@ -92,33 +94,25 @@ def test_a_served_model_claims_what_its_one_record_bears_out(
     """Without a record, with an edited one or with two, info says that nothing is guaranteed."""
     if "does not follow" in shown:
         pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
-    arpa = tmp_path / "model.arpa"
-    MODEL.write(arpa)
-    head = "".join(f"# {line}\n" for line in lines)
-    arpa.write_bytes(head.encode() + arpa.read_bytes())
-    build_shard_set(arpa, tmp_path / "shards", shards=1)
-    told = CliRunner().invoke(app, ["info", str(tmp_path / "shards")])
+    shards = shards_of(tmp_path, *lines)
+    told = dlm("info", shards)
     (line,) = (line for line in told.output.splitlines() if line.startswith("privacy "))
     assert line.removeprefix("privacy ").lstrip().startswith(shown)
-    asked = CliRunner().invoke(app, ["info", str(tmp_path / "shards"), "--json"])
+    asked = dlm("info", shards, "--json")
     assert json.loads(asked.output)["privacy"].startswith(shown)
 
 
 def test_an_unverified_record_is_stated_once(tmp_path: Path) -> None:
     """Under "privacy"; the comment that holds it only says so."""
     pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
-    arpa = MODEL.write(tmp_path / "model.arpa")
     record = dataclasses.replace(GOOD, guarantee=Guarantee(2.41909318, 1e-6, 0.125))
-    arpa.write_bytes(f"# {record.line}\n".encode() + arpa.read_bytes())
-    build_shard_set(arpa, tmp_path / "shards", shards=1)
-    told = CliRunner().invoke(app, ["info", str(tmp_path / "shards")]).output
+    told = dlm("info", shards_of(tmp_path, record.line)).output
     assert told.count("Unverified") == told.count("differential privacy") == 1
     assert "privacy: the record of the statement above\n" in told
 
 
 def test_provenance_is_short_rows(tmp_path: Path) -> None:
     """One per fact, without those of the inputs' inputs or control characters; --json has all."""
-    arpa = MODEL.write(tmp_path / "model.arpa")
     inner = provenance_line("estimate", order=3)
     line = provenance_line(
         "distill",
@@ -130,9 +124,8 @@ def test_provenance_is_short_rows(tmp_path: Path) -> None:
             {"name": "top", "counts": [1, 2], "comments": [inner]},
         ],
     )
-    arpa.write_bytes(f"# {line}\n# provenance: [7]\n".encode() + arpa.read_bytes())
-    build_shard_set(arpa, tmp_path / "shards", shards=1)
-    told = CliRunner().invoke(app, ["info", str(tmp_path / "shards")]).output
+    shards = shards_of(tmp_path, line, "provenance: [7]")
+    told = dlm("info", shards).output
     rows = told[told.index("provenance") :].splitlines()
     assert max(map(len, rows)) <= 130
     assert [row.split(maxsplit=1) for row in rows[2:8]] == [
@@ -144,13 +137,13 @@ def test_provenance_is_short_rows(tmp_path: Path) -> None:
         ["comments", "provenance: [7]"],
     ]
     assert rows[5].split(maxsplit=1)[1].startswith("a\\x1b[2Jbccc")
-    asked = CliRunner().invoke(app, ["info", str(tmp_path / "shards"), "--json"]).output
+    asked = dlm("info", shards, "--json").output
     assert json.loads(asked)["provenance"]["comments"][0] == line
 
 
 def test_one_form_is_printed_at_a_time() -> None:
     """--json and --helm together are refused, with what is expected."""
-    done = CliRunner().invoke(app, ["info", str(TINY), "--json", "--helm"])
+    done = dlm("info", str(TINY), "--json", "--helm")
     assert isinstance(done.exception, ConfigError)
     assert "--json and --helm" in str(done.exception)
 
@@ -159,8 +152,8 @@ def test_a_quantised_set_is_not_compared_value_by_value(tmp_path: Path) -> None:
     """It differs on purpose: the command says so, and what to do."""
     arpa = MODEL.write(tmp_path / "model.arpa")
     build_shard_set(arpa, tmp_path / "q8", 1, encoding="compact", bits=8)
-    done = CliRunner().invoke(app, ["verify", str(tmp_path / "q8"), "--arpa", str(arpa)])
+    done = dlm("verify", str(tmp_path / "q8"), "--arpa", str(arpa))
     assert isinstance(done.exception, ConfigError)
     assert "q8 is quantised (8 bits)" in str(done.exception)
     assert f"dlm export {tmp_path / 'q8'}" in str(done.exception)
-    assert CliRunner().invoke(app, ["verify", str(tmp_path / "q8")]).exit_code == 0
+    assert dlm("verify", str(tmp_path / "q8")).exit_code == 0

@@ -86,7 +86,7 @@ def test_a_low_limit_of_open_files_is_refused_with_what_to_do(command: str, tmp_
     assert (done.returncode, done.stderr.splitlines()) == (
         1,
         [
-            "dlm: this process may open only 24 files and connections; dlm needs at least 64. "
+            "dlm: this process can open only 24 files and connections; dlm needs at least 64. "
             "Allow more: ulimit -n 1024 in a shell, LimitNOFILE= in a systemd unit"
         ],
     )

@@ -92,7 +92,7 @@ def test_values_are_checked_before_the_command_runs(
     Path("a").touch()
     assert invoke(checked, "a", "-o", "new/b") == "1 new/b None\n"
     for given, said in (
-        (("a", "gone"), "TEXT: no such file: gone"),
+        (("a", "gone"), "TEXT: no such file or folder: gone"),
         (("a", "-o", "a"), "--output: a is an input of this command"),
         (("a", "--share", "0"), "--share is 0; expected above 0"),
     ):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
+from cli.trained import told
 from dlm.cli.main import app
 from dlm.ngram.arpa import PARTS_INDEX, ArpaReader, parts_index
 from normalised import normalised_model
@@ -17,11 +17,9 @@ from normalised import normalised_model
 
 def run(*arguments: object) -> str:
     """What a command prints; its error is raised."""
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    done = told(*arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 @pytest.fixture

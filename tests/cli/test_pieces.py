@@ -1,7 +1,9 @@
-"""`dlm pieces`: wordpieces from counts, with what protects those who were counted."""
+"""`dlm pieces`: wordpieces from counts, with what protects those who were counted. `--pieces`: a
+model over the pieces of any SentencePiece model."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -14,11 +16,13 @@ from typer.testing import CliRunner, Result
 
 pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
+import sentencepiece
+
 from dlm.cli.main import app
 from dlm.errors import ConfigError, EstimationError, FormatError, PrivacyError
 from dlm.federated.pieces.inventory import Inventory
 from dlm.record.counts_file import WordCounts, read_counts, write_counts
-from dlm.record.provenance import Guarantee, Provenance
+from dlm.record.provenance import Guarantee, Provenance, file_digest
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 WORDS = [
@@ -131,7 +135,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(counts: Path) -> None:
         assert isinstance(done.exception, kind)
         assert message in str(done.exception)
     done = pieces(counts, "--size", "36", output="out.txt")
-    assert "expected a name in .model" in str(done.exception)
+    assert "expected a name that ends in .model" in str(done.exception)
     write_counts(counts, WordCounts(tuple(WORDS), np.ones(len(WORDS)), GOOD))
     done = pieces(counts, "--size", "36", "--public-attested-by", "ACME")
     assert "comes from users; leave --public-attested-by out" in str(done.exception)
@@ -175,3 +179,45 @@ def test_counts_of_users_are_not_public_even_where_their_record_is_not_there(
         done = pieces(named, "--size", "36", "--public-attested-by", "ACME")
         assert isinstance(done.exception, ConfigError)
         assert f"counts.tsv{end} says that {named} comes from users" in str(done.exception)
+
+
+def trained(sentences: list[str], size: int, path: Path) -> sentencepiece.SentencePieceProcessor:
+    """A model as recognisers have it, without sentence marks, also written to `path`."""
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(sentences), model_writer=made, model_type="bpe", vocab_size=size,
+        bos_id=-1, eos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    path.write_bytes(made.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
+
+
+def test_a_model_over_pieces_is_that_of_text_cut_before(tmp_path: Path) -> None:
+    """It names its pieces; text is cut alike to be scored, empty, faulty and unknown as it is."""
+    said = [f"{a} the {b}\t{a}" for a in WORDS for b in WORDS] + ["", "walk  \u65e5\u672c talk"]
+    processor = trained(said[:400], 40, tmp_path / "spm.model")
+    cut = processor.encode([line.replace("\t", " ") for line in said], out_type=str)
+    texts, models = (tmp_path / "whole", tmp_path / "cut"), (tmp_path / "a", tmp_path / "b")
+    for text, lines in zip(texts, (said, map(" ".join, cut)), strict=True):
+        text.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    given = [["--pieces", str(tmp_path / "spm.model")], []]
+
+    def run(command: str, *options: object) -> Result:
+        return CliRunner().invoke(app, [command, *map(str, options)])
+
+    for text, model, options in zip(texts, models, given, strict=True):
+        done = run("estimate", text, "-n", 3, "-o", model, "--discount-fallback", *options)
+        assert done.exit_code == 0, done.exception
+    (first, whole), (_, plain) = (m.read_text(encoding="utf-8").split("\n", 1) for m in models)
+    assert whole == plain
+    about = json.loads(first.removeprefix("# provenance: "))
+    assert about["pieces"] == {"model_sha256": file_digest(tmp_path / "spm.model")}
+    assert about["text"]["words"] == sum(map(len, cut))
+    for command in (("score", "--words", "--local", models[0]), ("perplexity", models[0])):
+        found = [run(*command, text, *more) for text, more in zip(texts, given, strict=True)]
+        assert found[0].stdout == found[1].stdout
+        assert "OOVs:\t0\nTokens:" in found[0].output
+    done = run("estimate", texts[0], "-o", models[0], *given[0], "--engine", "spark")
+    assert isinstance(done.exception, ConfigError)
+    done = run("score", "--pieces", texts[0], texts[0])
+    assert f"the SentencePiece model {texts[0]} cannot be read: not a Sent" in str(done.exception)

@@ -10,24 +10,19 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from dlm.cli.main import program
+from cli.trained import told
 from dlm.cli.score import perplexity
 from dlm.errors import ConfigError, DlmError
 from dlm.ngram.arpa import ArpaReader
 from normalised import normalised_model, read_plain
 
-app = program(["prune", "reduce"])
-
 
 def run(*arguments: object) -> str:
     """What a command prints; its error is raised."""
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    done = told(*arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 @pytest.fixture
@@ -126,7 +121,7 @@ def test_a_text_without_lines_measures_nothing(model: Path, tmp_path: Path) -> N
 def test_histories_of_another_model_change_what_stays(model: Path, tmp_path: Path) -> None:
     """And the header names it."""
     other = normalised_model(2, order=2, words=15).write(tmp_path / "unigrams.arpa")
-    for name, options in (("a", []), ("b", ["--history", other])):
+    for name, options in (("a", []), ("b", ["--history-lm", other])):
         run("prune", model, "--ngrams", 60, "--output", tmp_path / f"{name}.arpa", *options)
     one, two = (set(read_plain(tmp_path / f"{n}.arpa").ngrams) for n in "ab")
     assert one != two
@@ -138,7 +133,7 @@ def test_histories_of_another_model_change_what_stays(model: Path, tmp_path: Pat
     ("options", "message"),
     [
         ([], "give one of"),
-        (["--ngrams", "few"], "expected a number, or numbers and -"),
+        (["--ngrams", "few"], "expected a number, or one entry per order"),
         (["--ngrams", "1,2"], "for 2 orders"),
         (["--threshold", "1e-8", "--memory", "1M"], "raise --memory"),
         (["--threshold", "1e-8", "--threads", "0"], "--threads is 0; expected 1 or more"),
@@ -174,7 +169,7 @@ def test_a_model_larger_than_the_memory_is_pruned_the_same(model: Path, tmp_path
 def test_a_reduced_model_says_where_it_comes_from(model: Path, tmp_path: Path) -> None:
     """After what its model said of itself; n-grams and scores are those of before."""
     out = tmp_path / "r.arpa"
-    assert "order 3 to 2" in run("reduce", model, "--order", 2, "--output", out)
+    assert "order 3 cut to 2" in run("reduce", model, "--order", 2, "--output", out)
     comments, counts = header(out)
     assert counts == header(model)[1][:2]
     assert comments[0] == "made by hand"

@@ -152,7 +152,7 @@ def test_a_file_of_phrases_chooses_a_hypothesis(
     for name, some in (("plain", []), ("named", ["--phrases", tmp_path / "names.tsv"])):
         done = dlm_rescore(tmp_path / "in.jsonl", *some, *more, tmp_path / f"{name}.jsonl")
         assert succeeded(done)
-        assert ("2 phrases of 3 words; the model lacks 1 of the words" in done.stderr) == bool(some)
+        assert ("2 phrases, 3 words in all; the model lacks 1 of them" in done.stderr) == bool(some)
         assert "sellers" not in done.stderr + done.stdout
         (found,) = read_nbest(tmp_path / f"{name}.jsonl")
         lm.append({one.words: one.lm for one in found.hypotheses})
@@ -231,8 +231,7 @@ def test_a_cluster_that_is_down_is_an_error_and_writes_nothing(run: Run, tmp_pat
     """The server is named; no file is left, not even a hidden one; nothing of what was said."""
     (tmp_path / "cluster.toml").write_text('[[server]]\naddress = "127.0.0.1:1"\nshard = 0\n')
     (tmp_path / "in.jsonl").write_text('{"id": "a", "hyps": [{"words": "secret"}]}\n')
-    done = run("rescore", "in.jsonl", "-o", "out.jsonl", cwd=tmp_path)
-    assert done.returncode == 1
+    done = run("rescore", "in.jsonl", "-o", "out.jsonl", cwd=tmp_path, status=1)
     assert b"127.0.0.1:1" in done.stderr
     assert b"secret" not in done.stderr + done.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"cluster.toml", "in.jsonl"}

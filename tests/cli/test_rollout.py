@@ -198,7 +198,7 @@ def test_no_utterance_fails_through_a_roll_out_and_an_undo(tmp_path, environ, ru
         status = run("status", "--json", cwd=tmp_path)
         assert json.loads(status.stdout)["rollout"]["model"] == new.manifest.shard_set
         assert going.wait(WAIT_S) == 0
-        assert content(tmp_path)[1] == f"{new.directory}\n"
+        assert read_sets(tmp_path / "cluster.sets") == [new.directory]
         before = load.on[new.manifest.model]
         until(lambda: load.on[new.manifest.model] > before + 5)
         going = start(environ, tmp_path, old.directory, "--share", "50%", "--watch-for", 60)
@@ -207,7 +207,7 @@ def test_no_utterance_fails_through_a_roll_out_and_an_undo(tmp_path, environ, ru
         going.wait(WAIT_S)
         done = run("rollout", "--undo", *QUICK, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert content(tmp_path)[1] == f"{new.directory}\n"
+        assert read_sets(tmp_path / "cluster.sets") == [new.directory]
         assert "rollout" not in content(tmp_path)[0]
     assert load.faults == []
     assert not (tmp_path / "cluster.toml").exists()
@@ -234,4 +234,4 @@ def test_a_token_that_names_one_of_the_models_rolls_nothing_out(
         write_whole(tokens, f"{text.rstrip()},{new.manifest.model}\n".encode(), mode=0o600)
         rolled = lambda: run(*rolling, cwd=tmp_path).returncode == 0  # noqa: E731
         until(rolled)  # once all servers have read the file
-        assert content(tmp_path)[1] == f"{new.directory}\n"
+        assert read_sets(tmp_path / "cluster.sets") == [new.directory]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +35,19 @@ report_goal = 4
 """
 
 
-def dlm(*arguments: object) -> Result:
-    """The command, in this process."""
-    return CliRunner().invoke(app, [str(each) for each in arguments])
+def dlm(*arguments: object, status: int | None = None) -> Result:
+    """The command, in this process; its exit status is checked if given."""
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    assert status in (None, done.exit_code), done.exception or done.output
+    return done
+
+
+def told(*arguments: object, **options: Any) -> Result:
+    """The same of a command whose error is raised here."""
+    done = CliRunner().invoke(app, [str(each) for each in arguments], **options)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
 
 
 def train(place: Path, words: Sequence[str], data: str) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from dlm.errors import ShardFormatError
-from dlm.index.check.decode import decode, export_arpa
+from dlm.index.check.decode import export_arpa
 from dlm.index.making import build_shard_set
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
-from models import HAND_MADE, PlainModel, build, changed, random_model
+from models import HAND_MADE, PlainModel, build, random_model
 
 MODELS = HAND_MADE | {
     f"random {seed}": random_model(seed, order=2 + seed % 5, per_order=50, unk=bool(seed % 3))
@@ -80,19 +79,3 @@ def test_export_keeps_comments_and_words_that_are_not_utf8(tmp_path: Path) -> No
                 pass
         assert one.vocabulary == two.vocabulary
         assert b"caf\xe9" in one.vocabulary.words
-
-
-def test_files_that_do_not_fit_each_other_are_not_decoded(tmp_path: Path) -> None:
-    """Two shards with the same n-grams: no model is made of them."""
-
-    source = build(random_model(2, per_order=60), tmp_path)
-
-    def both(content: dict[str, Any], files: dict[str, Any]) -> None:
-        files["shard-0001.arrow"] = files["shard-0000.arrow"]
-        for depth, level in enumerate(files["shard-0000.arrow"]):
-            blanks = int(level["blank"].sum())
-            content["counts"][depth + 2] = 2 * (len(level["rank"]) - blanks)
-            content["blanks"][depth + 2] = 2 * blanks
-
-    with pytest.raises(ShardFormatError, match="twice"):
-        decode(changed(source, tmp_path / "bad", both))

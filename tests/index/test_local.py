@@ -72,29 +72,6 @@ def test_words_that_share_a_context_score_as_each_alone(
         assert getattr(found, column).tobytes() == getattr(expected, column).tobytes()
 
 
-def test_groups_that_no_model_could_answer_are_refused(folder: Path) -> None:
-    """A context too long, an id too large, sums that do not fit."""
-    local = LocalModel.open(folder / "set")
-
-    def groups(lengths: list[int], context: list[int], words: list[int]) -> QueryGroups:
-        return QueryGroups(
-            np.array(lengths, np.uint8),
-            np.array(context, np.uint32),
-            np.array([len(words)], np.uint32),
-            np.array(words, np.uint32),
-        )
-
-    assert len(local.score_groups(groups([1], [1], [2, 3]))) == 2
-    for bad in (
-        groups([5], [1, 2, 3, 4, 5], [1]),
-        groups([1], [99], [1]),
-        groups([1], [1], [99]),
-        groups([2], [1], [1]),
-    ):
-        with pytest.raises(QueryError):
-            local.score_groups(bad)
-
-
 GOOD = np.zeros((2, 4), np.uint32), np.zeros(2, np.uint8), np.zeros(2, np.uint32)
 
 

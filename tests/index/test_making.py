@@ -17,12 +17,7 @@ from dlm.index.making.stages import GRAM_BYTES, NODE_BYTES
 from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import SLOTS
-from models import HAND_MADE, MISSING_PREFIX, PlainModel, build, random_model
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder by name."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+from models import HAND_MADE, MISSING_PREFIX, PlainModel, build, contents, random_model
 
 
 @pytest.mark.promise("same_bytes")

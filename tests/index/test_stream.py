@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dlm.index.layout import Manifest
 from dlm.index.making.budget import Budget
 from dlm.resources import available_bytes, parse_size
 from index.oracle import build_whole
-from models import HAND_MADE, MISSING_PREFIX, PlainModel, random_model
+from models import HAND_MADE, MISSING_PREFIX, PlainModel, contents, random_model
 
 MIB = 1 << 20
 # Blocks of five rows, runs of seven, and three of them merged at once.
@@ -29,18 +29,6 @@ def quickly(models: Iterable[str], *quick: str) -> list[Any]:
     """Their names, those beyond `quick` slow."""
     slow = pytest.mark.slow
     return [name if name in quick else pytest.param(name, marks=slow) for name in models]
-
-
-@pytest.fixture
-def spilling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every build spills all it can."""
-    monkeypatch.setattr(Budget, "of", classmethod(lambda *_: TINY))
-    yield
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder by name."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def check(path: Path, folder: Path, shards: int, encoding: str, bits: int | None) -> Manifest:
@@ -61,31 +49,31 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("shards", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
-@pytest.mark.parametrize("name", MODELS)
-def test_the_bytes_are_those_of_the_plain_form(name: str, shards: int, tmp_path: Path) -> None:
-    """In memory, as small models are built."""
-    for i, coding in enumerate(CODINGS_OF[shards]):
-        (tmp_path / str(i)).mkdir()
-        (path := tmp_path / str(i) / "m.arpa").write_text(MODELS[name].unsorted())
-        check(path, path.parent, shards, *coding)
+SPILLED = (
+    *("five_grams_deep_suffixes_missing", "empty_top_orders", "unigrams_only"),
+    *("unknown_word_in_longer_ngrams", "random_without_unk", "closed"),
+)
 
 
 @pytest.mark.promise("memory_and_reshard")
 @pytest.mark.parametrize("shards", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
 @pytest.mark.parametrize(
-    "name",
-    quickly(
-        MODELS,
-        *("five_grams_deep_suffixes_missing", "empty_top_orders", "unigrams_only"),
-        *("unknown_word_in_longer_ngrams", "random_without_unk", "closed"),
-    ),
+    ("name", "budget"),
+    [
+        *((name, None) for name in MODELS),
+        *(
+            pytest.param(name, TINY, marks=() if name in SPILLED else pytest.mark.slow)
+            for name in MODELS
+        ),
+    ],
 )
-@pytest.mark.usefixtures("spilling")
-def test_the_bytes_are_the_same_when_everything_spills(
-    name: str, shards: int, tmp_path: Path
+def test_the_bytes_are_those_of_the_plain_form(
+    name: str, budget: Budget | None, shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of five rows: every group of rows is cut somewhere."""
+    """In memory, as small models are built, and where everything spills: in blocks of five rows
+    every group of rows is cut somewhere."""
+    if budget is not None:
+        monkeypatch.setattr(Budget, "of", classmethod(lambda *_: budget))
     for i, coding in enumerate(CODINGS_OF[shards]):
         (tmp_path / str(i)).mkdir()
         (path := tmp_path / str(i) / "m.arpa").write_text(MODELS[name].unsorted())

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import forked
@@ -16,7 +17,7 @@ from dlm.index.making import build_shard_set
 from dlm.index.search.shard import Shard
 from dlm.ngram.backoff import DictModel
 from models import random_model
-from server.calls import Caller, GatedShard, Questions
+from server.calls import Asked, Caller, GatedShard, Questions
 
 SHARDS = 3
 
@@ -69,6 +70,12 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     manifest = build_shard_set(arpa, folder / "shards", 2)
     questions = Questions(folder / "shards", manifest, DictModel.from_arpa(arpa))
     return SimpleNamespace(directory=folder / "shards", manifest=manifest, questions=questions)
+
+
+@pytest.fixture
+def asked(sharded) -> Asked:
+    """A message to shard 0."""
+    return sharded.questions.ask(np.random.default_rng(1), 0)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -40,11 +39,6 @@ class Room:
         return asyncio.create_task(call())
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """On a loop of its own."""
-    asyncio.run(test())  # type: ignore[arg-type]
-
-
 def test_fair_takes_what_would_end_first() -> None:
     """Of two with equal work one after the other; little work before the rest of much."""
     fair = Fair()
@@ -63,20 +57,16 @@ def test_fair_takes_what_would_end_first() -> None:
 @pytest.mark.parametrize(
     ("client", "connection"), [("other", "3"), ("same", "3")], ids=["other", "same identity"]
 )
-def test_a_call_does_not_wait_for_the_many_of_another_connection(
+async def test_a_call_does_not_wait_for_the_many_of_another_connection(
     work: int | None, client: str, connection: str
 ) -> None:
     """It comes last, and is answered among the first."""
-
-    async def test() -> None:
-        room = Room()
-        for number in range(300):
-            room.ask("many", "same", str(number % 3), work)
-        await asyncio.sleep(0)
-        await room.ask("one", client, connection, work)
-        assert room.done.index("one") <= 4 * AT_ONCE
-
-    run(test)
+    room = Room()
+    for number in range(300):
+        room.ask("many", "same", str(number % 3), work)
+    await asyncio.sleep(0)
+    await room.ask("one", client, connection, work)
+    assert room.done.index("one") <= 4 * AT_ONCE
 
 
 @pytest.mark.parametrize(
@@ -84,79 +74,65 @@ def test_a_call_does_not_wait_for_the_many_of_another_connection(
     [(0, AT_ONCE), (LARGE, AT_ONCE), (None, 1)],
     ids=["small", "large", "unread"],
 )
-def test_little_begins_before_the_loop_has_looked_often(work: int | None, at_once: int) -> None:
+async def test_little_begins_before_the_loop_has_looked_often(
+    work: int | None, at_once: int
+) -> None:
     """Of messages what fits, of calls that are not read yet one, whether they waited or come just
     then: gRPC accepts them faster, so they wait here."""
-
-    async def test() -> None:
-        room = Room(at_once=AT_ONCE, threads=True)
-        calls = [room.ask("a", "a", "1", work) for _ in range(5 * at_once)]
-        await asyncio.sleep(0)
-        while not all(call.done() for call in calls):
-            before = len(room.done)
-            for _ in range(LOOKS):
-                await asyncio.sleep(0)
-            assert len(room.done) - before <= at_once
-
-    run(test)
-
-
-def test_a_loop_that_has_nothing_to_do_is_left_alone() -> None:
-    """A few messages make it look no more often; after a call it stops to count."""
-
-    async def test() -> None:
-        turns = Turns(MESSAGE_WORK, at_once=1)
-        for _ in range(AT_ONCE - 1):
-            await turns.take(0)
-        assert not turns._looks
-        await turns.call()
+    room = Room(at_once=AT_ONCE, threads=True)
+    calls = [room.ask("a", "a", "1", work) for _ in range(5 * at_once)]
+    await asyncio.sleep(0)
+    while not all(call.done() for call in calls):
+        before = len(room.done)
         for _ in range(LOOKS):
-            assert turns._looks
             await asyncio.sleep(0)
-        assert not turns._looks
-
-    run(test)
+        assert len(room.done) - before <= at_once
 
 
-def test_large_ones_wait_for_each_other_and_small_ones_do_not() -> None:
+async def test_a_loop_that_has_nothing_to_do_is_left_alone() -> None:
+    """Few messages do not make the loop look at the network. After a call it counts anew."""
+    turns = Turns(MESSAGE_WORK, at_once=1)
+    for _ in range(AT_ONCE - 1):
+        await turns.take(0)
+    assert not turns._looks
+    await turns.call()
+    for _ in range(LOOKS):
+        assert turns._looks
+        await asyncio.sleep(0)
+    assert not turns._looks
+
+
+async def test_large_ones_wait_for_each_other_and_small_ones_do_not() -> None:
     """As many as may be at work; a small one passes by."""
-
-    async def test() -> None:
-        turns = Turns(MESSAGE_WORK, at_once=2)
-        releases = [await turns.take(LARGE) for _ in range(2)]
-        third = asyncio.create_task(turns.take(LARGE))
-        (await turns.take(0))()
-        assert not third.done()
-        releases[0]()
-        releases[0]()  # once more frees nothing
-        fourth = asyncio.create_task(turns.take(LARGE))
-        await third
-        await asyncio.sleep(0.01)
-        assert not fourth.done()
-        releases[1]()
-        await fourth
-
-    run(test)
+    turns = Turns(MESSAGE_WORK, at_once=2)
+    releases = [await turns.take(LARGE) for _ in range(2)]
+    third = asyncio.create_task(turns.take(LARGE))
+    (await turns.take(0))()
+    assert not third.done()
+    releases[0]()
+    releases[0]()  # once more frees nothing
+    fourth = asyncio.create_task(turns.take(LARGE))
+    await third
+    await asyncio.sleep(0.01)
+    assert not fourth.done()
+    releases[1]()
+    await fourth
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_a_call_that_goes_away_keeps_no_turn(granted: bool) -> None:
+async def test_a_call_that_goes_away_keeps_no_turn(granted: bool) -> None:
     """Neither while it waits, nor when its turn has just come."""
-
-    async def test() -> None:
-        turns = Turns(MESSAGE_WORK, at_once=1)
-        release = await turns.take(LARGE)
-        gone = asyncio.create_task(turns.take(LARGE))
+    turns = Turns(MESSAGE_WORK, at_once=1)
+    release = await turns.take(LARGE)
+    gone = asyncio.create_task(turns.take(LARGE))
+    await asyncio.sleep(0)
+    if granted:
+        release()
+        gone.cancel()
+    else:
+        gone.cancel()
         await asyncio.sleep(0)
-        if granted:
-            release()
-            gone.cancel()
-        else:
-            gone.cancel()
-            await asyncio.sleep(0)
-            release()
-        (await turns.take(LARGE))()
-        with pytest.raises(asyncio.CancelledError):
-            await gone
-
-    run(test)
+        release()
+    (await turns.take(LARGE))()
+    with pytest.raises(asyncio.CancelledError):
+        await gone

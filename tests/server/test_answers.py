@@ -11,15 +11,13 @@ import pytest
 
 from dlm.errors import ProtocolError
 from dlm.index.search.shard import Shard
-from dlm.ngram.query import Answers, QueryGroups
+from dlm.ngram.query import QueryGroups
 from dlm.server.answers import Answerer
 from dlm.server.refusals import Refusal
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
 from server.calls import seal
-
-SIZES = [0, 1, 2, 31, 32, 33, 63, 64, 65, 200]  # of the blocks that a search goes through
 
 
 @pytest.fixture(scope="module")
@@ -49,21 +47,6 @@ def questions(sharded, size: int, seed: int = 0) -> QueryGroups:
     """Queries of `size` contexts of shard 0."""
     asked = sharded.questions.ask(np.random.default_rng(seed), 0, size)
     return codec.decode_score_request(asked.data, max_queries=1 << 16).groups
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_one_call_gives_the_bits_of_the_oracle_and_counts_them(sharded, shard, size) -> None:
-    """Packed as they stand in a reply."""
-    asked = sharded.questions.ask(np.random.default_rng(size), 0, size)
-    groups = codec.decode_score_request(asked.data, max_queries=1 << 16).groups
-    found = shard.score_owned(*arrays(groups))
-    assert found is not None
-    packed, by_order = found
-    n = len(groups.words)
-    matched, *others = packed[4 * n :].reshape(3, n)
-    answers = Answers(packed[: 4 * n].view(np.float32), matched, *others)
-    sharded.questions.compare(asked.queries, answers)
-    assert by_order.tolist() == np.bincount(matched, minlength=16).tolist()
 
 
 def is_in_order(answerer: Answerer, groups: QueryGroups) -> bool:
@@ -118,10 +101,9 @@ def test_counts_that_wrap_to_the_right_total_are_refused(sharded, shard) -> None
 
 @pytest.mark.parametrize(("field", "value"), [("shard_set", bytes(16)), ("shard", 2)])
 def test_a_message_for_another_shard_is_not_searched(
-    sharded, answerer, monkeypatch, field, value
+    sharded, answerer, monkeypatch, field, value, asked
 ) -> None:
     """Whatever its queries are."""
-    asked = sharded.questions.ask(np.random.default_rng(1), 0)
     message = pb.ScoreRequest.FromString(asked.data)
     setattr(message, field, value)
     monkeypatch.setattr(Shard, "score_owned", lambda *_: pytest.fail("it was searched"))

@@ -15,7 +15,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import forked
 from cluster import WAIT_S, CommandServer, ThreadServer, until
@@ -30,7 +29,6 @@ from dlm.server.service import ShardService
 from dlm.server.sets import FollowedSets, Sets, Turn, write_sets
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
-from dlm.wire.status import Reason
 from server.calls import Asked, Caller, GatedShard, outcome, outcome_of
 
 OK = grpc.StatusCode.OK
@@ -234,34 +232,13 @@ def test_sigterm_ends_a_server_that_loads(sharded, other, tmp_path, work, status
             server.kill()
 
 
-def test_draining_server_finishes_what_it_has_and_refuses_the_rest(sharded, gated):
-    """Health says NOT_SERVING, the one in flight is answered, a new one is refused as DRAINING."""
-    shard, server, caller = gated(inline_queries=0, drain_grace_s=0.0, shutdown_timeout_s=WAIT_S)
-    asked = sharded.questions.ask(np.random.default_rng(2), 0)
-    health = health_pb2_grpc.HealthStub(caller.channel)
-    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
-    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-    shard.hold()
-    first = caller.score.future(asked.data, timeout=WAIT_S)
-    assert shard.entered.acquire(timeout=WAIT_S)
-    server.post(Event.STOP)
-    assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-    second = outcome(caller.score, asked.data)
-    assert (second.code, second.reason) == (UNAVAILABLE, Reason.DRAINING)
-    assert not server.status.done()
-    shard.gate.set()
-    sharded.questions.verify(0, asked, first.result())
-    assert server.status.result(WAIT_S) == 0
-
-
 @pytest.mark.parametrize("how", ["second signal", "shutdown_timeout_s"])
-def test_what_does_not_finish_is_cut_off_with_status_1(sharded, gated, how):
+def test_what_does_not_finish_is_cut_off_with_status_1(sharded, gated, how, asked):
     """By a second signal at once, or when shutdown_timeout_s is over; the caller learns it."""
     shutdown_timeout_s = 0.0 if how == "shutdown_timeout_s" else 3600.0
     shard, server, caller = gated(
         inline_queries=0, drain_grace_s=0.0, shutdown_timeout_s=shutdown_timeout_s
     )
-    asked = sharded.questions.ask(np.random.default_rng(3), 0)
     shard.hold()
     first = caller.score.future(asked.data, timeout=WAIT_S)
     assert shard.entered.acquire(timeout=WAIT_S)
@@ -348,7 +325,7 @@ def test_shard_beyond_the_set_is_refused(sharded):
         open_shard(sharded.directory, 3, verify=True)
 
 
-def test_warm_up_meets_the_kernels_with_the_arrays_of_traffic(sharded):
+def test_warm_up_meets_the_kernels_with_the_arrays_of_traffic(sharded, asked):
     """No signature is compiled after the warm-up: the first client waits for no compiler."""
     from dlm.index.search import owned_kernels as search
     from dlm.server import kernels as checks
@@ -359,7 +336,6 @@ def test_warm_up_meets_the_kernels_with_the_arrays_of_traffic(sharded):
         service.answerer.warm_up(data)
     ours = (*(search.score_owned, checks.first_fault), *(checks.count_orders, checks.count_slots))
     before = [len(k.signatures) for k in ours]
-    asked = sharded.questions.ask(np.random.default_rng(5), 0)
     request = codec.decode_score_request(asked.data, max_queries=1000)
     service.answerer.check(request.groups)
     message = codec.parse(pb.ScoreRequest(), asked.data)

@@ -59,7 +59,7 @@ def test_remote_address_needs_clients_that_say_who_they_are(host, local):
     [
         ({"tls_cert": "c"}, "server.tls_key is missing"),
         ({"tls_key": "k"}, "server.tls_cert is missing"),
-        ({"tls_client_ca": "ca"}, "needs TLS"),
+        ({"tls_client_ca": "ca"}, "over TLS"),
     ],
 )
 def test_half_of_tls_is_refused(settings, missing):

@@ -158,6 +158,10 @@ BAD = {
     "too long": (lambda s, c: request_for(s, 0, [(1, 1, *c[-2:])])[0], Reason.CONTEXT_LENGTH),
     "id": (lambda s, c: request_for(s, 0, [(10**6, *c[-2:])])[0], Reason.ID_OUT_OF_RANGE),
     "too many": (lambda s, c: request_for(s, 0, [c] * 65_537)[0], Reason.TOO_MANY_QUERIES),
+    "slot of another": (
+        lambda s, c: request_for(s, 0, s.questions.contexts(np.random.default_rng(4), 1, 1))[0],
+        Reason.SLOT_NOT_OWNED,
+    ),
     "flipped": (
         lambda s, c: request_for(s, 0, [c])[0].replace(b"\x32\x04\0\0\0\0", b"\x32\x04\1\0\0\0"),
         Reason.CHECKSUM,
@@ -174,14 +178,7 @@ def test_bad_message_is_refused_with_its_reason(sharded, callers, name):
     assert (found.code, found.reason) == (CODE_OF[reason], reason)
 
 
-def test_a_context_of_another_shard_is_refused(sharded, callers):
-    """Never answered plausibly from what is not there."""
-    contexts = sharded.questions.contexts(np.random.default_rng(4), 1, 1)
-    found = outcome(callers[0].context_block, request_for(sharded, 0, contexts)[0])
-    assert found.reason is Reason.SLOT_NOT_OWNED
-
-
-def test_load_and_deadlines_are_those_of_scores(sharded, gated):
+def test_load_and_deadlines_are_those_of_scores(sharded, gated, asked):
     """A block in the kernel counts as in flight, and a late one is not begun."""
     now = [0.0, 0.0]  # the time, and how far it leaps at each look
 
@@ -196,7 +193,6 @@ def test_load_and_deadlines_are_those_of_scores(sharded, gated):
     first = caller.context_block.future(data, timeout=WAIT_S)
     assert shard.entered.acquire(timeout=WAIT_S)
     assert outcome(caller.context_block, data).reason is Reason.OVERLOADED
-    asked = sharded.questions.ask(np.random.default_rng(6), 0)
     assert outcome(caller.score, asked.data).reason is Reason.OVERLOADED
     shard.gate.set()
     first.result()
@@ -206,16 +202,3 @@ def test_load_and_deadlines_are_those_of_scores(sharded, gated):
     before = shard.calls
     assert outcome(caller.context_block, data).reason is Reason.LATE
     assert shard.calls == before
-
-
-def test_fault_inside_is_internal_and_survived(sharded, gated):
-    """And says nothing of what was asked."""
-    shard, _, caller = gated()
-    contexts = sharded.questions.contexts(np.random.default_rng(7), 0, 2)
-    data, _ = request_for(sharded, 0, contexts)
-    shard.fault = ValueError("secret 987654321")
-    found = outcome(caller.context_block, data)
-    assert (found.code, found.reason) == (grpc.StatusCode.INTERNAL, Reason.INTERNAL)
-    assert "987654321" not in found.details
-    shard.fault = None
-    assert outcome(caller.context_block, data).code is OK

@@ -155,13 +155,12 @@ def test_a_server_that_drains_answers_what_comes_until_its_clients_have_moved(
 
 
 def test_a_server_that_drains_does_not_wait_for_clients_that_ask_nothing(
-    sharded, gated, monkeypatch
+    sharded, gated, monkeypatch, asked
 ) -> None:
     """Their stream stays open for as long as they live."""
     monkeypatch.setattr("dlm.server.life.QUIET_S", 0.05)
     _, server, caller = gated(drain_grace_s=3600.0)
     stream = Stream(caller)
-    asked = sharded.questions.ask(np.random.default_rng(5), 0)
     stream.put(asked.data, 1)
     sharded.questions.verify(0, asked, stream.take()[1])
     server.post(Event.STOP)
@@ -215,10 +214,9 @@ def test_a_client_that_reads_nothing_stops_counting_as_load(
     assert reason_of(caught.value) is Reason.LATE
 
 
-def test_what_a_stream_may_send_unread_does_not_grow(sharded, gated) -> None:
+def test_what_a_stream_may_send_unread_does_not_grow(sharded, gated, asked) -> None:
     """The server does not measure the network, by pings, to take more."""
     _, server, _ = gated()
-    asked = sharded.questions.ask(np.random.default_rng(8), 0)
     peer = Peer(server.address)
     peer.ask("/dlm.v1.Shard/Exchange", asked.data + codec.exchange_tail(1, 0, 0))
     while not peer.ended:
@@ -227,11 +225,10 @@ def test_what_a_stream_may_send_unread_does_not_grow(sharded, gated) -> None:
     peer.close()
 
 
-def test_every_message_of_a_stream_that_breaks_is_counted_once(sharded, gated) -> None:
+def test_every_message_of_a_stream_that_breaks_is_counted_once(sharded, gated, asked) -> None:
     """Three in threads when bytes come that are no message: abandoned, and one refusal."""
     shard, server, caller = gated(inline_queries=0, threads=4)
     metrics = server.server.service.metrics
-    asked = sharded.questions.ask(np.random.default_rng(5), 0)
     shard.gate.clear()
     stream = Stream(caller)
     for sequence in (1, 2, 3):
@@ -245,12 +242,11 @@ def test_every_message_of_a_stream_that_breaks_is_counted_once(sharded, gated) -
     assert (metrics.messages, metrics.refusals.total(), metrics.abandoned) == (0, 1, 3)
 
 
-def test_a_stream_that_was_not_read_ends_when_it_is(sharded, gated, monkeypatch) -> None:
+def test_a_stream_that_was_not_read_ends_when_it_is(sharded, gated, monkeypatch, asked) -> None:
     """gRPC takes no status while a write is under way: nobody is left behind a stream without an
     end."""
     monkeypatch.setattr(replies, "WRITE_S", 0.1)
     _, server, _ = gated()
-    asked = sharded.questions.ask(np.random.default_rng(7), 0)
     peer = Peer(server.address, window=0)
     peer.ask("/dlm.v1.Shard/Exchange", asked.data + codec.exchange_tail(1, 0, 0), end=False)
     until(lambda: server.server.service.metrics.messages == 1)

@@ -39,31 +39,21 @@ def test_change_of_state_is_announced_first():
 
 @pytest.mark.parametrize("service", ["", "dlm.v1.Shard"])
 def test_health_follows_the_state(gated, service):
-    """NOT_SERVING while it warms, SERVING when ready, NOT_SERVING when it drains."""
+    """NOT_SERVING while it warms, SERVING when ready, NOT_SERVING when it drains; every watcher
+    hears of it, and one that leaves does not silence the others."""
     shard, server, caller = gated(open_gate=False, wait=False, inline_queries=0)
     health = health_pb2_grpc.HealthStub(caller.channel)
     request = health_pb2.HealthCheckRequest(service=service)
     assert health.Check(request, timeout=WAIT_S).status == NOT_SERVING
-    watch = health.Watch(request, timeout=WAIT_S)
-    assert next(watch).status == NOT_SERVING
+    leaves, *watches = [health.Watch(request, timeout=WAIT_S) for _ in range(3)]
+    assert [next(watch).status for watch in (leaves, *watches)] == [NOT_SERVING] * 3
+    leaves.cancel()
     shard.gate.set()
-    assert next(watch).status == SERVING
+    assert [next(watch).status for watch in watches] == [SERVING] * 2
     assert health.Check(request, timeout=WAIT_S).status == SERVING
     server.post(Event.STOP)
-    assert next(watch).status == NOT_SERVING
-    assert list(watch) == []
+    assert [[one.status for one in watch] for watch in watches] == [[NOT_SERVING]] * 2
     assert server.status.result(WAIT_S) == 0
-
-
-def test_every_watcher_hears_of_a_change(gated):
-    """One that leaves does not silence the others."""
-    _, server, caller = gated()
-    health = health_pb2_grpc.HealthStub(caller.channel)
-    watches = [health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S) for _ in range(3)]
-    assert [next(w).status for w in watches] == [SERVING] * 3
-    watches[0].cancel()
-    server.post(Event.STOP)
-    assert [next(w).status for w in watches[1:]] == [NOT_SERVING] * 2
 
 
 def test_unknown_service_is_not_found(gated):

@@ -13,7 +13,7 @@ from dlm.index.search.shard import Shard
 from dlm.server.health import Event
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
-from dlm.wire.status import Reason
+from dlm.wire.status import CODE_OF, Reason
 from server.calls import Caller, GatedShard, Stream, outcome
 
 UNKNOWN = bytes(range(16))
@@ -86,46 +86,10 @@ def test_fields_in_another_order_reach_the_same_model(other, pair):
     other.questions.verify(0, asked, caller.score(data, timeout=WAIT_S))
 
 
-def test_descriptions_name_every_set_with_the_default_first(sharded, other, pair):
-    """Whichever is described; an empty set means the default."""
-    _, caller = pair
-    names = [one.manifest.shard_set_bytes for one in (sharded, other)]
-    for asked, one in ((b"", sharded), (names[0], sharded), (names[1], other)):
-        request = pb.DescribeRequest(shard_set=asked).SerializeToString()
-        reply = pb.DescribeReply.FromString(caller.describe(request, timeout=WAIT_S))
-        assert reply.checksum == codec.describe_checksum(reply)
-        assert reply.manifest == one.manifest.text
-        assert reply.shard_set == one.manifest.shard_set_bytes
-        assert list(reply.shard_sets) == names
-
-
-def test_files_are_those_of_the_set_that_is_named(sharded, other, pair):
-    """Byte for byte; and each download gives its place back."""
-    server, caller = pair
-    for one in (sharded, other):
-        entry = one.manifest.file("low_orders")
-        request = pb.DownloadRequest(
-            shard_set=one.manifest.shard_set_bytes, file=pb.DOWNLOAD_FILE_LOW_ORDERS
-        )
-        data = b""
-        for raw in caller.download(request.SerializeToString(), timeout=WAIT_S):
-            chunk = pb.DownloadChunk.FromString(raw)
-            data += codec.decode_chunk(
-                chunk,
-                shard_set=request.shard_set,
-                shard=0,
-                offset=len(data),
-                file_bytes=entry.bytes,
-            )
-        assert data == (one.directory / entry.name).read_bytes()
-    assert [service.metrics.downloads for service in server.server.models] == [0, 0]
-
-
-def test_a_set_that_is_not_here_is_refused_with_what_is(sharded, other, pair):
+def test_a_set_that_is_not_here_is_refused_with_what_is(sharded, other, pair, asked):
     """For every call; and a message that is damaged is told so, not sent to another table."""
     _, caller = pair
     names = [one.manifest.shard_set for one in (sharded, other)]
-    asked = sharded.questions.ask(np.random.default_rng(3), 0)
     request = codec.decode_score_request(asked.data, max_queries=10_000)
     data, _ = codec.encode_score_request(UNKNOWN, 0, request.groups)
     describe = pb.DescribeRequest(shard_set=UNKNOWN).SerializeToString()
@@ -199,11 +163,19 @@ def test_draining_waits_for_every_model(sharded, busy):
     assert server.status.result(WAIT_S) == 0
 
 
-def test_messages_in_flight_count_whatever_model_they_ask(sharded, busy):
+def test_messages_in_flight_count_whatever_model_they_ask(sharded, other, busy, asked):
     """The limit bounds the memory of the process; a message above it is refused for any model."""
     gate, _, caller, verify = busy(max_in_flight=1)
-    refused = sharded.questions.ask(np.random.default_rng(6), 0)
-    assert outcome(caller.score, refused.data).reason is Reason.OVERLOADED
+    refused = outcome(caller.score, asked.data)
+    assert (refused.code, refused.reason) == (CODE_OF[Reason.OVERLOADED], Reason.OVERLOADED)
+    of_other = {"shard_set": other.manifest.shard_set_bytes}
+    beats = caller.beat(), caller.beat(**of_other)  # heartbeats are answered
+    assert [(beat.in_flight, beat.refused, beat.messages) for beat in beats] == [
+        (0, 1, 0),
+        (1, 0, 0),
+    ]
     gate.set()
     verify()
-    sharded.questions.verify(0, refused, outcome(caller.score, refused.data).data)
+    sharded.questions.verify(0, asked, outcome(caller.score, asked.data).data)
+    assert caller.beat(**of_other).in_flight == 0
+    assert caller.beat().queries == len(asked.queries)

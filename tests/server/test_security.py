@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from certificates import Authority
-from cluster import WAIT_S, free_ports, until
+from cluster import WAIT_S, ThreadServer, free_ports, until
 from dlm.client.config import ClientSecurity
 from dlm.server.config import ServerConfig
 from dlm.server.security import UNAUTHENTICATED
@@ -54,6 +54,12 @@ def write_tokens(path: Path, *lines: str) -> Path:
 def tokens(tmp_path: Path) -> Path:
     """The tokens of alice and bob."""
     return write_tokens(tmp_path / "tokens", "# who may ask", f"alice:{ALICE}", f"bob:{BOB}")
+
+
+@pytest.fixture
+def server(gated, tokens) -> ThreadServer:
+    """One that asks for them."""
+    return gated(tokens=str(tokens))[1]
 
 
 @pytest.fixture
@@ -117,9 +123,8 @@ def beat(channel: grpc.Channel) -> Outcome:
         (("x-token", ALICE),),
     ],
 )
-def test_without_a_good_token_every_call_ends_alike(gated, tokens, channels, metadata):
+def test_without_a_good_token_every_call_ends_alike(channels, metadata, server):
     """Whatever the method and whatever is wrong: one code, one message, one reason, no more."""
-    _, server, _ = gated(tokens=str(tokens))
     channel, refused = channels(server.address), grpc.StatusCode.UNAUTHENTICATED
     for method in METHODS:
         with pytest.raises(grpc.RpcError) as caught:
@@ -132,9 +137,8 @@ def test_without_a_good_token_every_call_ends_alike(gated, tokens, channels, met
 
 
 @pytest.mark.promise("authentication")
-def test_a_call_is_refused_before_its_request_is_there(gated, tokens):
+def test_a_call_is_refused_before_its_request_is_there(server):
     """The headers alone are answered; no byte of a message was sent, or ever will be."""
-    _, server, _ = gated(tokens=str(tokens))
     peer = Peer(server.address)
     for method in METHODS:
         peer.open_calls(method, 20)
@@ -143,11 +147,9 @@ def test_a_call_is_refused_before_its_request_is_there(gated, tokens):
     assert server.server.service.metrics.unauthenticated == 20 * len(METHODS)
 
 
-def test_with_a_good_token_every_method_answers(gated, tokens, channels, sharded):
+def test_with_a_good_token_every_method_answers(channels, sharded, asked, server):
     """And the name of the token is counted, not the token."""
-    _, server, _ = gated(tokens=str(tokens))
     channel = channels(server.address, ALICE)
-    asked = sharded.questions.ask(np.random.default_rng(1), 0)
     answered = call(channel, "/dlm.v1.Shard/Score", asked.data)
     sharded.questions.verify(0, asked, answered.data)
     assert call(channel, "/dlm.v1.Shard/Describe").code is grpc.StatusCode.OK
@@ -170,9 +172,8 @@ def test_health_is_open_where_the_configuration_says_so(gated, tokens, channels)
     assert call(channel, "/grpc.health.v1.Health/NoSuch").reason is Reason.UNAUTHENTICATED
 
 
-def test_metadata_above_the_bound_is_refused_and_the_server_lives(gated, tokens, channels):
+def test_metadata_above_the_bound_is_refused_and_the_server_lives(channels, server):
     """gRPC itself refuses it, before any of this code sees it."""
-    _, server, _ = gated(tokens=str(tokens))
     huge = (("authorization", "Bearer " + "a" * 100_000),)
     refused = call(channels(server.address), METHODS[4], metadata=huge)
     assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -243,10 +244,9 @@ def test_a_stream_that_is_not_read_is_told_of_its_removed_token_when_it_is(gated
 
 
 def test_a_reply_that_waits_with_the_next_read_ends_with_its_token_when_it_is_read(
-    gated, tokens, sharded
+    tokens, sharded, server
 ):
     """The client is told after the reply."""
-    _, server, _ = gated(tokens=str(tokens))
     guard, metrics = server.server.guard, server.server.service.metrics
     peer, asked = unread_reply(sharded, server, metadata_of(ALICE))
     peer.ask_more(asked.data)
@@ -275,9 +275,8 @@ def test_a_call_in_a_kernel_ends_too_when_its_token_is_removed(gated, tokens, ch
 
 @pytest.mark.promise("token_changes")
 @pytest.mark.parametrize("content", [b"", f"bob:{BOB}\nal".encode(), None])
-def test_a_bad_tokens_file_keeps_the_old_tokens(gated, tokens, channels, caplog, content):
+def test_a_bad_tokens_file_keeps_the_old_tokens(tokens, channels, caplog, content, server):
     """And the log says what is wrong with it, but nothing of what it holds."""
-    _, server, _ = gated(tokens=str(tokens))
     alice = channels(server.address, ALICE)
     if content is None:
         tokens.unlink()
@@ -292,9 +291,8 @@ def test_a_bad_tokens_file_keeps_the_old_tokens(gated, tokens, channels, caplog,
     until(lambda: beat(alice).reason is Reason.UNAUTHENTICATED)
 
 
-def test_refusals_are_logged_now_and_then_without_tokens(gated, tokens, channels, caplog):
+def test_refusals_are_logged_now_and_then_without_tokens(channels, caplog, server):
     """A flood of them does not flood the log."""
-    _, server, _ = gated(tokens=str(tokens))
     channel = channels(server.address, ALICE + "x")
     for _ in range(50):
         assert beat(channel).reason is Reason.UNAUTHENTICATED
@@ -325,11 +323,10 @@ def test_one_client_above_its_streams_is_refused_and_others_are_not(gated, token
         watch.cancel()
 
 
-def test_one_client_cannot_fill_the_server_with_scores(gated, tokens, channels, sharded):
+def test_one_client_cannot_fill_the_server_with_scores(gated, tokens, channels, sharded, asked):
     """Above client_in_flight it is refused; another is answered."""
     shard, server, _ = gated(tokens=str(tokens), client_in_flight=2, inline_queries=0, threads=4)
     shard.hold()
-    asked = sharded.questions.ask(np.random.default_rng(1), 0)
     alice, bob = channels(server.address, ALICE), channels(server.address, BOB)
     waiting = [alice.unary_unary(METHODS[0]).future(asked.data, timeout=WAIT_S) for _ in range(2)]
     waiting.append(bob.unary_unary(METHODS[0]).future(asked.data, timeout=WAIT_S))
@@ -347,9 +344,8 @@ def test_one_client_cannot_fill_the_server_with_scores(gated, tokens, channels, 
     sharded.questions.verify(0, asked, outcome(alice.unary_unary(METHODS[0]), asked.data).data)
 
 
-def test_calls_take_turns_before_they_are_read(gated, tokens, channels):
+def test_calls_take_turns_before_they_are_read(channels, server):
     """One of another client is answered among the first of many that were there before it."""
-    _, server, _ = gated(tokens=str(tokens))
     alice, bob = channels(server.address, ALICE), channels(server.address, BOB)
     assert beat(alice).code is beat(bob).code is grpc.StatusCode.OK
     turns = server.server.models.turns
@@ -374,12 +370,11 @@ def test_calls_take_turns_before_they_are_read(gated, tokens, channels):
 
 
 def test_streams_of_a_connection_above_its_share_are_read_no_further(
-    gated, tokens, channels, sharded
+    gated, tokens, channels, sharded, asked
 ):
     """Half of what its client may have in flight: what else it sends waits, and is answered."""
     shard, server, _ = gated(tokens=str(tokens), client_in_flight=4, inline_queries=0, threads=4)
     shard.hold()
-    asked = sharded.questions.ask(np.random.default_rng(1), 0)
     alice, bob = channels(server.address, ALICE), channels(server.address, BOB)
     messages = [asked.data + codec.exchange_tail(i, 0, 0) for i in range(1, 6)]
     replies = alice.stream_stream(METHODS[1])(iter(messages), timeout=WAIT_S)
@@ -397,7 +392,7 @@ def test_streams_of_a_connection_above_its_share_are_read_no_further(
 
 @pytest.mark.parametrize("inline_queries", [0, 65_536])
 def test_a_peer_that_does_not_read_its_answers_keeps_nobody_out(
-    gated, tokens, channels, sharded, inline_queries
+    gated, tokens, channels, sharded, inline_queries, asked
 ):
     """Its answers wait in its streams, and count as its messages in flight, not as everybody's."""
     _, server, _ = gated(
@@ -412,7 +407,6 @@ def test_a_peer_that_does_not_read_its_answers_keeps_nobody_out(
     streams = [alice.stream_stream(METHODS[1])(iter(messages), timeout=WAIT_S) for _ in range(10)]
     share = 5 if inline_queries else 2  # of large ones a connection has less
     until(lambda: metrics.in_flight == share)
-    asked = sharded.questions.ask(np.random.default_rng(2), 0)
     for _ in range(5):
         sharded.questions.verify(0, asked, outcome(bob.unary_unary(METHODS[0]), asked.data).data)
     for stream in streams:
@@ -460,7 +454,7 @@ def test_two_thousand_idle_connections_keep_nobody_out(start, tmp_path, channels
     """To a TLS port: connected and silent, or stuck in the middle of the handshake."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
-        pytest.skip(f"this process may open {hard} files, the test needs 4,096")
+        pytest.skip(f"this process can open {hard} files, the test needs 4,096")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     authority = Authority(tmp_path)
     pair = authority.server

@@ -26,6 +26,7 @@ from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import CODE_OF, Reason, reason_of
 from models import HAND_MADE
 from server.calls import Asked, Caller, outcome, seal
+from server.test_context_block import request_for
 
 OK = grpc.StatusCode.OK
 
@@ -34,7 +35,7 @@ def test_right_answers_equal_the_oracle_bit_for_bit(sharded, callers):
     """Messages of every size, to every shard, on the loop and in threads."""
     rng = np.random.default_rng(1)
     for shard, caller in enumerate(callers):
-        for contexts in (1, 2, 31, 32, 33, 300):
+        for contexts in (1, 2, 31, 32, 33, 63, 64, 65, 300):
             asked = sharded.questions.ask(rng, shard, contexts)
             found = outcome(caller.score, asked.data)
             assert found.code is OK, found
@@ -181,25 +182,6 @@ def test_model_without_partitioned_ngrams_is_served(tmp_path, start, name):
 # -------------------------------------------------- load, deadlines and faults
 
 
-def test_message_beyond_max_in_flight_is_refused_as_overload(sharded, gated):
-    """While one waits in the kernel a second is refused, and heartbeats are still answered."""
-    shard, _, caller = gated(inline_queries=0, max_in_flight=1)
-    asked = sharded.questions.ask(np.random.default_rng(4), 0)
-    shard.hold()
-    first = caller.score.future(asked.data, timeout=WAIT_S)
-    assert shard.entered.acquire(timeout=WAIT_S)
-    second = outcome(caller.score, asked.data)
-    assert (second.code, second.reason) == (CODE_OF[Reason.OVERLOADED], Reason.OVERLOADED)
-    beat = caller.beat()
-    assert (beat.in_flight, beat.refused, beat.messages) == (1, 1, 0)
-    shard.gate.set()
-    sharded.questions.verify(0, asked, first.result())
-    assert outcome(caller.score, asked.data).code is OK
-    beat = caller.beat()
-    assert (beat.in_flight, beat.refused, beat.messages) == (0, 1, 2)
-    assert beat.queries == 2 * len(asked.queries)
-
-
 @pytest.mark.promise("late_work")
 def test_work_whose_deadline_has_passed_is_not_begun(sharded, gated):
     """A clock that leaps an hour at each look: the deadline is over before the kernel's turn."""
@@ -220,10 +202,9 @@ def test_work_whose_deadline_has_passed_is_not_begun(sharded, gated):
         sharded.questions.verify(0, asked, caller.score(asked.data))
 
 
-def test_message_whose_caller_left_is_dropped_from_the_queue(sharded, gated):
+def test_message_whose_caller_left_is_dropped_from_the_queue(sharded, gated, asked):
     """One thread, busy: what waits behind it and is cancelled never reaches the kernel."""
     shard, server, caller = gated(inline_queries=0, threads=1)
-    asked = sharded.questions.ask(np.random.default_rng(6), 0)
     shard.hold()
     before = shard.calls
     first = caller.score.future(asked.data, timeout=WAIT_S)
@@ -246,23 +227,27 @@ def test_fault_inside_is_internal_logged_and_survived(sharded, gated, caplog):
     for inline_queries in (0, 1000):
         shard, _, caller = gated(inline_queries=inline_queries)
         asked = sharded.questions.ask(np.random.default_rng(7), 0)
+        contexts = sharded.questions.contexts(np.random.default_rng(7), 0, 2)
+        block, _ = request_for(sharded, 0, contexts)
         shard.fault = ValueError("secret 987654321")
-        with caplog.at_level(logging.ERROR, logger="dlm.server"):
-            found = outcome(caller.score, asked.data)
-        assert (found.code, found.reason) == (grpc.StatusCode.INTERNAL, Reason.INTERNAL)
-        assert "987654321" not in found.details
-        assert "987654321" not in caplog.text
-        assert "ValueError" in caplog.text
-        assert "raise self.fault" in caplog.text
+        for call, data in ((caller.score, asked.data), (caller.context_block, block)):
+            caplog.clear()
+            with caplog.at_level(logging.ERROR, logger="dlm.server"):
+                found = outcome(call, data)
+            assert (found.code, found.reason) == (grpc.StatusCode.INTERNAL, Reason.INTERNAL)
+            assert "987654321" not in found.details
+            assert "987654321" not in caplog.text
+            assert "ValueError" in caplog.text
+            assert "raise self.fault" in caplog.text
         shard.fault = None
         sharded.questions.verify(0, asked, outcome(caller.score, asked.data).data)
-        assert caller.beat().refused == 1
+        assert outcome(caller.context_block, block).code is OK
+        assert caller.beat().refused == 2
 
 
-def test_server_that_warms_up_refuses_as_not_ready(sharded, gated):
+def test_server_that_warms_up_refuses_as_not_ready(sharded, gated, asked):
     """Score and Download wait for READY; Describe and Heartbeat say WARMING."""
     shard, server, caller = gated(open_gate=False, wait=False)
-    asked = sharded.questions.ask(np.random.default_rng(8), 0)
     found = outcome(caller.score, asked.data)
     assert (found.code, found.reason) == (grpc.StatusCode.UNAVAILABLE, Reason.NOT_READY)
     with pytest.raises(grpc.RpcError) as caught:
@@ -301,22 +286,15 @@ def test_describe_gives_the_manifest_and_the_limits(sharded, callers):
             assert reply.checksum == codec.describe_checksum(reply)
 
 
-@pytest.mark.parametrize("call", ["describe", "heartbeat"])
-def test_other_shard_set_is_refused(callers, call):
-    """Describe and Heartbeat for another set fail; a set of another length is no set."""
-    kind = {"describe": pb.DescribeRequest, "heartbeat": pb.HeartbeatRequest}[call]
-    for shard_set, reason in ((bytes(16), Reason.WRONG_SHARD_SET), (b"x", Reason.MALFORMED)):
-        data = kind(shard_set=shard_set).SerializeToString()
-        found = outcome(getattr(callers[0], call), data)
-        assert (found.code, found.reason) == (CODE_OF[reason], reason)
-
-
-def test_heartbeat_for_another_shard_is_refused(sharded, callers):
-    """With a shard set, the shard must be right too."""
+def test_a_heartbeat_for_another_shard_or_for_what_is_no_set_is_refused(sharded, callers):
+    """With a shard set, the shard must be right too; of another set see test_models."""
     shard_set = sharded.manifest.shard_set_bytes
     data = pb.HeartbeatRequest(shard_set=shard_set, shard=1).SerializeToString()
     assert outcome(callers[0].heartbeat, data).reason is Reason.WRONG_SHARD
     assert callers[1].beat(shard_set=shard_set, shard=1).shard == 1
+    for call, kind in (("describe", pb.DescribeRequest), ("heartbeat", pb.HeartbeatRequest)):
+        found = outcome(getattr(callers[0], call), kind(shard_set=b"x").SerializeToString())
+        assert (found.code, found.reason) == (CODE_OF[Reason.MALFORMED], Reason.MALFORMED)
 
 
 def test_heartbeat_counts_what_was_sent(sharded, callers):
@@ -470,11 +448,10 @@ def test_unknown_method_is_unimplemented(callers):
 
 
 def test_a_message_in_order_is_checked_and_searched_in_one_call(
-    sharded, gated, monkeypatch
+    sharded, gated, monkeypatch, asked
 ) -> None:
     """What says where something is wrong looks at none but those where something is."""
     shard, _, caller = gated()
-    asked = sharded.questions.ask(np.random.default_rng(31), 0)
     calls, looks = shard.calls, list[int]()
     check = answers.kernels.check
     monkeypatch.setattr(answers.kernels, "check", lambda *a: looks.append(1) or check(*a))

@@ -323,6 +323,7 @@ def test_status_shows_the_default_first_and_only_what_is_held_now(sharded, other
         before, after = status.poll().rows, status.poll().rows
         assert all(a.uptime_s < b.uptime_s for a, b in zip(before, after, strict=True))
         assert [row.memory_bytes is not None for row in after] == [True, False][: len(held)]
+        assert {(row.state, row.queries_per_s) for row in after} == {("ready", 0)}
     status.close()
     server.end()
 

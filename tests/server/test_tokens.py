@@ -6,8 +6,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dlm.errors import ConfigError
 from dlm.server.tokens import MAX_TOKENS, Tokens, read_tokens
@@ -54,16 +53,6 @@ def test_whatever_is_brought_is_refused_and_raises_nothing(value):
     assert find(tokens, value) is None
     scheme = "Bearer " if isinstance(value, str) else b"Bearer "
     assert find(tokens, scheme + value) is None  # type: ignore[operator]
-
-
-def test_no_metadata_and_two_tokens_are_no_token():
-    """Two are not tried one after the other."""
-    tokens = Tokens((digest(ALICE.encode()),), ("alice",), (inf,), ((),))
-    good = ("authorization", f"Bearer {ALICE}")
-    assert tokens.find((good,), NOW) == 0
-    assert tokens.find((good, good), NOW) is None
-    assert tokens.find((), NOW) is None
-    assert tokens.find(None, NOW) is None
 
 
 def test_every_digest_is_compared_whatever_was_brought(monkeypatch):

@@ -1,1 +1,1 @@
-"""Shard sets back to n-grams: what is compared, verified and exported."""
+"""Turns shard sets back into n-grams, to compare, verify and export them."""

@@ -1,7 +1,7 @@
-"""From shards back to n-grams: what `making` wrote, as sorted arrays or as an ARPA file.
+"""Turns shards, written by `making`, back into n-grams, as sorted arrays or as an ARPA file.
 
 The inverse of `making`: an n-gram of three words or more comes from the shard of the last two words
-of its context, its back-off weight from the node of the n-gram itself, which may be in another.
+of its context; its back-off weight comes from its own node, which may be in another shard.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ I64 = np.int64
 F32 = np.float32
 U32 = np.uint32
 
-# Reports a fault: the rule it breaks, the file, and how.
+# Reports a fault: the broken rule, the file, and the details.
 FaultCallback = Callable[[str, str, str], None]
 
 
@@ -44,7 +44,7 @@ class Tables:
 
 @dataclass(frozen=True, eq=False)
 class DecodedModel:
-    """The n-grams of a shard set, blanks left out.
+    """The n-grams of a shard set, without blanks.
 
     orders  by order: rows (n, order) uint32, oldest word first, ascending; log10_prob (n,)
             float32; log10_backoff (n,) float32, 0 where the model has none
@@ -60,7 +60,7 @@ def decode(directory: str | os.PathLike[str], *, verify: bool = True) -> Decoded
 
     Raises      ShardFormatError  the set is damaged, or its files contradict each other
     Guarantees  the values are those of the ARPA file that was sharded, bit for bit
-    Cost        memory: some 90 bytes per n-gram at its peak
+    Cost        memory: about 90 bytes per n-gram at its peak
     """
     opened = ShardSet.open(directory, verify=verify)
     model = decode_tables(opened).model
@@ -98,8 +98,8 @@ def export_arpa(
 def decode_tables(opened: ShardSet, fault: FaultCallback | None = None) -> Tables:
     """Every n-gram and blank, and the flag of each.
 
-    Args  fault  called where the files contradict each other; what cannot be placed is left out.
-                 Without it, the first fault raises ShardFormatError
+    Args  fault  called if the files contradict each other; n-grams that cannot be placed are left
+                 out. Without it, the first fault raises ShardFormatError
     """
     tell = _raise if fault is None else fault
     low = opened.low.plain()
@@ -164,18 +164,18 @@ class _Level:
 
 
 class _Tree:
-    """The tree of one shard, read level by level; `rows` are the contexts of the level at hand."""
+    """The tree of one shard, read level by level; `rows` has the contexts of the current level."""
 
     def __init__(self, shard: Shard) -> None:
         self.levels = shard.plain()
         self.file = layout.file_name("shard", shard.index)
         self.rows = np.zeros((0, 0), U32)
-        # Of the level above: its words, and where those of each node begin.
+        # The words of the level above, and where those of each node begin.
         self.words = np.zeros(0, U32)
         self.begin = np.zeros(1, I64)
 
     def level(self, depth: int, model: NgramTables, tell: FaultCallback) -> _Level:
-        """Level `depth`, whose contexts have depth + 2 words; to be called for 0, 1, 2, ..."""
+        """Level `depth`, whose contexts have depth + 2 words; call it for 0, 1, 2, ... in order."""
         a = self.levels[depth]
         key_bits = key_bits_of(len(model.vocabulary))
         ids, sizes = mirrored(a.key, key_bits), np.diff(a.begin)
@@ -197,7 +197,7 @@ class _Tree:
                     f"a word after {spell(model.vocabulary, self.rows[node])} is beyond the "
                     f"{listed[node]} that follow the last of them ({len(beyond)} such)",
                 )
-                # What is said of the others means nothing.
+                # The values of blanks are meaningless.
                 a.rank[beyond] = 0
                 parent_begin = np.where(listed, parent_begin, 0)
         else:
@@ -257,6 +257,6 @@ def _joined(
 
 
 def spell(vocabulary: Vocabulary, ids: NDArray[np.uint32]) -> str:
-    """The words of `ids`, for a message: on one line, and not longer than a line."""
+    """The words of `ids` for a message, shortened to one line."""
     text = repr(b" ".join(vocabulary.words[i] for i in ids.tolist()).decode("utf-8", "replace"))
     return text if len(text) <= 80 else text[:77] + "..."

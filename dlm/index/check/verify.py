@@ -1,6 +1,6 @@
 """Checks that a shard set follows every rule of shards/FORMAT.md, and holds a given model.
 
-Opening a set checks what a kernel relies on; this checks that the answers can be right.
+Opening a set checks what a kernel relies on; this module checks that the answers can be right.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Violation:
 
 @dataclass
 class VerifyReport:
-    """What `verify` found.
+    """The result of `verify`.
 
-    manifest    None where it cannot be read
-    violations  the first of each rule and file
+    manifest    None if it cannot be read
+    violations  the first violation of each rule and file
     warnings    oddities that break no rule
-    complete    False where a violation kept some rules from being checked
+    complete    False if a violation kept some rules from being checked
     """
 
     directory: Path
@@ -84,7 +84,7 @@ def verify(
     Args    arpa      the ARPA file that the set should hold, compared n-gram for n-gram
             progress  called with a line for each stage
     Raises  ArpaError  the file given as `arpa` is malformed
-            OSError    a file that is there cannot be read; a damaged set raises nothing
+            OSError    an existing file cannot be read; a damaged set raises nothing
     Cost    memory: some 100 bytes per n-gram
     """
     say = progress or (lambda line: None)
@@ -120,8 +120,8 @@ def verify_files(
 ) -> VerifyReport:
     """Checks the files that a server of some shards reads; the others may be absent.
 
-    Each byte against the manifest's checksums, the manifest itself, and what a kernel relies on.
-    The rules between n-grams need all shards: `verify`.
+    It checks each byte against the manifest's checksums, the manifest itself, and what kernels rely
+    on. Rules between n-grams need all shards, see `verify`.
 
     Raises  ConfigError  the set has no shard with that number
             OSError      an existing file cannot be read
@@ -181,8 +181,8 @@ def _open(
 
 
 class _Rules:
-    """What does not follow from the columns being those of the n-grams, which is compared after;
-    `bad` notes a violation where a mask is not empty."""
+    """Rules that do not follow from the comparison of the columns with the n-grams, which comes
+    later; `bad` notes a violation where a mask is not empty."""
 
     def __init__(self, report: VerifyReport, opened: ShardSet, model: NgramTables) -> None:
         self.report = report
@@ -197,7 +197,8 @@ class _Rules:
         self.values()
         self.blanks()
         self.model_id()
-        # A node or an n-gram that was left out of the tables leaves a hole that shows as more.
+        # A node or an n-gram that was left out of the tables leaves a hole, which shows as further
+        # faults.
         lost = {"node", "twice"} & {v.rule for v in self.report.violations}
         self.report.complete = not lost
 
@@ -222,7 +223,7 @@ class _Rules:
     # ------------------------------------------------------------------ rules
 
     def vocabulary(self) -> None:
-        """Words that an ARPA file can hold, the sentence marks among them."""
+        """The words can be in an ARPA file, and include the sentence marks."""
         file = layout.file_name("vocabulary")
         words = self.opened.vocabulary.words
         for i, word in enumerate(words):
@@ -253,7 +254,7 @@ class _Rules:
                 )
 
     def values(self) -> None:
-        """No weight at the highest order; `packed.check` told values that are no such numbers."""
+        """The highest order has no weights; `packed.check` reports invalid numbers."""
         weighted = self.model.tables[-1].log10_backoff != 0
         self.bad("backoff", self.order, weighted, "has a back-off weight at the highest order")
 
@@ -270,7 +271,9 @@ class _Rules:
                 self.bad("blank-word", k, wrong, "is a blank, or should be one")
             elif not unk:
                 holds = (table.rows == UNK_ID).any(axis=1)
-                self.bad("blank-word", k, holds, "contains the unknown word, which the model lacks")
+                self.bad(
+                    "blank-word", k, holds, "contains the unknown word, which is not in the model"
+                )
             if k > 1:
                 shorter = self.model.tables[k - 2].blank[table.prefix]
                 self.bad("prefix", k, shorter & ~table.blank, "has a blank as its prefix")
@@ -291,7 +294,7 @@ def _bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 @dataclass(frozen=True, eq=False)
 class _Ngrams:
-    """The n-grams of a model, blanks left out, as a reader gives them: a `stages.NgramSource`."""
+    """The n-grams of a model without blanks, as a reader gives them: a `stages.NgramSource`."""
 
     model: NgramTables
 
@@ -322,7 +325,7 @@ class _Ngrams:
 
 
 def _compare_with_rebuilt(report: VerifyReport, opened: ShardSet, model: NgramTables) -> None:
-    """The columns are a function of the n-grams and the slot table; here it is computed again."""
+    """Computes the columns again from the n-grams and the slot table, and compares them."""
     manifest = opened.manifest
     rebuilt = rebuild(
         _Ngrams(model), manifest.slots, manifest.shards, coding_of_set(manifest.encoding)

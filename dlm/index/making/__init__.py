@@ -7,7 +7,7 @@ An n-gram w1 .. wk is kept as a row of numbers, in one of two orders:
 
 From the highest order down, three sorted streams are merged (`join`): the k-grams of the file in
 suffix order, the suffixes that order k + 1 requires, and the contexts of order k + 1 in list order.
-What comes out, in suffix order, is order k with its blanks and flags, and the nodes of k words.
+The result, in suffix order, is order k with its blanks and flags, and the nodes of k words.
 """
 
 from dlm.index.making.shard_set import build_shard_set

@@ -1,4 +1,4 @@
-"""Memory and disk that a build needs, and how a limit of memory is divided."""
+"""The memory and disk that a build needs, and how a memory limit is divided."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MIB = 1 << 20
 PARSER_BYTES = 64 * MIB  # text and arrays of ArpaReader
 WORD_BYTES = 300  # a word in the vocabulary of the reader, and the arrays of the 1-grams
 ROOT_BYTES = 30  # a root of a shard: its number, the size and the place of its record
-LEAST_BYTES = 160 * MIB  # beside these
+LEAST_BYTES = 160 * MIB  # bytes for everything else
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How a limit of memory is divided.
+    """The division of a memory limit.
 
     durable        spill to disk, and keep a journal; else everything stays in memory
     sort_bytes     per sorter; read_bytes  for runs being read; each at least 8 MiB
     block_rows     rows that a kernel gets or gives at once
-    capacity_rows  sorted at once, if not what sort_bytes allows; for tests
+    capacity_rows  rows sorted at a time, instead of what sort_bytes allows; for tests
     """
 
     durable: bool
@@ -49,8 +49,9 @@ class Budget:
         fixed = least - LEAST_BYTES
         if memory_bytes < least:
             raise ConfigError(
-                f"--memory is {memory_bytes:,} bytes; {counts[0]:,} words, and the word pairs of "
-                f"{min(threads, shards)} of {shards} shards, need at least {least:,}"
+                f"--memory is {memory_bytes:,} bytes; expected at least {least:,}, for "
+                f"{counts[0]:,} words and the word pairs of {min(threads, shards)} of {shards} "
+                "shards"
             )
         if PARSER_BYTES + fixed + in_memory_bytes(counts) <= memory_bytes:
             return cls.in_memory(threads)
@@ -81,7 +82,7 @@ class Budget:
 
 
 def credible_counts(reader: NgramReader) -> list[int]:
-    """The counts of the header, but at most what the bytes of the file can hold."""
+    """The counts of the header, limited to what the file's bytes can hold."""
     counts = list(reader.counts)
     place = Path(reader.path)
     if reader.compression == "plain" and place.is_file():
@@ -91,22 +92,22 @@ def credible_counts(reader: NgramReader) -> list[int]:
 
 
 def least_bytes(counts: Sequence[int], shards: int = 1, threads: int = 1) -> int:
-    """Beside the vocabulary, the roots of a shard for each thread: each may be a 2-gram."""
+    """The least memory of a build: words, and per thread a shard's roots (up to all 2-grams)."""
     roots = sum(counts[1:2]) * min(threads, shards) // shards
     return LEAST_BYTES + WORD_BYTES * counts[0] + ROOT_BYTES * roots
 
 
 def in_memory_bytes(counts: Sequence[int]) -> int:
-    """About how many bytes the n-grams of a model take if nothing is spilled."""
+    """The approximate bytes of a model's n-grams if nothing is spilled."""
     rows = sum(count * (4 * (k + 2) + 8 + 44) for k, count in enumerate(counts, 1) if k > 1)
     return rows + ROOT_BYTES * sum(counts[1:2])
 
 
 def spill_bytes(counts: Sequence[int]) -> int:
-    """About the most bytes on disk that the n-grams of a model take while it is sharded.
+    """The approximate maximum of bytes on disk for a model's n-grams while it is sharded.
 
-    At first, all are sorted in two ways; later, there are nodes and n-grams by length, before and
-    after assignment to shards, or as of all shards and of some. Blanks are not counted.
+    At first, each n-gram is there in two sort orders. Later, nodes and n-grams are there before and
+    after they are assigned to shards, or for all shards and again for some. Blanks do not count.
     """
     twice = sum(2 * count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1)
     return int(

@@ -73,10 +73,10 @@ def build(
 ) -> dict[str, Any]:
     """Writes the files of a shard set except the manifest; returns the manifest's content.
 
-    Args  reader  of a model that `stages.check_header` passed, not begun
+    Args  reader  of a model that passed `stages.check_header`; nothing was read from it yet
           folder  where the files are written, and the journal
-          spill   for everything else; an empty folder, or what a killed build left
-          key     `journal.build_key`, of a build that can resume; None keeps no journal
+          spill   for everything else: an empty folder, or what a killed build left
+          key     identifies a build that can resume; None keeps no journal
           slots   (4096,) the shard of each slot; None balances them
     """
     journal = Journal(folder, key if budget.durable else None)
@@ -129,7 +129,7 @@ def resume(
     budget: Budget,
     say: Callable[[str], None],
 ) -> None:
-    """Restores what an earlier build has finished, or removes what it left; None: always that."""
+    """Restores what an earlier build finished, or removes its files; None always removes them."""
     problem = None
     if journal is not None:
         problem = journal.load(work, budget) or _files_problem(folder, work)
@@ -155,7 +155,7 @@ def rebuild(
 
     Trusts  no n-gram of `source` is repeated or lacks its prefix
     """
-    with scratch_folder(None, "dlm-rebuild") as folder:  # for sorters; stays empty
+    with scratch_folder(None, "dlm-rebuild") as folder:  # a folder for sorters, which stays empty
         silent = ProgressReporter(lambda line: None)
         c = Context(Work(None), Budget.in_memory(), coding, silent, folder)
         journal = Journal(folder, None)
@@ -189,7 +189,7 @@ class _File:
     kind: str
     index: int | None
     numbers: tuple[int, int, int]  # n-grams, blanks, nodes
-    make: Callable[[], Columns]  # in any thread
+    make: Callable[[], Columns]  # may run in any thread
 
 
 def _files(c: Context, shards: int, journal: Journal) -> Iterator[_File]:
@@ -227,7 +227,7 @@ def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> Non
         sync_folder(folder)
         journal.save(name, work)
 
-    # Some files are made while the one before them is written.
+    # Some files are made while the previous one is written.
     with ThreadPoolExecutor(c.budget.threads) as pool:
         coming: deque[tuple[_File, Future[Columns]]] = deque()
         for file in _files(c, shards, journal):
@@ -239,7 +239,7 @@ def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> Non
 
 
 def write_file(path: Path, kind: str, columns: Columns, work: Work) -> tuple[int, str]:
-    """As `write_parts`; then removes the parts that are not columns of the work by name."""
+    """Like `write_parts`; then removes the parts that are not named columns of the work."""
     written = write_parts(path, kind, columns)
     for _, parts in columns.values():
         for part in parts:
@@ -249,7 +249,7 @@ def write_file(path: Path, kind: str, columns: Columns, work: Work) -> tuple[int
 
 
 def finish_words(c: Context) -> None:
-    """Flags and values of the 1-grams, and the ids of the model: as it was, and quantised."""
+    """The flags and values of the 1-grams, and the model's ids, original and quantised."""
     work, info = c.work, c.work.info
     prob, backoff = work.array("word-prob"), work.array("word-backoff")
     extended = np.zeros(c.words, np.bool_)
@@ -282,7 +282,7 @@ def finish_words(c: Context) -> None:
 
 
 def _words_digest(c: Context) -> Any:
-    """Hashes every word, each after its length as eight bytes: the start of a model id."""
+    """Hashes every word, preceded by its length in eight bytes, as the start of a model id."""
     text = c.work.array("words")
     begin = np.append(0, np.flatnonzero(text == ord("\n")) + 1)
     digest = xxhash.xxh3_128()
@@ -306,11 +306,11 @@ def vocabulary_columns(c: Context) -> dict[str, Any]:
 
 
 def low_columns(c: Context) -> dict[str, Any]:
-    """The columns of the low orders, the pairs a piece at a time."""
+    """The columns of the low orders, with the pairs in pieces."""
     work = c.work
     values, extended = work.array("word-values"), work.array("word-extended")
     sizes = work.array("pair-sizes") if c.order > 1 else np.zeros(c.words, I64)
-    # Words that may have a weight or a list, and one that stands for the others.
+    # The number of words that may have a weight or a list, plus one for all others.
     count = int(np.flatnonzero((sizes > 0) | (values[:, 1] != 0)).max(initial=-1)) + 1
     weights = np.zeros(count + 1, F32)
     weights[:count] = values[:count, 1]
@@ -345,7 +345,7 @@ def low_columns(c: Context) -> dict[str, Any]:
             value_bits, chunk[:, 0] >> shift, of_pairs,
         )  # fmt: skip
         lists.put(words, bits)
-    # Arrays by word are in memory.
+    # Columns by word are made at once, since, unlike those of 2-grams, they fit in memory.
     begin_bits, place_bits = bits_of(int(begin[-1])), bits_of(int(place[-1]))
     stride = begin_bits + place_bits + WIDTH_BITS + backoff.bits
     entries = room((count + 2) * stride)
@@ -383,7 +383,8 @@ def low_columns(c: Context) -> dict[str, Any]:
 def _pairs_of_words(
     c: Context, begin: NDArray[np.int64]
 ) -> Iterator[tuple[int, int, NDArray[np.uint32]]]:
-    """Rows of `join` of the pairs of some words at a time: the first of them, the one after."""
+    """Rows of `join` for pairs of some words at a time: the first word, and the one after the
+    last."""
     first, count = 0, len(begin) - 1
     while first < count:
         after = int(np.searchsorted(begin, begin[first] + c.budget.block_rows, side="right")) - 1
@@ -396,7 +397,7 @@ def _pairs_of_words(
 def _key_widths(
     keys: NDArray[np.uint32], begin: NDArray[np.int64], key_bits: int
 ) -> NDArray[np.int64]:
-    """Bits of the largest id in each list, at least 1, of keys of `key_bits`."""
+    """The bits of the largest id in each list, at least 1, for keys of `key_bits`."""
     widths, some = np.ones(len(begin) - 1, I64), np.diff(begin) > 0
     # An id of few bits, mirrored, ends with zeros.
     joined = np.bitwise_or.reduceat(keys, begin[:-1][some] - begin[0])
@@ -447,7 +448,7 @@ class ShardLevels:
                     pass
 
     def rows(self, index: int) -> list[tuple[Column, Column]]:
-        """The nodes and entries of a shard by level; of one after another."""
+        """The nodes and entries of a shard by level; call it for one shard after another."""
         return [
             (self._taken(index, k, 0), self._taken(index, k, 1)) for k in range(self._c.order - 2)
         ]
@@ -463,7 +464,7 @@ class ShardLevels:
         return column.finish(sync=False)
 
     def columns(self, index: int, rows: list[tuple[Column, Column]]) -> dict[str, Any]:
-        """In any thread."""
+        """The columns of a shard; may run in any thread."""
         c = self._c
         pairs = len(c.work.columns["pairs"]) if c.order > 1 else 0
         columns = pack_shard(c, rows, stages.level_codes(c), pairs, f"shard-{index}")
@@ -478,5 +479,5 @@ def pack_shard(
     name: str,
 ) -> TreeColumns:  # fmt: skip
     """The columns of a shard from its nodes and entries by level, rows of `kernels.route`; `pairs`
-    are the 2-grams of the model, blanks included; `name` as of `TreePacker`."""
+    is the number of 2-grams, including blanks; `name` is as in `TreePacker`."""
     return TreePacker(rows, codes, pairs, c.key_bits, c.work, c.budget.block_rows, name).pack()

@@ -20,7 +20,7 @@ from dlm.index.layout import COLUMNS, FORMAT_VERSION
 from dlm.spill.column import Column
 
 Part = NDArray[Any] | Column
-# By name, in the order of the format: dtype, and parts in order.
+# Name of a column -> its dtype, and its parts in order; the columns are in the format's order.
 Columns = Mapping[str, tuple[Any, Sequence[Part]]]
 _STEP_BYTES = 4 << 20
 
@@ -70,18 +70,18 @@ def pieces(parts: Sequence[Part]) -> Iterator[memoryview]:
 
 
 def write_parts(path: Path, kind: str, columns: Columns) -> tuple[int, str]:
-    """Writes one file of a shard set and syncs it: its size in bytes and its XXH3-128.
+    """Writes and syncs one file of a shard set; returns its size in bytes and its XXH3-128.
 
     Guarantees  the bytes are those that Arrow writes for columns in memory
     """
     if list(columns) != list(COLUMNS[kind]):
-        raise ValueError(f"{kind} needs columns {list(COLUMNS[kind])}, got {list(columns)}")
+        raise ValueError(f"{kind} needs columns {list(COLUMNS[kind])}; found {list(columns)}")
     fields, lists = [], []
     true: dict[int, Iterator[memoryview]] = {}
     for name, (dtype, parts) in columns.items():
         dtype = np.dtype(dtype)
         if dtype not in COLUMNS[kind][name]:
-            raise ValueError(f"column {name} of {kind} cannot be {dtype}")
+            raise ValueError(f"column {name} of {kind} cannot have type {dtype}")
         length = sum(map(len, parts))
         # Pages that nobody touches take no memory.
         empty = pa.py_buffer(mmap.mmap(-1, max(length * dtype.itemsize, 1)))
@@ -105,7 +105,10 @@ def write_parts(path: Path, kind: str, columns: Columns) -> tuple[int, str]:
         with pa.ipc.new_file(pa.PythonFile(sink, "w"), schema) as writer:
             writer.write_batch(pa.record_batch(lists, schema=schema))
         if true:
-            raise RuntimeError(f"Arrow copied {len(true)} columns of {path.name}")
+            raise RuntimeError(
+                f"Arrow copied {len(true)} columns of {path.name}, so the file lacks their values; "
+                "expected no copy. Report this, with the version of pyarrow"
+            )
         sink.sync()
     finally:
         sink.close()

@@ -1,4 +1,4 @@
-"""The kernels of the streaming builder: blocks of rows in, blocks of rows out.
+"""The kernels of the streaming builder, which turn blocks of rows into blocks of rows.
 
 A kernel that runs out of a block, or of room, returns which one, and is called again with the next:
 `at` and other arrays keep its progress.
@@ -30,7 +30,7 @@ BLANK_CODE = 0x7FFFFFFF  # no probability has these bits: it would be no number
 
 @kernel("uint32[:, :], uint32[:], uint32[:], int64, out uint32[:, :]")
 def suffix_rows(ids, prob, backoff, key_bits, out):  # type: ignore[no-untyped-def]
-    """Rows (n, k + 2) in suffix order of n-grams (n, k >= 2), the bits of their values behind."""
+    """Rows (n, k + 2) in suffix order of n-grams (n, k >= 2), then the bits of their values."""
     k = ids.shape[1]
     for i in range(len(ids)):
         out[i, 0] = ids[i, k - 2]

@@ -39,7 +39,7 @@ class BitStream:
         self._last = U64(0)
 
     def room(self, bits: int) -> tuple[NDArray[np.uint64], int]:
-        """Words for the next `bits` bits, 0 there, and the bit at which they begin."""
+        """Words for the next `bits` bits, which are 0, and the bit at which they begin."""
         begin = self._bits % 64
         words = room(begin + bits)
         words[0] = self._last
@@ -58,7 +58,7 @@ class BitStream:
 
 
 def zero_words(path: Path | None, bits: int) -> NDArray[np.uint64]:
-    """`columns.room`, in memory or in a file at `path`, whose room is taken and whose name goes."""
+    """Like `columns.room`, in memory or in a file at `path` with reserved space and no name."""
     if path is None:
         return room(bits)
     count = len(room(0)) + (bits + 63) // 64
@@ -73,7 +73,7 @@ def put_roots(
 ) -> tuple[int, NDArray[np.uint64], NDArray[np.int64]]:
     """Bits of a tree, its words (see `zero_words`), and where the record of each root begins.
 
-    Shapes  numbers, sizes (R,)  the numbers of their 2-grams, rising; the bits of their records
+    Shapes  numbers, sizes (R,)  of each root: its 2-gram's number, rising; its record's bits
     """
     key_bits = key_bits_of(pairs)
     bits = int(record_kernels.root_bits(numbers, sizes, key_bits))
@@ -97,7 +97,7 @@ class LevelValues:
         self.probs.add(magnitude[magnitude != BLANK_CODE])
 
     def join(self, other: LevelValues) -> None:
-        """Adds what another found of the same level, which is not used again."""
+        """Adds the values of another one for the same level, which is not used again."""
         self.probs.join(other.probs)
         self.weights.join(other.weights)
 
@@ -120,8 +120,8 @@ def tree_columns(
     """The columns of a shard, in the order of the format.
 
     Args    pairs, key_bits  2-grams of the model, and bits of a word's key
-            codes, counts    of each level: its code; its nodes and n-grams
-            tree_bits, tree  the records, and how long they are
+            codes, counts    for each level: its code; its numbers of nodes and n-grams
+            tree_bits, tree  the length of the records in bits, and the records
     """
     shape = [len(codes), pairs, key_bits, tree_bits]
     tables: list[list[NDArray[Any] | Column]] = [[], []]
@@ -138,8 +138,8 @@ def tree_columns(
 
 
 class _Piece(NamedTuple):
-    """Some nodes of a level: rows; where they, the n-grams after them and the nodes below begin and
-    end."""
+    """The rows of some nodes of a level; where they, the n-grams after them and the nodes below
+    begin and end."""
 
     rows: Rows
     nodes: tuple[int, int]
@@ -152,7 +152,7 @@ class TreePacker:
     for each level. First come the sizes of all records, from the longest contexts to the roots,
     and then the records, from the roots down: a shard is never in memory as rows.
 
-    Args  name  of what it writes on the way, in `work`
+    Args  name  name of its intermediate files in `work`
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class TreePacker:
         self._value_bits = [code.prob.bits + code.flag_bits for code in codes]
         self._pairs, self._key_bits = pairs, key_bits
         self._work, self._rows, self._name = work, rows, name
-        # Of the records of each level, roots last: their bits, and the codes of their weights.
+        # For each level, the roots last: the bits of its records, and the codes of their weights.
         self._sizes: list[Column] = []
 
     def pack(self) -> TreeColumns:
@@ -192,7 +192,8 @@ class TreePacker:
             below, after = (np.cumsum(chunk[:, i], dtype=I64) for i in (3, 4))
             ends, (x, y, z), first = below + after, end, 0
             while first < len(chunk):
-                # One node at least: no more stand below and after it than there are words.
+                # A piece has at least one node. The nodes and n-grams below a node, and those after
+                # it, are at most as many as the words.
                 before = int(ends[first - 1]) if first else 0
                 last = max(int(np.searchsorted(ends, before + self._rows, "right")), first + 1)
                 begin, end = end, (x + last, y + int(after[last - 1]), z + int(below[last - 1]))
@@ -201,8 +202,8 @@ class TreePacker:
         assert end[1:] == (len(entries), 0 if deepest else len(self._levels[depth + 1][0]))
 
     def _below(self, depth: int, piece: _Piece) -> tuple[Bits, NDArray[np.int64], int]:
-        """The keys of the nodes below some of a level, the sizes of their records, and the bits of
-        a key: none for the deepest."""
+        """The keys of the nodes below a piece of a level, the sizes of their records, and the bits
+        of a key. The deepest level has no nodes below it."""
         if depth + 1 == len(self._levels):
             return np.empty(0, np.uint32), np.empty(0, I64), 0
         sizes = self._sizes[len(self._levels) - 2 - depth].read(*piece.below)
@@ -214,7 +215,7 @@ class TreePacker:
             return np.empty(0, I64)
         ranks = self._levels[0][1].read(*piece.entries)[:, 1]
         ends = np.cumsum(piece.rows[:, 4], dtype=I64)
-        # Ranks rise in a list.
+        # Ranks are ascending in a list.
         largest = np.append(ranks, U64(0))[ends - 1] * (piece.rows[:, 4] > 0)
         return np.maximum(np.frexp(largest.astype(np.float64))[1], 1).astype(I64)
 

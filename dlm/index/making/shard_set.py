@@ -1,4 +1,4 @@
-"""Builds a shard set from an ARPA file: the whole folder or nothing.
+"""Builds a shard set from an ARPA file: either the complete folder or nothing.
 
 `builder` makes the files. This module handles the folder and its lock, the memory limit, disk
 space, repair, and the manifest, which is written last.
@@ -26,8 +26,7 @@ from dlm.files import NO_ROOM, locked, move, remove_leftovers, scratch_folder, s
 from dlm.index import layout
 from dlm.index.coding import Coding, coding_of
 from dlm.index.layout import Manifest
-from dlm.index.making import kernels as joining
-from dlm.index.making import stages
+from dlm.index.making import kernels as joining, stages
 from dlm.index.making.budget import (
     Budget,
     credible_counts,
@@ -38,8 +37,7 @@ from dlm.index.making.budget import (
 from dlm.index.making.builder import build, source_of
 from dlm.index.making.work import JOURNAL, build_key, describe_input
 from dlm.index.ngrams import read_raw, sorted_tables, with_prefixes
-from dlm.index.packed import kernels as packed
-from dlm.index.packed import record_kernels as records
+from dlm.index.packed import kernels as packed, record_kernels as records
 from dlm.index.settings import ShardSettings
 from dlm.kenlm.open import open_ngrams
 from dlm.ngram import kernels as reading
@@ -48,7 +46,7 @@ from dlm.ngram.partition import SLOTS
 from dlm.resources import available_bytes, check_disk
 from dlm.spill import kernels as sorting
 
-# What makes a shard set in the encoding exact; see jit.compile_ahead.
+# The kernels that make a shard set in the exact encoding; see jit.compile_ahead.
 KERNELS = (
     joining.join,
     sorting.refine,
@@ -93,22 +91,22 @@ def build_shard_set(
         output     folder to make; it must not exist, or be empty
         encoding   "exact", or "compact": smaller, and its values quantised
         bits       per quantised value, or 32 to keep values as they are; compact only
-        slot_load  queries recorded for each slot, to balance those instead of the bytes stored
-        slots      (4096,) the shard of each slot, in place of a balance
+        slot_load  queries recorded for each slot, which are balanced instead of the bytes stored
+        slots      (4096,) the shard of each slot, instead of a balanced table
         repair     add missing prefixes (`ngrams.with_prefixes`); the model is first rewritten with
-                   them, which needs it in memory as a whole
+                   them, which needs the whole model in memory
         memory_bytes  limit; None takes half of the available memory, or what is needed if that is
                    more. Some 300 MB for the interpreter are not counted
         spill      folder for data that exceeds the limit; None: beside the output
         progress   called with a line for each stage, and every few seconds
     Raises  ArpaError, ConfigError, OSError
     Guarantees
-        The folder appears whole or not at all: it is written next to `output`, synced and renamed.
-        The same model and arguments give the same bytes, whatever the memory.
+        The folder appears complete or not at all: it is written next to `output`, synced and
+        renamed. The same model and arguments give the same bytes, whatever the memory.
         If a build from a file spills and is killed or interrupted, running it again with the same
         arguments resumes from its last finished stage.
-    Cost    memory: a limit that spares the words, 300 bytes each, and the word pairs of as many
-            shards as threads, 30 bytes each; with `repair`, before that, some 400 bytes per n-gram
+    Cost    memory: the limit, which must hold the words, 300 bytes each, and the word pairs of as
+            many shards as threads, 30 bytes each; with `repair`, first some 400 bytes per n-gram
     """
     ShardSettings(shards)
     coding = coding_of(encoding, bits)
@@ -119,8 +117,8 @@ def build_shard_set(
         raise ConfigError(f"slot_load has {len(slot_load)} slots; expected {SLOTS}")
     if slots is not None and (len(slots) != SLOTS or not 0 <= slots.min() <= slots.max() < shards):
         raise ConfigError(
-            f"slots names shards up to {slots.max()} for {len(slots)} slots; expected {SLOTS} "
-            f"slots, and shards below {shards}"
+            f"slots has {len(slots)} entries with shards up to {slots.max()}; expected {SLOTS} "
+            f"entries, and shards 0 to {shards - 1}"
         )
     destination = Path(output)
     check_destination(destination)
@@ -140,7 +138,7 @@ def build_shard_set(
 
 
 def put_in_place(place: BuildFolders, content: dict[str, Any], destination: Path) -> Manifest:
-    """Writes the manifest, and renames the folder, whose other files are whole."""
+    """Writes the manifest, and renames the folder, whose other files are complete."""
     place.clear_all_but_set()
     manifest = layout.make_manifest({**_HEAD, **content})
     with (place.folder / layout.MANIFEST).open("wb") as out:
@@ -165,11 +163,11 @@ def _streamed(
     threads: int,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes a set's files in bounded memory; its manifest's content. `original`: of `_repair`."""
+    """Writes a set's files in bounded memory; returns the manifest. `_repair` gives `original`."""
     search = None if memory_bytes is None else memory_bytes // 4
     folder = place.spill.parent
     with open_ngrams(arpa, memory_bytes=search, folder=folder, progress=say) as reader:
-        if original is None:  # else `_repair` did
+        if original is None:  # else `_repair` has checked it
             stages.check_header(reader)
         counts = credible_counts(reader)
         if memory_bytes is None:
@@ -223,7 +221,7 @@ def _streamed(
 def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Writes the model in `arpa` to `path` with the prefixes that it lacks; returns its source.
 
-    An ArpaError names places in `arpa`: nothing is left for the builder to refuse.
+    An ArpaError names places in `arpa`; afterwards the builder has nothing to refuse.
     """
     say(f"reading {os.fspath(arpa)} to repair it")
     with open_ngrams(arpa, progress=say) as reader:
@@ -258,17 +256,17 @@ def check_destination(destination: Path) -> None:
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(
             f"{destination} exists and is not an empty folder; "
-            "give another --output, or remove it first"
+            "give another --output, or remove this one first"
         )
 
 
 @dataclass
 class BuildFolders:
-    """Where a build writes.
+    """The folders that a build writes to.
 
     folder    the set, and the journal;  spill  everything else
-    repaired  beside which there is a folder for the repaired model, if there is one
-    keeps     whether what is there may serve a later build
+    repaired  if given, the repaired model is in a folder beside it
+    keeps     whether a later build may use the existing files
     """
 
     folder: Path
@@ -277,7 +275,7 @@ class BuildFolders:
     keeps: bool = False
 
     def begin(self, keep: bool) -> None:
-        """Makes the folders; what an earlier build left is removed unless `keep`."""
+        """Makes the folders; removes what an earlier build left, unless `keep`."""
         self.keeps = keep
         if not keep or not (self.folder / JOURNAL).exists():
             self.clear()
@@ -304,10 +302,10 @@ class BuildFolders:
 
 @contextmanager
 def building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterator[BuildFolders]:
-    """Folders to write in, the set's beside `destination`, locked against a second builder.
+    """Folders to write in; the set's is beside `destination`, and locked against a second builder.
 
-    The lock tells a killed build from a running one. An error removes everything; a signal leaves
-    what a later build can resume from.
+    The lock distinguishes a killed build from a running one. An error removes everything; a signal
+    leaves what a later build can resume from.
     """
     whole = destination.absolute()
     whole.parent.mkdir(parents=True, exist_ok=True)
@@ -337,7 +335,7 @@ def building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterato
 
 @contextmanager
 def explained(place: BuildFolders) -> Iterator[None]:
-    """Adds to the error of a full disk where it is."""
+    """Adds the path of the full disk to its error."""
     try:
         yield
     except OSError as exc:
@@ -351,6 +349,6 @@ def explained(place: BuildFolders) -> Iterator[None]:
         ]
         raise OSError(
             exc.errno,
-            f"{exc.strerror}{what}: the build was stopped and removed; free bytes were "
+            f"{exc.strerror}{what}: the build was stopped and its files removed. Bytes free then: "
             f"{' and '.join(free)}. Free space, or name another disk with --output or --tmp",
         ) from exc

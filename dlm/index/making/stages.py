@@ -2,9 +2,9 @@
 
 `read` sorts the n-grams of each order; `join_order` closes an order and finds its nodes, from the
 highest down; `route_level` gives each node and n-gram its shard. Names in the work: `suffix-K` and
-`list-K` are order K sorted, `needed-K` what it must have for K + 1, `entries-K` and `nodes-K` its
-columns, `shard-nodes-K` and `shard-entries-K` the same by shard. Above 500 lines: each stage reads
-what the one before it named.
+`list-K` are order K sorted, `needed-K` the n-grams that it must have for K + 1, `entries-K` and
+`nodes-K` its columns, `shard-nodes-K` and `shard-entries-K` the same by shard. This module has over
+500 lines, since each stage reads what the previous one named.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 U32 = np.uint32
 I64 = np.int64
 F32 = np.float32
-# Bytes a node and an n-gram take in a shard, about; the balance goes by these.
+# Approximate bytes of a node and an n-gram in a shard, which the balance uses.
 NODE_BYTES = 6
 GRAM_BYTES = 6
-MOST_NGRAMS = (1 << 32) - 1  # of one order: places have 32 bits
+MOST_NGRAMS = (1 << 32) - 1  # per order: places have 32 bits
 FAULTS_KEPT = 1 << 16  # missing contexts, and repeated n-grams, of an order
 
 Rows = NDArray[np.uint32]
@@ -89,14 +89,14 @@ def check_header(reader: NgramReader) -> None:
     if reader.order > MAX_ORDER:
         raise ArpaError(
             f"the model has order {reader.order}; shards hold at most order {MAX_ORDER}. "
-            f"Lower it first (dlm reduce --order {MAX_ORDER})",
+            f"Lower the order first (dlm reduce --order {MAX_ORDER})",
             path=reader.path,
         )
     for k, count in enumerate(reader.counts, 1):
         if k > 1 and count > MOST_NGRAMS:
             raise ArpaError(
-                f"{count} n-grams; an order holds at most {MOST_NGRAMS}. Give a smaller model: "
-                "of a lower order, or pruned",
+                f"{count} n-grams of one order are too many; expected at most {MOST_NGRAMS}. Prune "
+                "the model, or lower its order",
                 order=k,
             )
 
@@ -135,7 +135,7 @@ def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
         at = 1
 
         def settle(until: int) -> Sorter | None:
-            """Finishes the orders below `until`; returns the sorter of that one."""
+            """Finishes the orders below `until`; returns the sorter of order `until`."""
             nonlocal at, sorter
             while at < until:
                 if at == 1:
@@ -145,7 +145,7 @@ def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
                     ending = sorter
                     sorting[at] = pool.submit(c.budget.finish, ending)
                     if c.budget.durable:
-                        sorting[at].result()  # its memory is the next one's
+                        sorting[at].result()  # the next order uses its memory
                 at += 1
                 sorter = None
                 if at <= top:
@@ -218,14 +218,14 @@ def _unigrams(
 
 
 def quantisers(c: Context, k: int) -> tuple[Quantiser, Quantiser] | None:
-    """What the values of order k are replaced by; None where they stay."""
-    if c.coding.bits is None or k == 1:  # as `coding.quantised`
+    """The replacements for the values of order k; None if the values stay."""
+    if c.coding.bits is None or k == 1:  # words are not quantised
         return None
     out = []
     for what, bits in (("prob", c.coding.bits), ("backoff", weight_bits(c.coding.bits))):
         values, counts = c.work.array(f"{what}-values-{k}"), c.work.array(f"{what}-counts-{k}")
         if what == "backoff" and not (values == 0).any():
-            # 0 has a code: there may be blanks, whose weight it is.
+            # 0 has a code, since it is the weight of blanks, if there are any.
             place = int(np.searchsorted(values, F32(0)))
             values, counts = np.insert(values, place, F32(0)), np.insert(counts, place, 1)
         out.append(Quantiser(values, counts, bits))
@@ -240,7 +240,8 @@ def join(c: Context, journal: Journal) -> None:
 
 
 def join_order(c: Context, k: int) -> None:
-    """Order k in suffix order: its blanks, flags and nodes; sorted in list order if k > 2."""
+    """Joins order k in suffix order: its blanks, flags and nodes; sorts it in list order if k >
+    2."""
     work, info, budget = c.work, c.work.info, c.budget
     top, size = c.order, budget.block_rows
     count = c.counts[k - 1]
@@ -307,7 +308,7 @@ def join_order(c: Context, k: int) -> None:
                 continue
             feeds[asked].refill()
             ended[asked] = feeds[asked].ended
-            at[asked - 1] = 0  # A, Q, X, P stand in this order
+            at[asked - 1] = 0  # places A, Q, X, P are in the streams' order
         flush()
         if sorter is not None:
             work.runs[f"list-{k}"] = budget.finish(sorter)
@@ -317,8 +318,9 @@ def join_order(c: Context, k: int) -> None:
     info["blanks"][k - 1] = int(at[kernels.BLANKS])
     if int(at[kernels.NUMBER]) > MOST_NGRAMS:
         raise ArpaError(
-            f"{int(at[kernels.NUMBER])} n-grams, {int(at[kernels.BLANKS])} of them blanks; an "
-            f"order holds {MOST_NGRAMS} at most. Give a smaller model: of a lower order, or pruned",
+            f"{int(at[kernels.NUMBER])} n-grams of one order, {int(at[kernels.BLANKS])} of them "
+            f"blanks, are too many; expected at most {MOST_NGRAMS}. Prune the model, or lower its "
+            "order",
             order=k,
         )
     work.keep(f"load-{k}", load)
@@ -411,7 +413,8 @@ def raise_faults(c: Context, path: str) -> None:
                 if kind == "missing":
                     message = (
                         f"the prefix {_spell(words, ids[:-1])} of the {order}-gram "
-                        f"{_spell(words, ids)} is not among the {order - 1}-grams ({count} such)"
+                        f"{_spell(words, ids)} is not among the {order - 1}-grams ({count} such "
+                        "n-grams)"
                     )
                     advice = (
                         "Add the missing n-grams with --repair, which changes no score beyond "
@@ -419,7 +422,8 @@ def raise_faults(c: Context, path: str) -> None:
                     )
                 else:
                     message = (
-                        f"the {order}-gram {_spell(words, ids)} is listed twice ({count} such)"
+                        f"the {order}-gram {_spell(words, ids)} is listed twice ({count} such "
+                        "n-grams)"
                     )
                     advice = "Remove one of the two lines"
                 raise reader.error_at(message, order=order, row=batch.first_row + i, advice=advice)
@@ -436,9 +440,9 @@ def fault_message(order: int, kind: str, count: int) -> str:
 
 
 def code_levels(c: Context) -> None:
-    """How the values of each level of all trees are stored; see `level_codes`."""
+    """Determines how the values of each level of all trees are stored; see `level_codes`."""
 
-    # The different weights of a level take some 80 MB at most.
+    # The distinct weights of a level take about 80 MB at most.
     with ThreadPoolExecutor(1 if c.budget.durable else c.budget.threads) as pool:
         found = list(pool.map(lambda k: level_values(c, k), range(2, c.order)))
     c.work.info["codes"] = []
@@ -465,7 +469,7 @@ def codes_of_model(c: Context, found: Sequence[LevelValues]) -> list[LevelCode]:
 
 
 def level_codes(c: Context) -> list[LevelCode]:
-    """What `code_levels` kept."""
+    """The codes that `code_levels` kept."""
     found = []
     for depth, (flag_bits, bits, base, escape) in enumerate(c.work.info["codes"]):
         tables = [c.work.array(f"{name}-table-{depth}") for name in ("prob", "weight")]
@@ -482,7 +486,7 @@ def route(c: Context, slots: NDArray[np.uint16], shards: int, journal: Journal) 
         work.drop(f"entries-{k + 1}")
 
     if not c.budget.durable:
-        # Levels are independent, and nothing is dropped early to save space on disk.
+        # Levels are independent, and nothing is dropped early to save disk space.
         with ThreadPoolExecutor(c.budget.threads) as pool:
             for coming in [
                 pool.submit(route_level, c, k, owners, shards) for k in range(2, c.order)
@@ -502,7 +506,7 @@ def route(c: Context, slots: NDArray[np.uint16], shards: int, journal: Journal) 
 
 
 def route_level(c: Context, k: int, shard_of_slot: Rows, shards: int) -> None:
-    """Nodes of k words and the n-grams of k + 1 that follow them, by shard."""
+    """Sorts the nodes of k words, and the n-grams of k + 1 words that follow them, by shard."""
     work, budget, size = c.work, c.budget, c.budget.block_rows
     nodes, entries = work.columns[f"nodes-{k}"], work.columns[f"entries-{k + 1}"]
     c.progress.stage(f"assigning n-grams of order {k + 1} to shards", len(entries), "n-grams")

@@ -1,8 +1,8 @@
-"""What a streaming build keeps between its stages, by name; and how kernels take rows from it.
+"""The results that a streaming build keeps between stages, by name, and row streams for kernels.
 
 Finished stages are recorded on disk, so that a killed build can resume: `journal.json` in the
-build's folder has the input, the arguments, and all that the finished stages left, with checksums.
-It is replaced atomically, after what it lists is synced.
+build's folder has the input, the arguments, and all results of finished stages, with checksums. It
+is replaced atomically, after the files that it lists are synced.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dlm.spill.column import Array, Column
 from dlm.spill.sorter import SortedRuns
 
 JOURNAL = "journal.json"
-VERSION = 5  # increases when a stage leaves other things than before
+VERSION = 5  # increases when the results of a stage change
 _SAMPLE_BYTES = 1 << 20
 
 
 class Work:
-    """What a build has made so far, by name; `info` holds numbers and texts for JSON."""
+    """The results of a build so far, by name; `info` holds numbers and texts for JSON."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ class Work:
 
 
 class BlockStream:
-    """Blocks of rows, one at a time: what a kernel takes as a stream."""
+    """Blocks of rows, one at a time, as a stream for a kernel."""
 
     def __init__(self, blocks: Iterator[NDArray[np.uint32]], width: int) -> None:
         self._blocks = blocks
@@ -85,7 +85,7 @@ class BlockStream:
         self.ended = False
 
     def refill(self) -> None:
-        """Takes the next block; an empty one at the end."""
+        """Takes the next block, which is empty at the end."""
         block = next(self._blocks, None)
         if block is None:
             self.rows, self.ended = self.rows[:0], True
@@ -99,7 +99,7 @@ class BlockStream:
 
 
 class RowReader:
-    """Rows of blocks that come in any size, taken in whatever number is asked for."""
+    """Rows from blocks of any size, returned in any requested number."""
 
     def __init__(self, blocks: Iterator[NDArray[np.uint32]]) -> None:
         self._blocks = blocks
@@ -123,10 +123,10 @@ class RowReader:
 
 
 def describe_input(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What identifies an input: size, time, XXH3 of its ends; None for a pipe."""
+    """The identity of an input: size, time, XXH3 of its ends; None for a pipe."""
     place = Path(path)
     if is_parts_folder(place):
-        place /= PARTS_INDEX  # it names the parts and their sizes
+        place /= PARTS_INDEX  # this file names the parts and their sizes
     if not place.is_file():
         return None
     status = place.stat()
@@ -184,7 +184,7 @@ class Journal:
         self.done = []
 
     def load(self, work: Work, budget: Budget) -> str | None:
-        """Restores what the journal, if any, lists (see `done`); why it cannot, or None."""
+        """Restores what the journal, if any, lists (see `done`); returns why it cannot, or None."""
         try:
             text = self._path.read_text()
         except FileNotFoundError:
@@ -192,9 +192,9 @@ class Journal:
         try:
             content = json.loads(text)
             if content["key"] != self._key:
-                return "it is for another input, other arguments or another version"
+                return "it is for another input or other arguments, or from another version of dlm"
             assert work.folder is not None
-            # The names come from a file: nothing outside of the folder is opened.
+            # The names come from a file, so nothing outside the folder may be opened.
             for name, manifest in content["columns"].items():
                 if Path(manifest["name"]).name != manifest["name"]:
                     raise ValueError(f"{manifest['name']!r:.80} is not a file name")

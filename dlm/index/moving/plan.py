@@ -1,8 +1,8 @@
-"""Which slots move when a shard set gets more or fewer shards, or is balanced again. Pure numbers.
+"""Plans which slots move when a shard set gets more or fewer shards, or is balanced again. Pure.
 
 A slot is never split, and a move rewrites the files of two shards. So the plan moves as few slots
-as bring every shard within a bound of the mean. A shard that stays heavier, because one of its
-slots is, needs replicas: `replicas_needed`.
+as needed to bring every shard within a bound of the mean. A shard that stays heavier, because of
+one heavy slot, needs replicas: `replicas_needed`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dlm.errors import ConfigError
 from dlm.index.settings import ReshardSettings
 from dlm.ngram.partition import SLOTS, check_shards
 
-# A shard with less than this, times the mean of the others, gets no replica for its load: its two
-# servers would be busy for less than three quarters of the others' time.
+# A shard whose load is below this many times the mean of the others gets no replica for it: each of
+# its two servers would be busy for less than three quarters of the others' time.
 HOT = 1.5
 BOUND = ReshardSettings().bound
-MOST_WEIGHT = 1 << 50  # of all slots together: sums stay below 2^63
+MOST_WEIGHT = 1 << 50  # limit of the sum over all slots: sums stay below 2^63
 
 Table = NDArray[np.uint16]
 Weight = NDArray[np.int64]
@@ -29,7 +29,7 @@ Weight = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class SlotPlan:
-    """A new slot table, and how it comes from the old one.
+    """A new slot table, and its relation to the old one.
 
     before, after  (4096,)  the shard of each slot
     origin         (shards,)  for each new shard, the old one whose slots it starts with; -1: none.
@@ -42,11 +42,11 @@ class SlotPlan:
 
     @property
     def moved(self) -> NDArray[np.int64]:
-        """The slots that move, ascending: those that their shard did not bring with it."""
+        """The slots that move, ascending: those that were not in their shard before."""
         return np.flatnonzero(self.origin[self.after] != self.before)
 
     def flows(self, weight: Weight) -> list[tuple[int, int, int, int]]:
-        """(old shard, new shard, slots, weight) of what moves, the heaviest first."""
+        """(old shard, new shard, slots, weight) of the moves, the heaviest first."""
         moved = self.moved
         pairs = np.stack([self.before[moved], self.after[moved]]).T.astype(np.int64)
         ways, which, slots = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
@@ -67,17 +67,17 @@ def plan_slots(
 ) -> SlotPlan:
     """Moves few slots, so that no shard weighs more than `bound` times the mean.
 
-    A slot that outweighs the mean keeps a shard to itself, and the mean is that of the others.
+    A slot that outweighs the mean keeps a shard to itself, and the mean is then that of the others.
 
     Slots of removed shards go first, the heaviest first, each to the lightest shard. Then, while a
-    shard is above the bound, the heaviest one gives a slot to the lightest: the largest that
-    leaves the one above the mean and the other below it. If there is none, the slot that leaves the
-    heavier of both lightest. A shard without such a slot keeps what it has. No slot moves twice.
+    shard is above the bound, the heaviest one gives a slot to the lightest: the largest slot that
+    keeps the giver above the mean and the taker below it or, if none does, the one that leaves the
+    heavier of the two lightest. A shard without such a slot keeps its slots. No slot moves twice.
 
     Shapes      table, weight (4096,)  the shard of each slot; its bytes, or queries recorded for it
-    Args        removed  numbers of the shards that go, as many as `shards` is fewer; by default the
+    Args        removed  numbers of the removed shards, as many as `shards` is fewer; by default the
                          last ones. Shards with numbers from `shards` on take their numbers
-    Raises      ConfigError  a number of shards, or a choice of removed ones, that cannot be
+    Raises      ConfigError  an impossible number of shards, or choice of removed ones
     Guarantees  the same plan for the same arguments, on every machine; nothing moves if every shard
                 is within the bound and none is removed. Slots without weight count, but so little
                 that they only break ties: every new shard gets some
@@ -85,18 +85,19 @@ def plan_slots(
     check_shards(shards)
     if len(table) != SLOTS or len(weight) != SLOTS:
         raise ConfigError(
-            f"the table has {len(table)} slots and the weights {len(weight)}; expected {SLOTS}"
+            f"the table has {len(table)} slots and there are {len(weight)} weights; expected "
+            f"{SLOTS} of each"
         )
     if int(weight.min()) < 0 or float(weight.sum(dtype=np.float64)) > MOST_WEIGHT:
         raise ConfigError(
-            f"the weights of the slots must be at least 0, and at most {MOST_WEIGHT:,} together"
+            f"the weights of the slots must be at least 0, and their sum at most {MOST_WEIGHT:,}"
         )
     ReshardSettings(bound=bound)
     origin = _origins(int(table.max()) + 1, shards, removed)
     number = np.full(int(table.max()) + 1, -1)
     number[origin[origin >= 0]] = np.flatnonzero(origin >= 0)
     own = number[table]
-    # Beside the weight, every slot weighs the least there is.
+    # In addition to its weight, every slot weighs the least possible amount.
     scaled = weight.astype(np.int64) * SLOTS + 1
     free = own >= 0
     load = loads_of(own[free], scaled[free], shards)
@@ -115,7 +116,7 @@ def plan_slots(
         slots = np.flatnonzero((own == giver) & free)
         slot = _slot_to_move(scaled, slots, int(load[giver]), int(load[taker]), mean)
         if slot is None:
-            # The lightest shard only gets heavier, so it will not have one later.
+            # The lightest shard only gets heavier, so the giver will not have such a slot later.
             stuck[giver] = True
             continue
         own[slot], free[slot] = taker, False
@@ -127,7 +128,7 @@ def plan_slots(
 def _slot_to_move(
     weight: Weight, slots: NDArray[np.int64], giver: int, taker: int, mean: int
 ) -> int | None:
-    """Of the ascending `slots` of a shard of weight `giver`, the one for a shard of `taker`."""
+    """The best one of a shard's ascending `slots` to move from weight `giver` to weight `taker`."""
     own = weight[slots]
     room = min(giver - mean, mean + 1 - taker)
     fits = own <= room
@@ -141,7 +142,7 @@ def _slot_to_move(
 
 
 def _mean_of_others(weight: Weight, shards: int) -> int:
-    """The mean over the shards that are not filled by a single part, heavier than the mean."""
+    """The mean over the shards that are left once each slot above the mean fills one by itself."""
     total, left = int(weight.sum()), shards
     for heavy in np.sort(weight)[::-1][: shards - 1].tolist():
         if heavy * left <= total:
@@ -156,13 +157,13 @@ def _origins(before: int, shards: int, removed: Sequence[int] | None) -> NDArray
         removed = range(shards, before)
     if len(set(removed)) != len(removed) or not all(0 <= one < before for one in removed):
         raise ConfigError(
-            f"the removed shards are {list(removed)}; expected different numbers from 0 to "
+            f"the removed shards are {list(removed)}; expected distinct shard numbers from 0 to "
             f"{before - 1}"
         )
     if len(removed) != gone:
         raise ConfigError(
-            f"found {len(removed)} removed shards; from {before} to {shards} shards, expected "
-            f"{gone}, or none named"
+            f"{len(removed)} shards to remove were named; going from {before} to {shards} shards "
+            f"removes {gone}. Name that many, or none"
         )
     origin = np.full(shards, -1, np.int64)
     kept = min(before, shards)
@@ -180,16 +181,16 @@ def loads_of(table: Table, weight: Weight, shards: int) -> NDArray[np.int64]:
     return load
 
 
-def balance_of(load: NDArray[np.int64], servers: NDArray[np.int64] | None = None) -> float:
-    """The busiest server over the mean, where `servers` (shards,) share the load of a shard."""
+def imbalance_of(load: NDArray[np.int64], servers: NDArray[np.int64] | None = None) -> float:
+    """The busiest server's load over the mean, if `servers` (shards,) share each shard's load."""
     each = np.ones(len(load), np.int64) if servers is None else servers
     total = int(load.sum())
     return float((load / each).max() * int(each.sum()) / total) if total else 1.0
 
 
 def replicas_needed(load: NDArray[np.int64], weight: Weight) -> NDArray[np.int64]:
-    """(shards,) servers for each shard: 1, or, where it is hot, so many that none of them is busier
-    than the busiest server of the others.
+    """(shards,) servers for each shard: 1 or, if it is hot, so many that none of them is busier
+    than the busiest server of the other shards.
 
     Args  load  of each shard;  weight  of each slot
     """

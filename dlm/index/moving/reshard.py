@@ -1,7 +1,7 @@
 """Makes a shard set from another one of the same model, with another slot table.
 
-Only shards whose slots change are made, from the set's own files: what lies below the roots of
-their slots is copied, a run of bits for each root. All other files are hard links.
+Only shards whose slots change are made, from the set's own files: the records below the roots of
+their slots are copied, one run of bits per root. All other files are hard links.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ from dlm.index.making.shard_set import (
 from dlm.index.making.stages import Context
 from dlm.index.making.work import Journal, Work, build_key, describe_input
 from dlm.index.moving.subtrees import SourceSet
-from dlm.index.packed import kernels as packed
-from dlm.index.packed import record_kernels as records
+from dlm.index.packed import kernels as packed, record_kernels as records
 from dlm.index.packed.tree import codes_of, tree_shape
 from dlm.index.search.shard import OPENING
 from dlm.progress import ProgressReporter
 from dlm.resources import check_disk
 
-# What resharding runs; see jit.compile_ahead.
+# The kernels of resharding; see jit.compile_ahead.
 KERNELS = (
     *OPENING,
     records.count_records,
@@ -53,18 +52,18 @@ KERNELS = (
     records.copy_bits,
     packed.put_all,
 )
-# Bytes of memory per root of a shard, at most: what checks a file, and what lists the roots.
+# Maximum bytes of memory per root of a shard: for checking a file, and for listing the roots.
 ROOT_MEMORY = 130
 WORD_MEMORY = 32  # bytes per word: where its 2-grams begin, twice
-# Bytes on disk per byte of `SourceSet.slot_bytes`, while one shard is made: its records.
+# Bytes on disk per byte of `SourceSet.slot_bytes` while one shard is made, for its records.
 SPILLED = 2
-# Of files that are made, with two threads, on a virtual machine of 2024; for estimates.
+# Speed of making files with two threads on a virtual machine of 2024; for estimates.
 BYTES_PER_S = 16 << 20
 
 
 @dataclass(frozen=True)
 class Resharded:
-    """A new set, and the names of its files: made, linked to the old set's, or copied from it."""
+    """A new set, and the names of its files: made, hard-linked, or copied from the old set."""
 
     manifest: Manifest
     made: tuple[str, ...]
@@ -127,7 +126,7 @@ def reshard(
             "slots": xxhash.xxh3_128_hexdigest(np.ascontiguousarray(slots, "<u2").tobytes()),
         }
         origin = describe_input(source.directory / layout.MANIFEST)
-        assert origin is not None  # it was read
+        assert origin is not None  # the file was read
         journal = Journal(place.folder, build_key(origin, arguments))
         budget = Budget.in_memory(threads)
         resume(journal, work, place.folder, place.spill, budget, say)
@@ -158,7 +157,7 @@ def reshard(
 
 
 class _Maker:
-    """Writes the files of the new set, in the manifest's order; those of the journal are there."""
+    """Writes the new set's files in the manifest's order; those in the journal already exist."""
 
     def __init__(self, source: SourceSet, c: Context, journal: Journal, folder: Path) -> None:
         self._source, self._c, self._journal, self._folder = source, c, journal, folder
@@ -170,7 +169,7 @@ class _Maker:
         name = layout.file_name(kind, index)
         if name in self._journal.done:
             return
-        (self._folder / name).unlink(missing_ok=True)  # of a run that was killed just after it
+        (self._folder / name).unlink(missing_ok=True)  # from a run that was killed just afterwards
         is_link = link_or_copy(self._source.directory / entry.name, self._folder / name)
         self._add(replace(entry, index=index, name=name), "linked" if is_link else "copied")
 
@@ -212,14 +211,14 @@ class _Maker:
 
 
 def _check_memory(source: SourceSet, weight: NDArray[np.int64], memory_bytes: int | None) -> None:
-    """Shards are of this `weight`, as of `SourceSet.slot_bytes`."""
+    """Checks that there is memory for shards of this `weight`, from `SourceSet.slot_bytes`."""
     roots = [tree_shape(shard.arrays["shape"]).roots for shard in source.shards]
     largest = int(weight.max()) / max(int(weight.sum()), 1)
     most = max(max(roots), int(sum(roots) * largest))
     least = LEAST_BYTES + WORD_MEMORY * source.manifest.vocabulary_size + ROOT_MEMORY * most
     if memory_bytes is not None and memory_bytes < least:
         raise ConfigError(
-            f"--memory is {memory_bytes:,} bytes; shards of this set need at least {least:,}"
+            f"--memory is {memory_bytes:,} bytes; the shards of this set need at least {least:,}"
         )
 
 
@@ -239,4 +238,4 @@ def _check_room(
         check_disk(place.folder, needed + spilled - held, "resharding this set")
     else:
         check_disk(place.folder, needed - held, "the shard set")
-        check_disk(place.spill, spilled, "packing its largest shard")
+        check_disk(place.spill, spilled, "packing the largest shard")

@@ -1,4 +1,4 @@
-"""What a shard set stores under each slot: its weight, and where the records are."""
+"""The data that a shard set stores under each slot: its weight, and the places of its records."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Roots:
 
 @dataclass(frozen=True, eq=False)
 class SourceSet:
-    """A shard set of which every file has been checked, and is mapped."""
+    """A shard set whose files have all been checked and mapped."""
 
     directory: Path
     manifest: Manifest
@@ -81,7 +81,7 @@ class SourceSet:
         return Roots(begins, ends, numbers, slots_of(*pairs_of(self.low.arrays, numbers)))
 
     def roots_in(self, slots: NDArray[np.bool_], shards: Sequence[int]) -> Roots:
-        """The roots whose slots are chosen, of these shards, in the order of one."""
+        """The roots of these shards whose slots are chosen, in the order of a single shard."""
         found = []
         for shard in shards:
             roots = self.roots(shard)
@@ -95,8 +95,8 @@ class SourceSet:
         return every.at(np.argsort(every.numbers, kind="stable"))
 
     def count(self, roots: Roots) -> tuple[Ints, Ints]:
-        """What lies below some roots: (levels, 3) nodes, n-grams and blanks of each level; and
-        (R,) about how many bytes."""
+        """Counts the content below some roots: (levels, 3) nodes, n-grams and blanks of each level;
+        and (R,) approximate bytes."""
         counts = np.zeros((self.levels, 3), np.int64)
         found = np.zeros((len(roots), 2), np.int64)
         words = self.manifest.vocabulary_size
@@ -108,7 +108,7 @@ class SourceSet:
         return counts, found @ np.array([NODE_BYTES, GRAM_BYTES])
 
     def slot_bytes(self, say: Callable[[str], None] = lambda line: None) -> Ints:
-        """(4096,) about how many bytes are stored under each slot: what a build balances by."""
+        """(4096,) the approximate bytes under each slot, by which a build balances shards."""
         total = np.zeros(SLOTS, np.int64)
         for shard in range(self.manifest.shards):
             say(f"measuring the slots of shard {shard}")

@@ -1,1 +1,1 @@
-"""Numbers in as few bits as they need: how the columns of a shard set are packed and read."""
+"""Packs and reads the columns of a shard set, with numbers in as few bits as they need."""

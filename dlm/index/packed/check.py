@@ -1,7 +1,7 @@
-"""What the kernels trust, checked when a file is opened.
+"""Checks everything that the kernels trust, when a file is opened.
 
 Every offset, key and code that could lead a kernel out of its columns, or that no model can have,
-must be found here. Each function raises ValueError with the rule.
+must be found by this module. Each function raises ValueError with the rule that is broken.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.index.coding import BY_TABLE, MOST_WEIGHTS
-from dlm.index.packed import check_kernels as checks
-from dlm.index.packed import kernels
+from dlm.index.packed import check_kernels as checks, kernels
 from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS
 from dlm.index.packed.low import (
     ALL_FLAGS,
@@ -33,7 +32,7 @@ from dlm.index.packed.tree import (
     tree_shape,
 )
 
-_INFINITY = 0x7F800000  # bits of the probability 0; above it, magnitudes are no numbers
+_INFINITY = 0x7F800000  # bits of the probability 0; larger magnitudes are not numbers
 
 
 def _require(holds: bool, rule: str) -> None:
@@ -46,31 +45,31 @@ def _words(bits: int) -> int:
 
 
 def _prob_limit(bits: int, base: int, table: NDArray[np.float32], name: str) -> int:
-    """What codes must stay below."""
+    """The limit that codes must stay below."""
     _require(bits <= PROB_BITS, f"{name}: bits")
     if not len(table):
         _require(base <= _INFINITY, f"{name}: the base")
         return _INFINITY + 1 - base
-    _require(base == BY_TABLE, f"{name}: a base beside a table")
+    _require(base == BY_TABLE, f"{name}: a level has a table or a base, not both")
     _check_probs(table, name)
     return _table_size(bits, table, name)
 
 
 def _check_probs(table: NDArray[np.float32], name: str) -> None:
     _require(bool((table <= 0).all()), f"{name}: log10 probabilities are 0 or less")
-    _require(not _has_signed_zero(table), f"{name}: a value of 0 has no sign")
+    _require(not _has_signed_zero(table), f"{name}: no value is negative zero")
 
 
 def _backoff_limit(bits: int, table: NDArray[np.float32], name: str) -> int:
     if bits == BACKOFF_BITS and not len(table):
         return 0
     _require(bool(np.isfinite(table).all()), f"{name}: back-off weights are finite")
-    _require(not _has_signed_zero(table), f"{name}: a value of 0 has no sign")
+    _require(not _has_signed_zero(table), f"{name}: no value is negative zero")
     return _table_size(bits, table, name)
 
 
 def _table_size(bits: int, table: NDArray[np.float32], name: str) -> int:
-    _require(0 < len(table) <= 1 << bits < 1 << BACKOFF_BITS, f"{name}: a table that its codes fit")
+    _require(0 < len(table) <= 1 << bits < 1 << BACKOFF_BITS, f"{name}: the table fits its codes")
     return len(table)
 
 
@@ -79,7 +78,7 @@ def _has_signed_zero(table: NDArray[np.float32]) -> bool:
 
 
 def check_low(a: Arrays, words: int, order: int) -> int:
-    """Checks the low orders; returns how many pairs there are."""
+    """Checks the low orders; returns the number of pairs."""
     _require(len(a["shape"]) == len(LOW_SHAPE), f"shape must have {len(LOW_SHAPE)} values")
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     pairs, entries = s["pairs"], s["entries"]
@@ -122,7 +121,10 @@ def check_low(a: Arrays, words: int, order: int) -> int:
         )
     last = np.empty(1, np.uint64)
     kernels.get_all(address, (entries + 1) * stride, stride, s["begin_bits"], last)
-    _require(begin[-1] == int(last[0]) == pairs, f"word_entry: begin must end with {pairs}")
+    _require(
+        begin[-1] == int(last[0]) == pairs,
+        f"word_entry: the last value of begin must be {pairs}, the number of 2-grams",
+    )
     sizes = np.diff(begin)
     most = int(sizes.max(initial=0))
     _require(most < LONGEST, f"fewer than {LONGEST} in a list")
@@ -141,10 +143,10 @@ def check_low(a: Arrays, words: int, order: int) -> int:
 
 
 def check_tree(a: Arrays, levels: int, words: int, pairs: int, nodes: int) -> int:
-    """Checks the tree of a shard of a model with so many words and 2-grams, blanks included;
+    """Checks the tree of a shard of a model with this many words and 2-grams, including blanks;
     returns its n-grams, with blanks.
 
-    Args  nodes  how many there should be
+    Args  nodes  the number of nodes that the shard should have
     """
     shape = tree_shape(a["shape"])
     _require(shape.levels == levels, f"there must be {levels} levels")
@@ -172,7 +174,7 @@ def check_tree(a: Arrays, levels: int, words: int, pairs: int, nodes: int) -> in
         found = tuple(counts[depth].tolist())
         _require(
             found == (level["nodes"], level["grams"]),
-            f"level {depth}: {found[0]} nodes and {found[1]} n-grams, the shape says otherwise",
+            f"level {depth}: {found[0]} nodes and {found[1]} n-grams, which the shape contradicts",
         )
     return int(counts[:, 1].sum())
 

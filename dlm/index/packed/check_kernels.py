@@ -1,6 +1,6 @@
-"""What the kernels trust of lists and records, checked.
+"""Checks of everything that the kernels trust about lists and records.
 
-A value is looked at only after its place is: nothing is read outside of a column.
+A value is read only after its place was checked, so nothing is read outside a column.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -49,8 +49,8 @@ DIRECTORY, KEYS, VALUES, PLACE, HEAD, WEIGHT, FAMILY = range(1, 8)
 
 @inlined
 def good_backoff(code, limit):  # type: ignore[no-untyped-def]
-    """Whether the code of a weight stands for one: it is below `limit`. If that is 0, codes are the
-    bits of what is finite, and not -0.0."""
+    """Whether the code of a weight is valid: it is below `limit`. If that is 0, codes are the bits
+    of what is finite, and not -0.0."""
     if limit:
         return code < limit
     return (code >> np.int64(23)) & np.int64(255) != 255 and code != np.int64(1 << 31)
@@ -67,7 +67,7 @@ def check_backoffs(address, count, shift, stride, width, limit):  # type: ignore
 
 @kernel("int64, int64, int64")
 def check_words_value(address, words, runs):  # type: ignore[no-untyped-def]
-    """The first block of `word_value` that breaks a rule; -1: none.
+    """The first block of `word_value` that breaks a rule, or -1.
 
     Args  words, runs  how many there are in all
     """
@@ -129,7 +129,7 @@ def check_list(  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64[:], int64[:], int64[:], int64, int64, int64, int64")
 def check_key_lists(address, places, begin, widths, words, value_bits, flag_bits, prob_limit):  # type: ignore[no-untyped-def]
-    """The first list that breaks a rule, and which of FAULTS it has; -1: none."""
+    """The first list that breaks a rule, or -1, and which of FAULTS it has."""
     for i in range(len(begin) - 1):
         n = np.int64(begin[i + 1]) - np.int64(begin[i])
         bits = list_bits(n, widths[i], np.int64(value_bits))
@@ -214,7 +214,7 @@ def check_member(s, at, key_bits, is_root, words):  # type: ignore[no-untyped-de
 
 @inlined
 def check_end(s, at):  # type: ignore[no-untyped-def]
-    """Whether a family ends at a bit, with all its contexts seen."""
+    """Whether a family ends at a bit, after all of its contexts."""
     if s[S_COUNT]:
         return False
     if s[S_DIRECTORY] == 0:

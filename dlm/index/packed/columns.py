@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
 
-# A probability is never above 0, so its sign is not stored; a weight has both.
+# A log10 probability is never above 0, so its sign is not stored; a weight has either sign.
 PROB_BITS = 31
 BACKOFF_BITS = 32
 
 
 def room(bits: int) -> Words:
-    """Zeroed words for `bits` bits and the spare word after them."""
+    """Zeroed words for `bits` bits, and the spare word after them."""
     return np.zeros((bits + 63) // 64 + 1, np.uint64)
 
 

@@ -1,4 +1,4 @@
-"""The packed lists that bits in memory make up: writing and reading them.
+"""Writes and reads the packed lists that bits in memory make up.
 
 A packed column is an array of uint64; bit i is bit i % 64 of word i // 64, the lowest first. Every
 packed column ends with a spare word, so that eight bytes can be read from where any field begins.
@@ -20,7 +20,7 @@ from dlm.ngram.memory_kernels import (
 )
 
 # DO NOT CHANGE: on disk.
-DIRECT = 8  # lists of at most so many keys have no directory
+DIRECT = 8  # lists of up to this many keys have no directory
 
 _ONE = np.int64(1)
 
@@ -80,7 +80,7 @@ def list_bits(entries, key_bits, value_bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_key(keys, width, low, high, target):  # type: ignore[no-untyped-def]
-    """Place of `target` among the keys low .. high - 1 of `width` bits, from bit `keys`; else -1.
+    """The place of `target` among the keys low .. high - 1 of `width` bits, from bit `keys`, or -1.
 
     Several keys are compared at once: in the difference of a word and a word of targets, a key
     that is equal is a lane of zeros, and subtracting one from each lane borrows at the lowest such
@@ -108,7 +108,7 @@ def find_key(keys, width, low, high, target):  # type: ignore[no-untyped-def]
 def find_few(bit, width, count, target):  # type: ignore[no-untyped-def]
     """Place of `target` among `count` keys of `width` bits from bit `bit` on, else `count` or more.
 
-    As `find_key`, without a branch for keys that two loads hold: it would be hard to predict.
+    Like `find_key`, but without a branch for keys in two loads, which would be hard to predict.
     """
     lanes = LANES[width]
     ones = ONES[width]
@@ -235,7 +235,7 @@ def mix(state, number, multiplier):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], uint32[:], uint32[:]")
 def hash_ngrams(rows, prob, backoff):  # type: ignore[no-untyped-def]
-    """Two sums modulo 2**64 of hashes of the n-grams (n, k): the same in whatever order they come.
+    """Two sums modulo 2**64 of hashes of the n-grams (n, k), which do not depend on their order.
 
     `prob` and `backoff` (n,) are the bits of the values. DO NOT CHANGE: on disk; "Model id" in
     shards/FORMAT.md.

@@ -1,6 +1,6 @@
 """The low orders, packed: 1-grams by id, and for each word a list of the 2-grams it begins. The
-weight of a 2-gram is in the tree of a shard. Words with a weight come first, the more probable
-before the others: so few words need an entry, many share a probability, and ids are short."""
+weight of a 2-gram is in the tree of a shard. Words with a weight come first, sorted by falling
+probability: so few words need an entry, many share a probability, and ids are short."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Arrays = dict[str, NDArray[Any]]
 LOW_SHAPE = (
     "words",
     "pairs",
-    "entries",  # words that may have a weight or a list of pairs: those before the other ones
+    "entries",  # words that may have a weight or a list of pairs; they come before all others
     "word_backoff_bits",
     "pair_flag_bits",
     "pair_prob_bits",
@@ -30,16 +30,16 @@ LOW_SHAPE = (
     "pair_prob_base",
 )
 # DO NOT CHANGE: on disk.
-BLOCK_WORDS = 16  # of a number of `word_value`
-FIRST, EXTENDED = 32, 48  # its bits: from here on, whether each begins a run, and is extended
-# Flag bits of a pair: STORED, which says its state length where all that is stored is extended, and
-# so are all words of `entries`; or its state length and BLANK, with NOT_EXTENDED where it is stored
-# and has the state length of its word.
+BLOCK_WORDS = 16  # words in one number of `word_value`
+FIRST, EXTENDED = 32, 48  # where its flags begin: a word begins a run; a word is extended
+# Flag bits of a pair: STORED alone, if all stored pairs and all words of `entries` are extended and
+# no pair is a blank, since STORED then gives the state length. Otherwise two bits of the state
+# length (NOT_EXTENDED: the pair is stored, and has the state length of its last word), and BLANK.
 ONE_FLAG, ALL_FLAGS = 1, 3
 NOT_EXTENDED = 3
 
-PIECE = 1 << 20  # pairs unpacked at a time, about
-# Of `LowPlain.pair_flags`: two bits of the state length, then these.
+PIECE = 1 << 20  # approximate number of pairs unpacked at a time
+# The parts of `LowPlain.pair_flags`: two bits of the state length, then two flags.
 STATE_LENGTH, STORED, BLANK = 3, 4, 8
 
 
@@ -68,12 +68,12 @@ def order_of_words(
     log10_prob: NDArray[np.float32], log10_backoff: NDArray[np.float32]
 ) -> NDArray[np.int64]:
     """The words (V,) in the order of their ids: the unknown word, those with a weight, the others;
-    the more probable first, of equals the one that comes first."""
+    the more probable first, equal ones in their old order."""
     return np.lexsort((-log10_prob, log10_backoff == 0, np.arange(len(log10_prob)) > 0))
 
 
 def key_bits_of(words: int) -> int:
-    """Bits of the largest id of so many words, or of the largest number of a 2-gram of so many."""
+    """The bits of the largest id of this many words, or number of this many 2-grams."""
     return max((words - 1).bit_length(), 1)
 
 
@@ -81,8 +81,8 @@ _MIRRORED_BYTES = np.array([int(f"{byte:08b}"[::-1], 2) for byte in range(256)],
 
 
 def mirrored(numbers: NDArray[Any], bits: int) -> NDArray[np.uint32]:
-    """Numbers (n,) below 2**bits with their bits in reverse order: keys of ids, and ids of keys. It
-    spreads small ids evenly (van der Corput 1935), in one order whatever the bits."""
+    """Numbers (n,) below 2**bits with their bits in reverse order: keys of ids, and ids of keys.
+    Keys of small ids are spread evenly (van der Corput 1935), in one order whatever the bits."""
     of_bytes = _MIRRORED_BYTES[np.ascontiguousarray(numbers, np.uint32).view(np.uint8)]
     whole: NDArray[np.uint32] = of_bytes.view(np.uint32).byteswap()
     return whole >> np.uint32(32 - bits)
@@ -114,15 +114,15 @@ def unpack_words(
 
 
 def extended_from(a: Arrays) -> int:
-    """The first extended word, where those up to `entries` are, but perhaps the unknown one."""
+    """The first extended word, 0 or 1, if all words of `entries` are extended, except perhaps 0."""
     return 1 - (int(a["word_value"][0]) >> EXTENDED & 1)
 
 
 def word_lists(
     a: Arrays, s: dict[str, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of each word of `entries` (E,) and the end: where its pairs begin among all (E + 1,), and the
-    bit of its list (E + 1,); the bits of its keys (E,)."""
+    """For each word of `entries` (E,) and the end: the first of its pairs (E + 1,), and the bit of
+    its list (E + 1,); the bits of its keys (E,)."""
     address, count = a["word_entry"].ctypes.data, s["entries"]
     stride, at = entry_bits_of(s), 0
     found = []
@@ -141,8 +141,8 @@ def entry_bits_of(s: dict[str, int]) -> int:
 def pairs_of(
     a: Arrays, numbers: NDArray[np.integer]
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """The ids of both words of the 2-grams with these numbers, which rise; trusts that they are
-    there, and `a` checked."""
+    """The ids of both words of the 2-grams with these rising numbers. Trusts that such 2-grams
+    exist, and that `a` was checked."""
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     begin, place, widths = word_lists(a, s)
     first, b = np.searchsorted(begin, numbers, "right") - 1, key_bits_of(s["words"])
@@ -165,7 +165,7 @@ def _keys_and_values(
     low: int,
     high: int,
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
-    """Of the lists of the words low .. high - 1: keys of the model's width, and values."""
+    """Unpacks the lists of the words low .. high - 1: keys of the model's width, and values."""
     begin, widths = begin[low : high + 1] - begin[low], widths[low:high]
     keys, values = np.empty(begin[-1], np.uint32), np.empty(begin[-1], np.uint64)
     kernels.get_key_lists(

@@ -1,9 +1,9 @@
-"""Subtree records: a context with all that is stored below it, as one run of bits.
+"""Subtree records: a context and everything that is stored below it, as one run of bits.
 
 A record holds how many words follow the context, its weight, the list of those words, and then the
-contexts with one older word, each as a record: what a search reads next lies near ("Records" in
+contexts with one older word, each as a record: what a search reads next is nearby ("Records" in
 shards/FORMAT.md). A `level` is the address of the `tree.level_numbers` of the contexts of one
-length; a bit is eight times an address unless said. Above 600 lines: writers beside readers.
+length; a bit is eight times an address unless stated. Over 600 lines: writers are next to readers.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -83,7 +83,7 @@ def read_gamma(bit):  # type: ignore[no-untyped-def]
 
 @inlined
 def read_head(bit, parent_size, is_root):  # type: ignore[no-untyped-def]
-    """How many words follow a context, and the bits of that.
+    """The number of words that follow a context, and the bits of this number.
 
     Of a root, the gamma code of one more. Of others, where `parent_size` words follow the shorter
     context, a one if all do; else a zero and the gamma code of how many, `parent_size` if none.
@@ -102,7 +102,7 @@ def read_head(bit, parent_size, is_root):  # type: ignore[no-untyped-def]
 
 @inlined
 def open_record(level, bit, parent_size, is_root):  # type: ignore[no-untyped-def]
-    """What begins a record.
+    """The fields at the beginning of a record.
 
     Returns  (words that follow, bits of a rank, contexts with one older word, weight, bit of the
              list of words). The weight is its place in the table of the level, or its bits with RAW
@@ -171,7 +171,7 @@ def open_many(bit, count, key_bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def open_bucket(bit):  # type: ignore[no-untyped-def]
-    """Its contexts, bits of a distance, the bit of their keys."""
+    """A bucket's contexts, the bits of a distance, and the bit of their keys."""
     count, width = read_gamma(bit)
     count -= _1
     bit += width
@@ -199,7 +199,7 @@ def ask_bucket(bit, count, key, key_bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def bucket_of(bit, count, key, key_bits):  # type: ignore[no-untyped-def]
-    """The bit that it reads next, and the bits of a key there."""
+    """The bit that the search reads next, and the bits of a key there."""
     rest, step, directory, first = open_many(bit, count, key_bits)
     return first + field(directory + (key >> rest) * step, step), rest
 
@@ -355,14 +355,14 @@ def root_bits(keys, sizes, key_bits):  # type: ignore[no-untyped-def]
 
 @kernel("out uint64[:], uint32[:], int64[:], int64, out int64[:]")
 def put_roots(words, keys, sizes, key_bits, places):  # type: ignore[no-untyped-def]
-    """Writes what stands before the records of roots; `places` (R,) filled: where each begins."""
+    """Writes the fields before the records of roots; `places` (R,) filled: where each begins."""
     put_family(words, _0, keys, sizes, _0, np.int64(len(keys)), np.int64(key_bits), True, places)
     return 0
 
 
 @inlined
 def put_family(words, bit, keys, sizes, first, count, key_bits, is_root, places):  # type: ignore[no-untyped-def]
-    """Writes what stands before the records of a family, and fills in where these begin."""
+    """Writes the fields before the records of a family, and fills in where these begin."""
     if count == 0:
         return
     if count <= DIRECT:
@@ -406,7 +406,7 @@ def put_family(words, bit, keys, sizes, first, count, key_bits, is_root, places)
 
 @inlined
 def put_distances(words, bit, step, sizes, first, end, places):  # type: ignore[no-untyped-def]
-    """Writes how far each record is from the first, but of the first; the bit after the last."""
+    """Writes each further record's distance from the first; returns the bit after the last one."""
     begin = bit + max(np.int64(end - first - 1), _0) * step
     far = _0
     for i in range(first, end):
@@ -639,7 +639,7 @@ def list_roots(tree, end, key_bits, keys, begins, ends):  # type: ignore[no-unty
         until = (tree << _3) + end
         if count > DIRECT:
             until = first + field(directory + f[F_BUCKET] * step, step)
-        # What stands before each record says how far the next one is.
+        # The fields before each record give the distance of the next one.
         for i in range(some):
             begins[r + i] = record_at(bit, width, inner, some, np.int64(i))
             if i:
@@ -652,10 +652,10 @@ def list_roots(tree, end, key_bits, keys, begins, ends):  # type: ignore[no-unty
 
 @kernel("int64, int64[:], int64, out uint32[:], out uint64[:], out int64[:, :], out int64[:, :]")
 def count_records(levels, begins, key_bits, ranks, values, found, counts):  # type: ignore[no-untyped-def]
-    """How much lies below some roots.
+    """Counts what is below some roots.
 
     Shapes  begins (R,)  the bits of their records
-            ranks, values (V,)  for the work: as many as words
+            ranks, values (V,)  scratch space: as many as words
             found (R, 2) filled: contexts of each root, itself counted, and words that follow them
             counts (top, 3)  added to: contexts by length, words that follow them, blanks of these
     Trusts  the records passed `check_records`

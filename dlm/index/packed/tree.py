@@ -1,4 +1,4 @@
-"""The tree of one shard: its roots, and the record of each with all that is stored below it."""
+"""The tree of one shard: its roots, and for each a record of everything stored below it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LEVEL_SHAPE = (
     "prob_bits",
     "prob_base",
     "escape",
-    "prob_table",  # entries of its parts of the columns with these names
+    "prob_table",  # entries of the level's tables, which are in the columns of these names
     "weight_table",
 )
 TABLES = ("prob_table", "weight_table")
@@ -69,7 +69,7 @@ class LevelPlain:
 
 
 class LevelCode(NamedTuple):
-    """How a level of all trees of a model is stored: bits of flags, probabilities, weights."""
+    """The storage of one level in all trees of a model: bits of flags, probabilities, weights."""
 
     flag_bits: int
     prob: ValueCode
@@ -93,7 +93,7 @@ def tree_shape(column: NDArray[np.uint64]) -> TreeShape:
     numbers = column.tolist()
     width = len(LEVEL_SHAPE)
     if len(numbers) < len(TREE_SHAPE) or len(numbers) != len(TREE_SHAPE) + numbers[0] * width:
-        raise ValueError(f"shape has {len(numbers)} values")
+        raise ValueError(f"shape has {len(numbers)} values, too many or too few for its levels")
     rest = numbers[len(TREE_SHAPE) :]
     rows = [rest[i : i + width] for i in range(0, len(rest), width)]
     named = [dict(zip(LEVEL_SHAPE, row, strict=True)) for row in rows]
@@ -101,7 +101,7 @@ def tree_shape(column: NDArray[np.uint64]) -> TreeShape:
 
 
 def part_of(a: Arrays, shape: TreeShape, depth: int, name: str) -> NDArray[Any]:
-    """What a column has of one level."""
+    """The values of column `name` for one level of the tree."""
     begin = sum(level[name] for level in shape.level[:depth])
     return a[name][begin : begin + shape.level[depth][name]]
 
@@ -137,7 +137,7 @@ def codes_of(a: Arrays) -> list[LevelCode]:
 
 
 def code_bytes(a: Arrays) -> bytes:
-    """What `codes_of` gives, as bytes to compare."""
+    """The result of `codes_of` as bytes, for comparison."""
     rows = a["shape"][len(TREE_SHAPE) :].reshape(-1, len(LEVEL_SHAPE))
     of_model = np.ascontiguousarray(rows[:, LEVEL_SHAPE.index("flag_bits") :])
     return b"".join(x.tobytes() for x in (of_model, *(a[name] for name in TABLES)))

@@ -1,4 +1,4 @@
-"""What follows a context: the words of its list, and any word's answer from these.
+"""Kernels for what follows a context: the words of its list, and any word's answer from these.
 
 Plain searches, one after another: a block is read once, its words are queried many times.
 """
@@ -154,7 +154,7 @@ def words_of_ranks(view, last, ranks, words):  # type: ignore[no-untyped-def]
 
 @kernel("int64[:], uint8[:], uint32[:], float32[:], out float32[:, :]")
 def sum_backoffs(view, context_lengths, context_words, log10_backoffs, sums):  # type: ignore[no-untyped-def]
-    """What is added to the 1-gram and to the 2-gram of a word that follows no longer suffix.
+    """The weights added to the 1-gram and to the 2-gram of a word that follows no longer suffix.
 
     Shapes  view            the low orders are enough
             log10_backoffs  as `find_blocks` fills them
@@ -220,7 +220,7 @@ def score_low(low, listed, sums, word):  # type: ignore[no-untyped-def]
     "out uint8[:]"
 )
 def complete_after(view, last, sums, words, log10_prob, matched_order, ngram_length, state_length):  # type: ignore[no-untyped-def]
-    """Completes what a tree said of words (n,) after a context, as `score_after` takes it."""
+    """Completes a tree's answers to words (n,) after a context, for `score_after`."""
     low = low_of(address_of(view))
     listed = list_of(low, last)
     for i in range(len(words)):

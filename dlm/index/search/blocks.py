@@ -1,4 +1,4 @@
-"""All that is stored after a context, with which any client of the low orders can score any word.
+"""Everything stored after a context, with which a client of the low orders can score any word.
 
 A *block* holds the words after the last two words of a context, all from one shard: their answers
 after the whole context, and the weights for scoring every other word.
@@ -16,7 +16,7 @@ from dlm.index.search import block_kernels as kernels
 from dlm.index.search.shard import LowOrders
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers
 
-# What scoring with blocks runs; see jit.compile_ahead.
+# The kernels of scoring with blocks; see jit.compile_ahead.
 KERNELS = (
     kernels.sum_backoffs,
     kernels.complete_after,
@@ -30,12 +30,12 @@ KERNELS = (
 
 @dataclass(frozen=True, slots=True)
 class ContextBlock:
-    """One context with all that is stored after it: any word's answer without a shard.
+    """One context with everything stored after it, which answers any word without a shard.
 
     context         (L,)  most recent word last
     sums            (2,)  see `block_kernels.sum_backoffs`
-    words           (n,)  rising, and the `answers` to them
-    source          FULL; BIGRAM_FALLBACK if no shard answered: the model reduced to order 2 does
+    words           (n,)  ascending, and the `answers` to them
+    source          FULL; BIGRAM_FALLBACK if no shard answered, but the model reduced to order 2
     """
 
     low: LowOrders
@@ -59,14 +59,15 @@ class ContextBlock:
         answers: Answers,
     ) -> ContextBlock:
         """Args    log10_backoffs, ranks, answers  of one context, as in `StoredWords`
-        Raises  ProtocolError  ranks that no word has
+        Raises  ProtocolError  no word has one of the ranks
         """
         last = int(context[-1]) if len(context) else -1
         words = np.empty(len(ranks), np.uint32)
         if last >= 0 and not kernels.words_of_ranks(low.view, last, ranks, words):
             raise ProtocolError(
-                f"{len(ranks)} words are said to follow word {last}; expected rising places among "
-                "those that do. Restart that server with the files of its manifest"
+                f"a server sent {len(ranks)} places among the words after word {last}; expected "
+                "ascending ones, below the number of those words. Restart the server with the "
+                "files of its manifest"
             )
         place = np.argsort(words)
         words, a = words[place], answers
@@ -85,7 +86,7 @@ class ContextBlock:
     def low_only(
         cls, low: LowOrders, context: NDArray[np.uint32], source: int = FULL
     ) -> ContextBlock:
-        """For a context after which nothing is stored, or (BIGRAM_FALLBACK) nothing known to be."""
+        """The block of a context after which nothing (BIGRAM_FALLBACK: nothing known) is stored."""
         known = context[-1:] if source == BIGRAM_FALLBACK else context
         more = np.zeros(max(len(known) - 1, 0), np.float32)
         none = np.zeros(0, np.uint32)
@@ -132,5 +133,5 @@ class ContextBlock:
 
     @property
     def _reach(self) -> int:
-        """The state length if the shard, which knows what matters to the right, did not answer."""
+        """The state length if the shard, which knows what matters to the right, gave no answer."""
         return min(len(self.context) + 1, self.low.manifest.order - 1)

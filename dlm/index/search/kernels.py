@@ -1,7 +1,7 @@
-"""The search in the trees of shards, and the two searches together.
+"""The search in the trees of shards, and the combination of both searches.
 
-A block of contexts, then of words, goes through the stages together, and each stage asks for the
-cache lines that the next will read. A block of contexts is walked down (`open_trees` to
+A block of contexts, then of words, goes through the stages together, and each stage prefetches the
+cache lines that the next one reads. A block of contexts is walked down (`open_trees` to
 `add_weights`); then the words asked of them are searched. Nothing here checks an index: the callers
 named under `Trusts` check first.
 """
@@ -77,7 +77,7 @@ _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 def open_trees(  # type: ignore[no-untyped-def]
     trees, slots, chosen, context_begin, context_words, pairs, block, here, walk, active
 ):
-    """1. The family of all roots of the tree that owns each context; how many go on."""
+    """1. The family of all roots of the tree that owns each context; returns how many remain."""
     kept = _0
     for i in range(here):
         end = context_begin[chosen[block + i] + 1]
@@ -253,7 +253,7 @@ def read_values(  # type: ignore[no-untyped-def]
     level, k, total, lists, query, live, found, log10_prob, matched_order, ngram_length,
     state_length,
 ):  # fmt: skip
-    """6c. What is stored with it; how many go on."""
+    """6c. Reads what is stored with it; returns how many remain."""
     kept = _0
     flag_bits, record = record_bits(level)
     for j in range(found):
@@ -371,7 +371,7 @@ def search_trees(  # type: ignore[no-untyped-def]
 def complete(  # type: ignore[no-untyped-def]
     low_prob, low_backoff, low_matched, low_length, low_state, prob, matched, length, state
 ):
-    """An answer, from that of the low orders and that of a tree without them: its four values."""
+    """The four values of an answer, from that of the low orders and that of a tree without them."""
     if matched == 0:
         prob = np.float32(np.float32(prob + low_backoff) + low_prob)
         matched = low_matched
@@ -431,7 +431,7 @@ def score_groups(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-# What `score_lengths` found wrong; 0 where nothing is.
+# The faults that `score_lengths` finds; 0 if there is none.
 LENGTHS, CONTEXT_LENGTH, IDS = 1, 2, 3
 
 

@@ -1,4 +1,4 @@
-"""A whole shard set in one process: the path of a query without a network.
+"""A whole shard set in one process, which answers queries without a network.
 
 The low orders answer what they can; other queries go to the tree of the shard that owns the
 context's last two words.
@@ -68,7 +68,7 @@ class LocalModel(ShardSet):
         return run_kernel(self.low.view, self.order, groups, self.trees, self.slots)[0]
 
     def stored_words(self, context: NDArray[np.uint32]) -> StoredWords:
-        """All that is stored after one context, with which `ContextBlock` answers any word; as
+        """Everything stored after one context, with which `ContextBlock` answers any word; like
         `Shard.stored_words`.
 
         Shapes  context (L,) uint32, most recent word last, L from 2 to N - 1
@@ -87,7 +87,7 @@ class LocalModel(ShardSet):
 
         Args     text  sentences, one per line, words between spaces, tabs and CR; UTF-8 if it is a
                        str
-                 bos   begin each with `<s>`, which is not scored
+                 bos   begin each line with `<s>`, which is not scored
                  eos   score `</s>` after each
         Returns  (lines,) float64, log10: the sum of the float32 scores of the words, which equal
                  those of ngram.backoff.score bit for bit. A text that ends in a line feed has an
@@ -114,7 +114,7 @@ class LocalModel(ShardSet):
             if array.dtype != dtype or array.shape != shape:
                 raise QueryError(
                     f"{name} is {array.dtype} of shape {array.shape}; {queries} queries to a model "
-                    f"of order {self.order} need {np.dtype(dtype)} of shape {shape}"
+                    f"of order {self.order} need an array of {np.dtype(dtype)} of shape {shape}"
                 )
 
 

@@ -1,7 +1,6 @@
 """The search in the low orders, by which a client answers most queries itself.
 
-A block of contexts, then of words, goes through the stages together, and each stage asks for the
-cache lines that the next will read. Nothing here checks an index: `search_low` says who does.
+It works in blocks, see `kernels`. Nothing here checks an index; `search_low` says which code does.
 """
 
 # mypy: disable-error-code="assignment"
@@ -59,7 +58,7 @@ def put_list(lists, row, bit, size, step, keys, rest):  # type: ignore[no-untype
 
 @inlined
 def ask_contexts(low, context_begin, context_words, block, here):  # type: ignore[no-untyped-def]
-    """1. Asks for what stands beside the last two words."""
+    """1. Prefetches the entries of the last two words."""
     for c in range(here):
         end = context_begin[block + c + 1]
         length = end - context_begin[block + c]
@@ -164,7 +163,7 @@ def ask_lists(low, word_begin, words, block, context, first, asked, lists, query
             key = mirrored(word, width)
             place = bit + (key >> rest) * step
             prefetch(place >> np.int64(3))
-            # Above all words of the list, a word has the key of another one.
+            # A word above all words of the list has the key of another one.
             query[i, Q_KEY] = key & mask_of(rest) if word >> width == 0 else -_1
             query[i, Q_AT] = place
             query[i, Q_CONTEXT] = context
@@ -267,7 +266,7 @@ def search_low(  # type: ignore[no-untyped-def]
     pairs,
     ranks,
 ):
-    """What the low orders know of words after contexts.
+    """The low orders' answers to words after contexts.
 
     Shapes  view           view.low_view;  order  N
             context_begin  (C + 1,)  where each context begins in context_words

@@ -1,6 +1,6 @@
-"""A message for one shard, checked and searched in one call, which trusts nothing that it is sent.
+"""Checks and searches a message for one shard in one call, which trusts nothing in the message.
 
-It says only whether a message is valid; `server.kernels` finds what is wrong and where.
+It reports only whether a message is valid; `server.kernels` finds the fault and its place.
 """
 
 # mypy: disable-error-code="assignment"

@@ -1,4 +1,4 @@
-"""One shard, mapped and ready to answer; and the low orders, which clients hold.
+"""One shard, mapped and ready to answer queries; and the low orders, which clients hold.
 
 Opening checks the checksum of each file and then every offset, key and value in it.
 """
@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from dlm.errors import QueryError, ShardFormatError
 from dlm.index.layout import MAX_ORDER, Arrays, Manifest, map_columns, read_manifest
-from dlm.index.packed import check_kernels as checks
-from dlm.index.packed import kernels as packed
+from dlm.index.packed import check_kernels as checks, kernels as packed
 from dlm.index.packed.check import check_low, check_tree
 from dlm.index.packed.low import LowPlain, unpack_low
 from dlm.index.packed.tree import LevelPlain, code_bytes, unpack_tree
@@ -31,7 +30,7 @@ from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import WordTable
 
-# What opening a shard and checking it run, and searching it too; see jit.compile_ahead.
+# The kernels that open, check and search a shard; see jit.compile_ahead.
 OPENING = (
     checks.check_backoffs,
     checks.check_key_lists,
@@ -69,8 +68,8 @@ class LowOrders:
         verify: bool = True,
         memory_options: MemoryOptions = MAPPED,
     ) -> LowOrders:
-        """Maps the file; ShardFormatError where it is damaged. Without `verify`, no checksum is
-        read."""
+        """Maps the file; raises ShardFormatError if it is damaged. Without `verify`, the checksum
+        is not compared."""
         entry = manifest.file("low_orders")
         path = directory / entry.name
         a = map_columns(path, entry, verify=verify, memory_options=memory_options)
@@ -87,7 +86,7 @@ class LowOrders:
     def stored_pairs(
         self, first: NDArray[np.uint32], second: NDArray[np.uint32]
     ) -> NDArray[np.uint32]:
-        """As `block_kernels.find_stored`."""
+        """See `block_kernels.find_stored`."""
         pairs = np.empty(len(first), np.uint32)
         block_kernels.find_stored(self.view, first, second, pairs)
         return pairs
@@ -104,7 +103,7 @@ def _breaks(path: Path) -> Iterator[None]:
 
 
 def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True) -> Vocabulary:
-    """The words of a shard set; raises `ShardFormatError` where the file is damaged."""
+    """The words of a shard set; raises `ShardFormatError` if the file is damaged."""
     entry = manifest.file("vocabulary")
     path = directory / entry.name
     a = map_columns(path, entry, verify=verify)
@@ -114,7 +113,9 @@ def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True)
     count = manifest.vocabulary_size
     with _breaks(path):
         if len(ends) != count or ends[-1] != len(text) - 1:
-            raise ValueError(f"words must have {count} lines")
+            raise ValueError(
+                f"column words has {len(ends)} newlines; expected {count}, the last at its end"
+            )
         table = WordTable.from_arrays(text[~is_end], np.append(0, ends - np.arange(count)))
         return table.vocabulary(unk_in_model=manifest.unk_in_model)
 
@@ -125,7 +126,7 @@ class FoundBlocks:
 
     Shapes  context_lengths, context_words, pairs  as in `QueryGroups`
             nodes (C,)  the root of each, -1 where it has none
-            totals (C,)  words that are stored after each
+            totals (C,)  number of words that are stored after each
             log10_backoffs (sum(context_lengths - 1),)  as in `StoredWords`
     """
 
@@ -142,7 +143,7 @@ class FoundBlocks:
 
 
 class Shard:
-    """One shard of a shard set; made by `Shard.open`. The low orders are its clients'."""
+    """One shard of a shard set; made by `Shard.open`. Its clients hold the low orders."""
 
     def __init__(self, directory: Path, manifest: Manifest, index: int, arrays: Arrays) -> None:
         self.directory = directory
@@ -152,7 +153,7 @@ class Shard:
         self.order = manifest.order
         self.vocabulary_size = manifest.vocabulary_size
         self.view = tree_view(arrays, manifest.vocabulary_size)
-        self.trees = np.array([self.view.ctypes.data], np.int64)  # of this shard alone
+        self.trees = np.array([self.view.ctypes.data], np.int64)  # addresses of this shard alone
         self._slots = manifest.slots
 
     @classmethod
@@ -169,7 +170,7 @@ class Shard:
 
         Args    verify    check the checksum of the file; offsets, keys and values are checked
                           regardless
-                manifest  of the set, where it was read already
+                manifest  of the set, if it was already read
         Raises  ConfigError       memory cannot be locked
                 ShardFormatError  the file is missing, damaged or contradicts the manifest
         """
@@ -185,8 +186,8 @@ class Shard:
             )  # fmt: skip
             if grams != entry.ngrams + entry.blanks:
                 raise ValueError(
-                    f"it has {grams} n-grams; the manifest says {entry.ngrams} and "
-                    f"{entry.blanks} blanks"
+                    f"it has {grams} n-grams with blanks; the manifest says {entry.ngrams} "
+                    f"n-grams and {entry.blanks} blanks"
                 )
         return cls(directory, manifest, index, arrays)
 
@@ -200,10 +201,10 @@ class Shard:
         return owned
 
     def score(self, groups: QueryGroups) -> Answers:
-        """What the tree says of every query, in order, as `kernels.search_trees` has it; one kernel
+        """The tree's answers to all queries, in order, from `kernels.search_trees`; one kernel
         call, without the GIL.
 
-        Trusts  as the kernel; and this shard owns the contexts
+        Trusts  what the kernel trusts; and that this shard owns the contexts
         """
         answers = Answers.empty(len(groups.words))
         owned_kernels.search_lengths(
@@ -223,8 +224,8 @@ class Shard:
         by_slot: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
         """Packed answers to untrusted queries, (7 Q,) uint8 as in a reply, and (16,) how many
-        matched each order; None if a query breaks a rule of `owned_kernels.score_owned`, or is
-        another shard's. Adds to `by_slot` (4096,) the queries of each slot.
+        matched each order; None if a query breaks a rule of `owned_kernels.score_owned`, or belongs
+        to another shard. Adds to `by_slot` (4096,) the queries of each slot.
 
         The arrays of a `QueryGroups` are passed, since making one takes as long as ten queries.
         """
@@ -255,7 +256,7 @@ class Shard:
         context_words: NDArray[np.uint32],
         pairs: NDArray[np.uint32],
     ) -> FoundBlocks:
-        """Where the words that follow each context stand; shapes and trust as `stored_words`."""
+        """The place of the words after each context; shapes and trust as in `stored_words`."""
         nodes = np.empty(len(context_lengths), np.int64)
         totals = np.empty(len(context_lengths), np.uint32)
         weights = len(context_words) - len(context_lengths)
@@ -266,11 +267,11 @@ class Shard:
         return FoundBlocks(context_lengths, context_words, pairs, nodes, totals, log10_backoffs)
 
     def stored_words(self, found: FoundBlocks, skips: NDArray[np.uint32], most: int) -> StoredWords:
-        """What is stored after each context, but the first `skips` words of each; `most` in all.
+        """The words stored after each context, without the first `skips`; at most `most` in all.
 
-        Shapes  found  of contexts of two words or more each; skips (C,) uint32
-        Trusts  as `score`
-        Cost    the words and their search; of a context that does not fit whole, all its words
+        Shapes  found  from contexts of two words or more each; skips (C,) uint32
+        Trusts  what `score` trusts
+        Cost    listing and searching the words; a context that does not fit is listed whole
         """
         counts = np.empty(len(found.nodes), np.uint32)
         ranks = np.empty(min(found.words, most), np.uint32)
@@ -285,13 +286,13 @@ class Shard:
 
 
 def require_one_code(shards: Sequence[Shard]) -> None:
-    """Raises ShardFormatError where a shard stores values in another way than the first: what reads
-    several trees at a time reads that of one."""
+    """Raises ShardFormatError if a shard encodes values differently from the first: code that reads
+    several trees uses the codes of one."""
     for shard in shards[1:]:
         if code_bytes(shard.arrays) != code_bytes(shards[0].arrays):
             raise ShardFormatError(
-                f"{shard.directory} contradicts itself: shards 0 and {shard.index} code values in "
-                "different ways. Fetch it again, or build the shards again"
+                f"{shard.directory} contradicts itself: shards 0 and {shard.index} encode values "
+                "in different ways. Fetch the set again, or build the shards again"
             )
 
 
@@ -342,8 +343,8 @@ def check_types(groups: QueryGroups) -> None:
     ):
         if (array.dtype is not dtype and array.dtype != dtype) or array.ndim != 1:
             raise QueryError(
-                f"an array of {array.dtype} with {array.ndim} dimensions was sent, "
-                f"expected {dtype} with 1"
+                f"an array of {array.dtype} with {array.ndim} dimensions was sent; expected "
+                f"{dtype} with one dimension"
             )
 
 
@@ -360,11 +361,12 @@ def run_kernel(
 ) -> tuple[Answers, NDArray[np.uint8]]:
     """One call of `kernels.score_groups`; the answers, and per context whether a shard is needed.
 
-    Raises  QueryError  lengths that do not fit each other, a context too long, an id out of range
+    Raises  QueryError  lengths do not match, a context is too long, or an id is out of range
     Trusts  the columns behind `view` are still mapped; the arrays have the types of `QueryGroups`
     """
     queries = len(groups.words)
-    # One allocation for the four answers: a call of a thousand queries takes some 100 microseconds.
+    # One allocation for the four answers: a call of a thousand queries takes only about 100
+    # microseconds.
     floats = np.empty(queries, np.float32)
     bytes_ = np.empty((3, queries), np.uint8)
     answers = Answers(floats, bytes_[0], bytes_[1], bytes_[2])
@@ -393,8 +395,8 @@ def _refusal(fault: int, order: int, size: int, groups: QueryGroups) -> str:
     if fault == kernels.LENGTHS:
         return (
             f"{len(groups.context_lengths)} contexts, {len(groups.word_counts)} counts, "
-            f"{len(groups.context_words)} context words and {len(groups.words)} words do not fit "
-            "each other"
+            f"{len(groups.context_words)} context words and {len(groups.words)} words do not match "
+            "each other: lengths and counts are one per context, and add up to the words"
         )
     if fault == kernels.CONTEXT_LENGTH:
         return (

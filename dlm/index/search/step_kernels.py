@@ -1,4 +1,4 @@
-"""The steps that every search is made of: reading a weight, opening a list, finding a child.
+"""The steps of every search: reading a weight, opening a list, finding a child.
 
 All are inlined; nothing here checks an index or keeps a column mapped. Two kinds of addresses:
 `view`, of the numbers that `search.view` names (of the low orders, or of a tree), and `level`, of
@@ -46,7 +46,7 @@ _BLOCK = np.int64(BLOCK_WORDS.bit_length() - 1)  # a shift: to divide numbers wi
 
 
 class Low(NamedTuple):
-    """What is read of a view in every step but those down the tree."""
+    """The fields of a view that are read in every step except those down the tree."""
 
     key_bits: int  # of the trees
     value: int  # address of the runs of words
@@ -111,7 +111,7 @@ def keys_of(view):  # type: ignore[no-untyped-def]
 
 @inlined
 def roots_of(view):  # type: ignore[no-untyped-def]
-    """The bit of the family of all roots, and how many they are."""
+    """The bit of the family of all roots, and their number."""
     return of(view, at.TREE) << _3, of(view, at.ROOTS)
 
 
@@ -130,7 +130,7 @@ def below(level):  # type: ignore[no-untyped-def]
 
 @inlined
 def log10_prob_of(code, table):  # type: ignore[no-untyped-def]
-    """Of the code of a probability; `table` as `view.table_or_base` has it."""
+    """log10 P of a code; `table` is from `view.table_or_base`."""
     if table > 0:
         return load_float32(table + (code << _2))
     return as_float32((code - table) | _SIGN)
@@ -148,7 +148,8 @@ def open_list(bit, size, key_bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def open_ranks(bit, size, width):  # type: ignore[no-untyped-def]
-    """As `open_list`, by ranks of so many bits. Without bits, they are places: no directory."""
+    """Like `open_list`, for ranks of this many bits. Without bits, ranks are places: no
+    directory."""
     if width == 0:
         return _0, bit, _0
     return open_list(bit, size, width)
@@ -209,7 +210,7 @@ def ask_alone(low, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def alone(low, word):  # type: ignore[no-untyped-def]
-    """Of a 1-gram: log10 P, and 1 if it matters to the right."""
+    """log10 P of a 1-gram, and 1 if it matters to the right."""
     block = load64(low.value + ((word >> _BLOCK) << _3))
     place = word & np.int64(BLOCK_WORDS - 1)
     begun = ones_in((block >> np.int64(FIRST)) & mask_of(place + _1))
@@ -268,7 +269,7 @@ def pair_prob(low, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_bits(bit):  # type: ignore[no-untyped-def]
-    """Prefetches what stands at a bit, and the cache line after it."""
+    """Prefetches the cache line at a bit, and the next one."""
     prefetch(bit >> _3)
     prefetch((bit >> _3) + np.int64(64))
 
@@ -285,7 +286,7 @@ def find_root(view, pair):  # type: ignore[no-untyped-def]
 
 @inlined
 def log10_weight_of(level, weight):  # type: ignore[no-untyped-def]
-    """Of the weight that `open_record` returned."""
+    """The log10 value of the weight that `open_record` returned."""
     if weight >> np.int64(32):
         return as_float32(weight)
     return load_float32(of(level, N_WEIGHT_TABLE) + (weight << _2))

@@ -1,4 +1,4 @@
-"""Where the kernels find the packed columns: addresses and widths in one array of numbers."""
+"""The views of the packed columns for kernels: addresses and widths in one array of numbers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from dlm.index.packed.low import LOW_SHAPE, Arrays, extended_from, key_bits_of
 from dlm.index.packed.tree import level_numbers, tree_shape
 
-# Places in a view, as the functions below fill it.
+# Places in a view: the first two are the same in each view.
 WORDS, KEY_BITS = range(2)
-# Of the low orders:
+# Places in the view of the low orders.
 (
     WORD_VALUE,
     WORD_PROB_TABLE,
@@ -27,13 +27,13 @@ WORDS, KEY_BITS = range(2)
     EXTENDED_FROM,
     LOW_PLACES,
 ) = range(2, 16)
-# Of the tree of a shard:
+# Places in the view of a shard's tree.
 (
     PAIRS,
     ROOTS,
     ROOT_KEY_BITS,
     TREE,
-    LEVEL,  # here begin the levels, each as `packed.tree.level_numbers` has it
+    LEVEL,  # the levels begin here, each a row of `packed.tree.level_numbers`
 ) = range(2, 7)
 
 
@@ -64,12 +64,12 @@ def low_view(a: Arrays) -> NDArray[np.int64]:
 
 
 def table_or_base(table: NDArray[np.float32], base: int = 0) -> int:
-    """The address of a table of values; where it is empty, minus the base of the codes."""
+    """The address of a table of values or, if it is empty, minus the base of the codes."""
     return table.ctypes.data if len(table) else -base
 
 
 def tree_view(a: Arrays, words: int) -> NDArray[np.int64]:
-    """The view of a tree, of a model with so many words."""
+    """The view of a tree, for a model with this many words."""
     s = tree_shape(a["shape"])
     own = [words, s.key_bits, s.pairs, s.roots, key_bits_of(s.pairs), a["tree"].ctypes.data]
     return np.concatenate([np.array(own, np.int64), level_numbers(a, s).reshape(-1)])

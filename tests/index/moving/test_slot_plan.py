@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dlm.errors import ConfigError
 from dlm.index.moving import plan
 from dlm.index.moving.plan import (
     BOUND,
-    balance_of,
+    imbalance_of,
     loads_of,
     plan_slots,
     replicas_needed,
@@ -108,8 +107,8 @@ def test_a_slot_with_a_fifth_of_all_queries_gets_the_others_out_of_its_way(shard
     found = plan_slots(table, load, shards)
     each = loads_of(found.after, load, shards)
     servers = replicas_needed(each, load)
-    assert balance_of(loads_of(table, load, shards)) > 1.5
-    assert balance_of(each, servers) < 1.03
+    assert imbalance_of(loads_of(table, load, shards)) > 1.5
+    assert imbalance_of(each, servers) < 1.03
     hot = int(found.after[7])
     assert servers[hot] == (32 if shards == 128 else 1)
     assert servers.sum() == shards + servers[hot] - 1
@@ -121,10 +120,10 @@ def test_a_slot_with_a_fifth_of_all_queries_gets_the_others_out_of_its_way(shard
     [
         (0, None, "0"),
         (MAX_SHARDS + 1, None, "4,096"),
-        (3, [0, 1], "found 2"),
+        (3, [0, 1], "^2 shards"),
         (3, [4], "4"),
         (2, [1, 1], "1, 1"),
-        (5, [1], "found 1"),
+        (5, [1], "^1 shards"),
     ],
 )
 def test_a_change_that_cannot_be_is_refused(

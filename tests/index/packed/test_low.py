@@ -6,8 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dlm.index.packed.low import BLANK, STORED, LowPlain, key_bits_of, mirrored, unpack_low
 from index.oracle import pack_low

@@ -6,8 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dlm.index.packed.tree import LevelPlain, tree_shape, unpack_tree
 from index.oracle import pack_tree, tree_codes

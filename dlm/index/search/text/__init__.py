@@ -1,1 +1,1 @@
-"""Running text scored by a whole model in one process: the state is carried from word to word."""
+"""Scores running text by a whole model in one process: the state is carried from word to word."""

@@ -1,8 +1,8 @@
 """Scores of consecutive words.
 
 The context of a word is that of the word before and that word: the pair found when a word is scored
-is the root of the next word's context, and an n-gram that was not found is no context. So each
-list is searched once, where separate queries search it as a context and again for the word.
+is the root of the next word's context, and an n-gram that was not found is no context. So each list
+is searched once; separate queries would search it as a context and again for the word.
 """
 
 # mypy: disable-error-code="assignment,arg-type"
@@ -19,13 +19,13 @@ from dlm.index.packed.record_kernels import (
     N_PROB_TABLE,
     N_VALUE_BITS,
     N_WEIGHT_TABLE,
+    ask_bucket as ask_directory,
     bucket_of,
     find_child,
     open_record,
     width_before,
     words_bits,
 )
-from dlm.index.packed.record_kernels import ask_bucket as ask_directory
 from dlm.index.search.kernels import ANSWERS
 from dlm.index.search.step_kernels import (
     address_of,
@@ -111,7 +111,7 @@ class TokenBlock(NamedTuple):
 
 @inlined
 def make_block(count, order):  # type: ignore[no-untyped-def]
-    """One allocation for all: those of each array took as long as two tokens."""
+    """One allocation for all arrays: separate ones took as long as two tokens."""
     rows = min(count, np.int64(TOKENS)) + _1
     lengths = max(np.int64(order), _2) + _1
     lanes = rows * lengths
@@ -149,7 +149,7 @@ def keep_weight(b, place, code, table):  # type: ignore[no-untyped-def]
 
 @inlined
 def level_of(levels, k):  # type: ignore[no-untyped-def]
-    """Of the contexts of k words, in all trees."""
+    """The level of the contexts of k words, in all trees."""
     return levels + (k - _2) * np.int64(LEVEL_PLACES << 3)
 
 
@@ -318,7 +318,7 @@ def ask_words(k, part, asked, b):  # type: ignore[no-untyped-def]
         rank, bit = b.token[t, T_RANK], b.context[place, C_WORDS]
         if k == 2:
             width = width_before(bit)
-            size = size if rank >> width == 0 else _0  # else the list has no such rank
+            size = size if rank >> width == 0 else _0  # otherwise the list lacks the rank
         else:
             width = rank_bits(size, b.token[t, T_SIZE])
         step, keys, rest = open_ranks(bit, size, width)
@@ -471,7 +471,7 @@ def put_answers(  # type: ignore[no-untyped-def]
 
 @inlined
 def begin_next(here, b):  # type: ignore[no-untyped-def]
-    """The last token stands before the next block."""
+    """Puts the last token before the next block."""
     last = here * b.lengths
     for k in range(_1, b.lengths):
         for i in range(C_COLUMNS):  # for slices, numba compiles an error, too

@@ -1,4 +1,4 @@
-"""Lines of text as tokens with marks, and what is summed, counted and printed of their scores."""
+"""Turns lines of text into tokens with marks, and sums, counts and prints their scores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lay_out(ids, sentence_begin, begin_id, end_id, bos, eos, order, words, reach
 
 @kernel("float32[:], int64[:], int64, int64, out float64[:]")
 def sum_sentences(log10_prob, sentence_begin, bos, eos, totals):  # type: ignore[no-untyped-def]
-    """What the tokens of each sentence come to: words and, with `eos`, the sentence end.
+    """Sums over the tokens of each sentence: words and, with `eos`, the sentence end.
 
     Shapes  log10_prob (T,)  of the tokens, as `lay_out` lays them
             sentence_begin (S + 1,)  where the words of each begin, marks not counted
@@ -62,7 +62,7 @@ def sum_sentences(log10_prob, sentence_begin, bos, eos, totals):  # type: ignore
 def count_sentences(  # type: ignore[no-untyped-def]
     words, log10_prob, matched_order, sentence_begin, bos, eos, oovs, log10_oovs, hits
 ):
-    """Which tokens of each sentence are unknown, and how long the n-grams are that were found.
+    """Counts the unknown tokens of each sentence, and the lengths of the n-grams found.
 
     Shapes  words, log10_prob, matched_order, sentence_begin  as in `sum_sentences`
             oovs, log10_oovs (S,) filled: tokens whose id is 0, and the sum of their log10_prob

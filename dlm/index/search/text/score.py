@@ -1,4 +1,4 @@
-"""Sentences of text scored by a whole model in one process."""
+"""Scores sentences of text by a whole model in one process."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class WholeModel(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Its words."""
+        """The model's words."""
 
     @property
     def word_table(self) -> WordTable:
-        """Ids of many words at once."""
+        """The table that finds the ids of many words at once."""
 
     @property
     def low(self) -> LowOrders:
-        """Its 1- and 2-grams."""
+        """The model's 1- and 2-grams."""
 
     @property
     def trees(self) -> NDArray[np.int64]:
@@ -46,7 +46,7 @@ class WholeModel(Protocol):
         """(4096,) the shard of each slot."""
 
 
-# What scoring text in one process runs, after shard.OPENING; see jit.compile_ahead.
+# The kernels of scoring text in one process, after shard.OPENING; see jit.compile_ahead.
 KERNELS = (
     kernels.score_tokens,
     line_kernels.put_totals,
@@ -63,9 +63,9 @@ KERNELS = (
 class TokenCounts:
     """Counts of the tokens of S sentences.
 
-    tokens      (S,)  what is scored: words, and sentence ends
+    tokens      (S,)  what is scored: words and sentence ends
     oovs        (S,)  tokens that the vocabulary lacks
-    log10_oovs  (S,)  the share of the sum that falls on those
+    log10_oovs  (S,)  their share of the sum
     hits        (order + 1,)  tokens of all sentences by the longest n-gram found
     """
 
@@ -77,11 +77,11 @@ class TokenCounts:
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Lines of text, each scored as a sentence: S sentences of T tokens, marks included.
+    """Lines of text, each scored as a sentence: S sentences of T tokens, including marks.
 
-    words    (T,)  ids, `<s>` of each sentence before its words
-    answers  (T,)  that of `<s>` means nothing
-    begin    (S + 1,)  where the words of each begin, marks not counted
+    words    (T,)  ids; the `<s>` of each sentence comes before its words
+    answers  (T,)  the answer for `<s>` means nothing
+    begin    (S + 1,)  where the words of each begin, not counting marks
     totals   (S,)  log10 P
     """
 
@@ -95,7 +95,7 @@ class Lines:
 
     @cached_property
     def counts(self) -> TokenCounts:
-        """Of tokens, unknown words and matches, made when they are asked for."""
+        """Counts of tokens, unknown words and matches, made on request."""
         sentences = len(self.totals)
         counts = TokenCounts(
             np.diff(self.begin) + int(self.eos), np.empty(sentences, np.int64),
@@ -108,7 +108,7 @@ class Lines:
         return counts
 
     def rows(self) -> str:
-        """A row for each sentence: log10 P with six decimals, tokens and OOVs, tabs between."""
+        """A row per sentence: log10 P with six decimals, tokens and OOVs, separated by tabs."""
         counts = self.counts
         if not bool((np.abs(self.totals) < FIXED_LIMIT).all()):  # a probability of zero, say
             columns = (self.totals.tolist(), counts.tokens.tolist(), counts.oovs.tolist())
@@ -121,9 +121,9 @@ class Lines:
 def score_lines(
     model: WholeModel | KenlmFile, text: bytes, *, bos: bool = True, eos: bool = True
 ) -> Lines:
-    """Scores each line of `text` as a sentence, with what `dlm score` shows of it.
+    """Scores each line of `text` as a sentence, with the figures that `dlm score` shows.
 
-    With a KenLM file, words are found by their hashes, and totals are sums in float32, as KenLM's.
+    With a KenLM file, words are found by their hashes, and totals are sums in float32, as in KenLM.
     """
     is_file = isinstance(model, KenlmFile)
     ids, begin = (model if isinstance(model, KenlmFile) else model.word_table).ids_of_text(text)
