@@ -1,4 +1,4 @@
-"""dlm: n-gram language models served from many machines, exactly.
+"""dlm serves n-gram language models from many machines, with exact scores.
 
     from dlm import AsyncClient, Client, ClientConfig, LocalModel
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from dlm.client import AsyncClient, Client, ClientConfig
     from dlm.index.search.local import LocalModel
 
-# Read when gRPC is imported. Its own lines on standard error name its source; what they say of a
-# server, dlm raises, logs or shows. Set the variable to `info` to have both.
+# Read when gRPC is imported. gRPC's own log lines on standard error name lines of its source; dlm
+# itself raises, logs or shows their information about a server. Set the variable to `info` to see
+# both.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["AsyncClient", "Client", "ClientConfig", "LocalModel", "__version__"]
 
 _LIES_IN = {

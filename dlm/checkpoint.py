@@ -1,4 +1,4 @@
-"""A run's state on disk: one file that is whole or absent, and reads back to the bit.
+"""A run's state on disk: one file that is either complete or absent, and is read back bit for bit.
 
 ::
 
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from dlm.errors import ConfigError, FormatError
 from dlm.files import write_whole
 
-CHECKPOINT = "checkpoint.dlmfed"  # its name in the folder of a run
+CHECKPOINT = "checkpoint.dlmfed"  # the file's name in the folder of a run
 MAGIC = b"dlm checkpoint 1\n"
 ALIGNMENT = 64
 Arrays = Sequence[npt.NDArray[Any]]
@@ -32,8 +32,8 @@ Arrays = Sequence[npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that `save` wrote, read and checked whole: the settings of its run and more facts,
-    both as JSON, and attachments by name."""
+    """A completely read and checked file that `save` wrote: the settings of its run and further
+    facts, both as JSON, and attachments by name."""
 
     path: Path
     settings: Mapping[str, Any]
@@ -46,8 +46,8 @@ class Checkpoint:
         found = differences(self.settings, canonical(settings))
         if found:
             raise ConfigError(
-                f"{self.path} belongs to a run with other settings: {'; '.join(found)}. Go on with "
-                "the old settings, or start a new run in another folder"
+                f"{self.path} belongs to a run with other settings: {'; '.join(found)}. Continue "
+                "with the old settings, or start a new run in another folder"
             )
 
 
@@ -55,15 +55,16 @@ def check_shapes(arrays: Arrays, expected: Arrays, place: Path) -> None:
     """Raises `FormatError`, naming `place`, unless arrays have the types and shapes `expected`."""
     if len(expected) != len(arrays):
         raise FormatError(
-            f"{place} holds {len(arrays)} arrays, and this run's state has {len(expected)}: "
-            "another version of dlm wrote it. Use that version, or start the run in a new folder"
+            f"{place} holds {len(arrays)} arrays, but this run's state has {len(expected)}, so "
+            "another version of dlm wrote the file. Use that version, or start the run in a new "
+            "folder"
         )
     for array, want in zip(arrays, expected, strict=True):
         if array.shape != want.shape or array.dtype != want.dtype:
             raise FormatError(
                 f"{place}: found an array of {array.dtype} {array.shape}; expected {want.dtype} "
-                f"{want.shape}. It was made with other settings or another version of dlm; use "
-                "those, or start in a new folder"
+                f"{want.shape}. The file was written with other settings or by another version of "
+                "dlm; use the old settings and version, or start the run in a new folder"
             )
 
 
@@ -78,7 +79,7 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(
-        f"a setting is a {type(value).__name__}; expected a dataclass, a path, or a value of JSON"
+        f"a setting is a {type(value).__name__}; expected a dataclass, a path, or a JSON value"
     )
 
 
@@ -103,7 +104,7 @@ def _packed(arrays: Arrays) -> tuple[bytearray, list[list[Any]]]:
 
 
 def digest(arrays: Arrays) -> str:
-    """SHA-256 of arrays, with their types and shapes: what a record says that it speaks of."""
+    """SHA-256 of arrays with their types and shapes, by which a record names its subject."""
     body, table = _packed(arrays)
     return hashlib.sha256(json.dumps(table).encode() + body).hexdigest()
 
@@ -140,17 +141,17 @@ def save(
 
 
 def read(path: Path) -> Checkpoint:
-    """What `save` wrote; FormatError if the file is cut off, damaged or of another kind."""
+    """Reads what `save` wrote; FormatError if the file is cut off, damaged or of another kind."""
     return parse(path.read_bytes(), path)
 
 
 def parse(content: bytes, path: Path) -> Checkpoint:
-    """What `save` wrote, from the bytes of a file that was read already; raises as `read`."""
+    """Parses what `save` wrote, from the bytes of a file; raises the errors of `read`."""
     start = len(MAGIC) + 8 + 32
     if content[: len(MAGIC)] != MAGIC:
         raise FormatError(
-            f"{path} does not begin with {MAGIC!r}: it is not a checkpoint, or one of another "
-            "version of dlm; give a file that this version wrote"
+            f"{path} does not begin with {MAGIC!r}: it is not a checkpoint, or another version of "
+            "dlm wrote it; give a file that this version wrote"
         )
     length = int.from_bytes(content[len(MAGIC) : len(MAGIC) + 8], "little")
     text = content[start : start + length]
@@ -178,7 +179,7 @@ def parse(content: bytes, path: Path) -> Checkpoint:
         )
     if hashlib.sha256(body).hexdigest() != sha256:
         raise FormatError(
-            f"{path} is damaged: its arrays do not have the checksum of its header; copy it again"
+            f"{path} is damaged: its arrays do not match the checksum in its header; copy it again"
         )
     arrays = []
     for kind, shape, at in table:

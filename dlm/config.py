@@ -1,4 +1,4 @@
-"""Settings: each part says its own once, as fields of a frozen dataclass; this file resolves them.
+"""Settings: each part declares its own once, in a frozen dataclass; this module resolves them.
 
 A field carries its meaning, unit and bounds (`setting`). From it follow the key in a TOML file, the
 variable ``DLM_<SECTION>_<FIELD>``, the command's option (`cli/options.py`), the check (`check`),
@@ -36,18 +36,17 @@ _NUMBERS: dict[Any, type] = {int: Integral, float: Real}
 
 
 class Setting(NamedTuple):
-    """What a field carries besides its name, type and default; from `field` on, those.
+    """The metadata of a field besides its name, type and default.
 
-    meaning       what it does, in whole sentences; the help of its option
-    unit          plural; stands after the bounds
+    meaning       its effect, in whole sentences; the help of its option
+    unit          plural; printed after the bounds
     low, high     bounds, both allowed; a number must be finite, unless `high` is infinity
     above, below  bounds, not allowed themselves
     one_of        the strings allowed; those of a Literal need not be repeated
     why           reasons for the default and the bounds; only in the reference
     name          in files, variables and options, if the field's own name differs
-    metavar       what stands for the value in the help of its option
-    default       None if there is none, or None is it
-    required      whether a file must name it
+    metavar       placeholder of the value in the help of its option
+    default       None if there is none, or if it is None
     """
 
     meaning: str = ""
@@ -92,7 +91,7 @@ class Setting(NamedTuple):
         )
 
 
-_KNOWN: dict[type, tuple[Setting, ...]] = {}  # an option is made from one field of many
+_KNOWN: dict[type, tuple[Setting, ...]] = {}  # a cache: each option looks up its class
 
 
 def about(meaning: str, **more: Any) -> dict[str, Setting]:
@@ -106,7 +105,7 @@ def setting(default: T, meaning: str, **more: Any) -> T:
 
 
 def like(kind: Any, name: str, default: Any = MISSING) -> Any:
-    """The field `name` of another dataclass once more, with the same default or another."""
+    """A copy of the field `name` of another dataclass, with the same default or another one."""
     one = kind.__dataclass_fields__[name]
     given = one.default if default is MISSING else default
     return field(default=given, repr=one.repr, metadata=one.metadata)
@@ -172,22 +171,21 @@ def resolve(
     section: str,
     *,
     flags: Mapping[str, Any] | None = None,
-    file: Path | None = None,
+    file: Path | Any = None,
     found: Mapping[str, Any] | None = None,
     tables: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
     prefix: str = "DLM",
     within: str = "",
 ) -> T:
-    """An instance of the dataclass `kind`, each field from the strongest source that names it.
+    """An instance of the dataclass `kind`, with each field from the strongest source that names it.
 
     Args    section  name of the table in the TOML file and middle part of the variables; "" for
                      settings above all tables
             found    the content of the TOML file, if it was already read
-            tables   other tables that the file may have
-            prefix   of the variables; a command whose tables have the same names as another
-                     command's uses its own prefix, so that neither reads the other's variables
-            within   what precedes the table's name in the file, as "federate."
+            prefix   prefix of the variables; commands with tables of the same names use different
+                     prefixes, so that neither reads the other's variables
+            within   text before the table's name in the file, such as "federate."
     Raises  ConfigError  an unknown field or table, a field without a default that nothing names,
                          or a value of the wrong type or out of bounds
     """
@@ -246,24 +244,24 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str, file: str | os.PathLike[str]) -> dict[str, Any]:
-    """The content of `file`, whose text is this; ConfigError if it is not TOML."""
+    """The content of `text`, which `file` holds; ConfigError if it is not TOML."""
     import tomllib
 
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as exc:  # also numbers too long, and tables too deep
+    except (ValueError, RecursionError) as exc:  # also for too long numbers and too deep tables
         raise ConfigError(f"{os.fspath(file)} cannot be read as TOML: {exc}") from exc
 
 
 def _misplaced(name: str, section: str, fields: Iterable[str]) -> str:
     if name in fields:
-        return f"{name} is outside the table [{section}]; move it below that line"
+        return f"{name} is outside the table [{section}]; move it below the table's header"
     return f"{name} is not a known setting; settings belong in the table [{section}]"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A suggestion for the end of a message; empty if no name is similar."""
-    from difflib import get_close_matches  # as above: a command's help needs neither
+    from difflib import get_close_matches  # imported late: a command's help does not need it
 
     found = get_close_matches(name, known, 1, LIKE)
     return f" (did you mean {found[0]}?)" if found else ""
@@ -276,11 +274,11 @@ def _nearest_variable(variable: str, prefix: str, fields: Iterable[str]) -> str:
 
 
 def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> Any:
-    """A value of the environment (`text`) converted to the field's type; others must have it. Paths
-    are strings in every source."""
+    """A value converted to the field's type if it is from the environment (`text`); other values
+    must have that type. Paths are strings in every source."""
     place = f"{section}.{name}".lstrip(".")
     if isinstance(value, str) and "\0" in value:  # no path may have it
-        raise ConfigError(f"{place} is {value!r}; expected no character NUL")
+        raise ConfigError(f"{place} is {value!r}; expected text without NUL characters")
     try:
         if isinstance(value, str) and kind is not str:
             if kind is bool and text:

@@ -44,7 +44,7 @@ class ConfigError(DlmError):
 
 
 class FormatError(DlmError):
-    """A file is not what it should be."""
+    """A file does not have the expected format."""
 
 
 class ArpaError(FormatError):
@@ -95,17 +95,18 @@ class KenlmFormatError(FormatError):
         self,
         message: str,
         *,
-        path: str,
-        section: str,
+        path: str = "",
+        section: str = "",
         byte_offset: int | None = None,
-        advice: str,
+        advice: str = "",
     ) -> None:
         self.path = path
         self.section = section
         self.byte_offset = byte_offset
         self.advice = advice
         place = f"{path}, {section}" + ("" if byte_offset is None else f", byte {byte_offset}")
-        super().__init__(f"{message} ({place}). {advice}")
+        # The message of an unpickled error has all of these already.
+        super().__init__(f"{message} ({place}). {advice}" if section else message)
 
 
 class ShardFormatError(FormatError):
@@ -176,7 +177,7 @@ class ShardDown(UnavailableError):
 class ClientClosed(ShardDown):
     """The client was closed before or during this call: open another client.
 
-    A ShardDown, so that code that handles that also handles the end of the client.
+    It is a ShardDown, so that code that handles ShardDown also handles a closed client.
     """
 
     retryable = False
@@ -189,15 +190,15 @@ class DeadlineExceeded(UnavailableError):
 class Overloaded(UnavailableError):
     """The message was refused for load; `retry_after_s` says when to retry.
 
-    The server is busy (OVERLOADED), or busy with this client (CLIENT_LIMIT); or this client has
-    so much queued that the answer would come too late, and did not send it.
+    The server is overloaded (OVERLOADED), or this client has too many calls there (CLIENT_LIMIT);
+    or this client did not send the message, since with its queue the answer would be late.
     """
 
 
 class StaleShardSet(UnavailableError):
     """The servers hold another shard set than this utterance was opened on.
 
-    Not retryable on this utterance: open a new utterance, which takes the new one.
+    A retry on this utterance does not help: open a new utterance, which uses the new set.
     """
 
     retryable = False
@@ -206,8 +207,8 @@ class StaleShardSet(UnavailableError):
 class ModelSwitched(UnavailableError):
     """The client switched to its local fallback while this utterance was on the full one.
 
-    Raised only if the utterance was opened with ``on_switch="rescore"``: open a new one, and score
-    it from its start.
+    Raised only if the utterance was opened with ``on_switch="rescore"``: open a new utterance, and
+    score the sentence from its start.
     """
 
 
@@ -220,10 +221,10 @@ class UnknownCall(ProtocolError):
 
 
 class AuthenticationError(DlmError):
-    """The server does not let this client in; the same call fails until its token changes."""
+    """The server does not accept this client; the same call fails until its token changes."""
 
 
 def shown(value: object) -> str:
-    """A value for a message; a whole number of thousands of digits has no `repr`."""
+    """A value as text for a message; integers of thousands of digits have no `repr`."""
     large = isinstance(value, int) and value.bit_length() > 64
     return "a very large number" if large else repr(value)

@@ -1,5 +1,5 @@
-"""How to install the packages of an extra of dlm. dlm is not on a package index, and its sources
-may be gone: the packages' own names always work."""
+"""Advice on installing the packages of one of dlm's extras. dlm is not on a package index, and its
+sources may be gone, so only the packages' own names always work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def packages_of(extra: str) -> list[str]:
 
 
 def needed(missing: ModuleNotFoundError, packages: list[str]) -> ModuleNotFoundError:
-    """The same error, saying what to install."""
+    """The error, with advice on what to install."""
     return ModuleNotFoundError(
         f"this module needs {missing.name}, which is not installed; run\n  {pip_install(packages)}",
         name=missing.name,

@@ -1,5 +1,5 @@
-"""Families of metrics: a part declares each of its own once, and makes them from that. The
-reference and the tests of dashboards and alerts read the same declarations."""
+"""Families of metrics: each part declares its families once, and creates its metrics from these
+declarations. The reference and the tests of dashboards and alerts read the same ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import (
 
 
 class Family(NamedTuple):
-    """What a family counts, and its labels; those with `le` are histograms."""
+    """The meaning and the labels of a family; families with `le` are histograms."""
 
     meaning: str
     labels: tuple[str, ...] = ()

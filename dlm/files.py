@@ -1,14 +1,14 @@
-"""Files and folders that appear whole or not at all, and that leave nothing behind.
+"""Files and folders that appear complete or not at all, and that leave nothing behind.
 
-All renames, locks, and temporary files and folders are made here. A file being written is beside
+Only this module renames, locks, or makes temporary files and folders. An unfinished file is beside
 its final place, under a hidden name: `.NAME.PID-RANDOM.partial`. Its process holds a lock (flock),
-so that a later one knows what a killed process left, and removes it. The id is only for people: ids
-are reused, and containers that share a folder do not share ids.
+so that a later process can recognise and remove files of a killed process. The id is only for
+people: ids are reused, and containers that share a folder do not share ids.
 
 A cache is a folder of folders, each marked by the processes that use it (`claim`).
 
-A command that is ended by SIGTERM or Ctrl-C removes what it was writing (`dlm.signals`); whatever
-escapes the `finally` blocks is removed when the interpreter exits.
+A command that is ended by SIGTERM or Ctrl-C removes what it was writing (`dlm.signals`); files that
+escape the `finally` blocks are removed when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _POLL_S = 0.05
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 REFUSED = (*NO_ROOM, errno.EIO)
-# A hard link leads to another file system, to one without links, to one link too many, or to a
-# file of somebody else.
+# A hard link fails across file systems, on one without links, after too many links, or for another
+# user's file.
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
-# What this process has started and neither put in place nor removed: path -> process.
+# Files that this process started to write and neither finished nor removed: path -> process.
 _unfinished: dict[Path, int] = {}
 
 
@@ -57,8 +57,8 @@ def lock_file(file: Path, *, needs_locks: bool = True, mode: int = 0o600) -> int
     """A descriptor that holds the lock on a file, which is created if missing; `unlock` releases
     it. None if another process has the lock.
 
-    Args    needs_locks  False: where the file system has no locks, nobody is kept out
-            mode         of a new file, before the umask; 0o666 where users share the folder
+    Args    needs_locks  False: without locks in the file system, nobody is kept out
+            mode         of a new file, before the umask; 0o666 if users share the folder
     Raises  OSError  the file cannot be opened, or the file system has no locks
     """
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -78,7 +78,7 @@ def lock_file(file: Path, *, needs_locks: bool = True, mode: int = 0o600) -> int
 
 
 def unlock(descriptor: int) -> None:
-    """Releases the lock of `lock_file`, also for a child that was forked meanwhile."""
+    """Releases the lock of `lock_file`, also for a child that was forked since."""
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
@@ -93,9 +93,9 @@ def locked(
     remove: bool = False,
     needs_locks: bool = True,
 ) -> Iterator[None]:
-    """Holds the lock on a file inside the block. Another process's lock raises `refusal`, or is
-    waited for without one, after one call of `tell`; `remove` removes the file at the end. Raises
-    as `lock_file`."""
+    """Holds the lock on a file inside the block. If another process has it, this raises `refusal`
+    or, if that is None, calls `tell` once and waits; `remove` removes the file at the end. Raises
+    the errors of `lock_file`."""
     handle = lock_file(file, needs_locks=needs_locks)
     if handle is None:
         if refusal is not None:
@@ -121,7 +121,7 @@ _claims: dict[Path, int] = {}
 
 def claim(entry: Path) -> bool:
     """Marks a folder of a cache as in use until this process ends, and as used now; nothing is
-    marked where the cache cannot be written, or has no locks. Returns whether the folder is there:
+    marked if the cache cannot be written, or has no locks. Returns whether the folder exists:
     another process may have removed it."""
     with contextlib.suppress(OSError):
         if entry not in _claims:
@@ -138,9 +138,15 @@ def claim(entry: Path) -> bool:
     return entry.is_dir()
 
 
+def release(entry: Path) -> None:
+    """Ends a `claim`."""
+    if (handle := _claims.pop(entry, None)) is not None:
+        unlock(handle)
+
+
 def evict(cache: Path, names: str, *, most: float = math.inf, most_bytes: float = math.inf) -> None:
-    """Removes what no process has claimed from a cache, oldest claim first, until it fits: folders
-    whose names match a regular expression."""
+    """Removes unclaimed folders whose names match a regular expression from a cache, oldest claim
+    first, until it fits."""
     found = []
     for entry in cache.iterdir():
         if re.fullmatch(names, entry.name):
@@ -156,7 +162,7 @@ def evict(cache: Path, names: str, *, most: float = math.inf, most_bytes: float 
 
 
 def remove_unlocked(folder: Path, lock: Path) -> bool:
-    """Removes a folder, unless a process has its lock; whether it is gone."""
+    """Removes a folder unless a process has its lock; returns whether it is gone."""
     with contextlib.suppress(OSError):
         if (handle := lock_file(lock)) is not None:
             try:
@@ -176,8 +182,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(path: Path, names: str | None = None) -> None:
-    """Removes what killed processes left of the file or folder that was to be at `path`, or at such
-    names beside it, but not what a process is still writing, or this one may not touch."""
+    """Removes what killed processes left of a file or folder at `path`, or of those beside it whose
+    names match `names`; not what a process is still writing, or this process may not touch."""
     names = re.escape(path.name) if names is None else names
     named = re.compile(rf"\.{names}\.\d+-[0-9a-f]+{re.escape(SUFFIX)}")
     try:
@@ -191,7 +197,7 @@ def remove_leftovers(path: Path, names: str | None = None) -> None:
 
 def _remove_if_left(left: Path) -> None:
     is_folder = stat.S_ISDIR(left.lstat().st_mode)
-    way = os.O_RDONLY | os.O_DIRECTORY if is_folder else os.O_RDWR  # NFS locks what may be written
+    way = os.O_RDONLY | os.O_DIRECTORY if is_folder else os.O_RDWR  # NFS locks need write access
     descriptor = os.open(left, way | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if try_lock(descriptor):
@@ -209,7 +215,7 @@ def _remove(path: Path) -> None:
 
 @atexit.register
 def remove_unfinished() -> None:
-    """Removes what this process has started to write; for a process that is about to end."""
+    """Removes the unfinished files of this process, which is about to end."""
     for path, process in list(_unfinished.items()):
         if process == os.getpid():  # a forked child has its parent's entries
             _remove(path)
@@ -231,16 +237,17 @@ def _beside(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
             _forget(beside)
             raise
         try:
-            # Another process may have taken it for left before it was locked.
+            # Another process may have considered it abandoned before it was locked.
             locked = try_lock(descriptor)
         except OSError:
-            locked = True  # no locks here: nobody can take it for left
+            locked = True  # without locks, nobody can consider it abandoned
         if locked and beside.exists():
             return beside, descriptor
         os.close(descriptor)
         _forget(beside)
     raise FileExistsError(
-        f"no free name beside {path} after {_TRIES} tries: other processes take them; run it again"
+        f"found no free name beside {path}, since other processes took every name that was tried; "
+        "run the command again"
     )
 
 
@@ -260,9 +267,9 @@ class Replacement:
                 mode        of the file, less the umask
                 keep_owner  if a file exists there, the new one gets its owner, group and mode
     Raises      OSError  nothing can be written beside it
-    Guarantees  `commit` puts all that was written to `file` in place, on disk, in one step;
-                until then and after `discard` the place is as it was. What killed processes left
-                beside it is removed
+    Guarantees  `commit` puts everything written to `file` in place, on disk, in one step; until
+                then, and after `discard`, the path is unchanged. Files that killed processes left
+                beside it are removed
     """
 
     def __init__(
@@ -284,7 +291,7 @@ class Replacement:
         try:
             if keep_owner:
                 _take_owner(descriptor, path)
-            # By its name, which is then what `file.name` says.
+            # Opened by its name, so that `file.name` is right.
             self.file = open(  # noqa: SIM115 - an opener; closed by commit and discard
                 self._beside, "wb", buffering, opener=lambda *_: descriptor
             )
@@ -295,18 +302,18 @@ class Replacement:
 
     @property
     def is_direct(self) -> bool:
-        """Whether a pipe or a device is written to, so that nothing is put in a place."""
+        """Whether the target is a pipe or a device, so that nothing is renamed."""
         return self._beside is None
 
     def sync(self) -> None:
-        """Waits until what was written is on disk: what a full disk refuses is refused here."""
+        """Waits until the content is on disk; errors of a full disk appear here."""
         with naming(self.path):
             self.file.flush()
             if not self.is_direct:
                 os.fsync(self.file.fileno())
 
     def commit(self, instead_of: bytes | None = None) -> bool:
-        """False, and nothing is put in place, if the place has other content than `instead_of`."""
+        """Puts the file in place; False if the place has other content than `instead_of`."""
         self.sync()
         if instead_of is not None and self.path.read_bytes() != instead_of:
             return False
@@ -329,7 +336,7 @@ class Replacement:
         finally:
             with contextlib.suppress(
                 OSError
-            ):  # what is left in its buffer has no room, or no reader
+            ):  # there is no room, or no reader, for the rest of its buffer
                 self.file.close()
 
 
@@ -343,8 +350,8 @@ def _take_owner(descriptor: int, path: Path) -> None:
 def replacing(
     path: Path, *, mode: int = 0o666, keep_owner: bool = False, buffering: int = -1
 ) -> Iterator[IO[bytes]]:
-    """A file to write to that takes the place of `path` where nothing is raised, as `Replacement`;
-    its `name` is where it stands until then."""
+    """A file to write to that replaces `path` if nothing is raised, like `Replacement`; its `name`
+    is its temporary path."""
     replacement = Replacement(path, mode=mode, keep_owner=keep_owner, buffering=buffering)
     try:
         with naming(path):
@@ -373,9 +380,9 @@ def write_whole(
     keep_owner: bool = False,
     instead_of: bytes | None = None,
 ) -> bool:
-    """The file at `path` with this content, on disk; or what was there before, nothing between.
+    """Writes the file at `path` with this content, on disk, completely or not at all.
 
-    Returns  False, and nothing is written, if something else than `instead_of` is there by then
+    Returns  False, and nothing is written, if the content is no longer `instead_of`
     """
     replacement = Replacement(path, mode=mode, keep_owner=keep_owner)
     try:
@@ -410,8 +417,8 @@ def move(source: Path, destination: Path) -> None:
 
 
 def link_or_copy(source: Path, destination: Path) -> bool:
-    """The file at `source` also at `destination`: as a hard link where the file systems and their
-    rules allow it, else as a copy that is on disk; whether it is a link."""
+    """Makes `source` also available at `destination`: as a hard link if the file systems allow it,
+    otherwise as a copy on disk; returns whether it is a link."""
     source = source.resolve()
     try:
         os.link(source, destination)
@@ -431,15 +438,15 @@ def temporary_folder() -> Path:
 
 
 def scratch_file(folder: Path) -> int:
-    """The descriptor of a new file without a name, removed when closed or its process ends."""
+    """The descriptor of a new file without a name, which is removed when the descriptor closes."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.dup(file.fileno())
 
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
-    """A folder that exists until the end of the block; only its owner has access. What killed
-    processes left under the same name is removed."""
+    """A folder that exists until the end of the block; only its owner has access. Leftovers of
+    killed processes with the same name are removed."""
     place = temporary_folder() if parent is None else parent
 
     def make(beside: Path) -> int:
@@ -447,7 +454,7 @@ def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
         try:
             return os.open(beside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise FileExistsError from None  # taken for left already: another name
+            raise FileExistsError from None  # already considered abandoned: try another name
 
     beside, descriptor = _beside(place / name, make)
     try:

@@ -1,5 +1,5 @@
-"""Counts of values by size, for metrics of durations or sizes. Plain lists and numbers: counting
-costs a quarter of a microsecond, without a lock in one thread."""
+"""Counts values by size, for metrics of durations or sizes. It uses plain lists and numbers: one
+thread counts without a lock, in a quarter of a microsecond."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SECONDS = (
     *(5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3),
     *(5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
-# Things counted, 1 to 65,536: queries per message, calls per message.
+# Counts from 1 to 65,536: queries per message, calls per message.
 SIZES = tuple(float(1 << power) for power in range(17))
 
 
 class Histogram:
-    """How many values fell into each bucket, and their sum.
+    """The number of values in each bucket, and their sum.
 
     bounds  upper ends of the buckets, ascending, each inside its bucket; one more bucket is for
             larger values
@@ -42,5 +42,5 @@ class Histogram:
     def cumulative(self) -> list[tuple[str, int]]:
         """(upper end as text, values up to it), ending in "+Inf", as Prometheus wants buckets."""
         names = [f"{bound:g}" for bound in self.bounds] + ["+Inf"]
-        # Copied first: values counted meanwhile, on another thread, must not break the order.
+        # The counts are copied first, since another thread may count while they are added.
         return list(zip(names, accumulate(list(self.counts)), strict=True))

@@ -1,8 +1,8 @@
-"""Compiled kernels: how they are made, and where they are cached between processes.
+"""Compiles kernels, and caches them between processes.
 
 `kernel` and `inlined` replace numba's decorators in every file of kernels. numba's own cache
 compares a kernel only with the file that defines it, but a kernel also contains code inlined from
-other files. So ours caches kernels in a folder named after the exact source of all of them.
+other files. So this cache keeps kernels in a folder named after the exact source of all of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SOURCES = (
     "index/packed/low.py",
     "index/packed/tree.py",
 )
-KEPT = 3  # folders of other versions
+KEPT = 3  # folders of other versions that stay
 _DIGEST_BYTES = 16
 _FOLDER = rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}"
 
@@ -62,8 +62,8 @@ def kernel(types: str | Callable[..., Any], *, nogil: bool = True) -> Any:
                    and data shared by threads needs no lock
             types  of its arguments, as "uint32[:], out int64[:, :], bool": arrays in C order, those
                    marked `out` writable. Then it is compiled once, other arguments raise TypeError,
-                   and it can be compiled ahead. Without, it is compiled for each kind of arguments;
-                   read-only and writable arrays are different kinds
+                   and it can be compiled ahead. Without `types`, it is compiled for each kind of
+                   arguments; read-only and writable arrays are different kinds
     Raises  TypeError  it is defined inside another function: the cache names a kernel by module,
                        name and types, so it would run the code of another from the same factory
     """
@@ -137,9 +137,9 @@ BUILTIN = "int64, int64, int64"
 def builtin(dispatcher: Any) -> Callable[..., Any]:
     """A kernel as a built-in function, which takes half the time of a call through numba.
 
-    For what takes less than the call. The kernel is of the types `BUILTIN`, holds the GIL, and
-    speaks CPython's calling convention: its arguments are 0, the address of the pointers to the
-    Python arguments, and their number; it returns a new reference. It must not fail.
+    For kernels that take less time than the call. The kernel is of the types `BUILTIN`, holds the
+    GIL, and speaks CPython's calling convention: its arguments are 0, the address of the pointers
+    to the Python arguments, and their number; it returns a new reference. It must not fail.
     """
     dispatcher.compile()
     (result,) = dispatcher.overloads.values()
@@ -161,7 +161,7 @@ def inlined(function: Callable[..., Any]) -> Any:
     dispatcher = _compiled(function, forceinline=True, no_cpython_wrapper=True)
 
     def add_overload(result: Any) -> None:
-        """Without numba's table of what Python calls, where it would have no address."""
+        """Records the result without a Python entry point, since none was compiled."""
         dispatcher.overloads[tuple(result.signature.args)] = result
 
     if not config.DISABLE_JIT:
@@ -172,8 +172,10 @@ def inlined(function: Callable[..., Any]) -> Any:
 
 def _kept(dispatcher: Any) -> Any:
     name = getattr(dispatcher, "py_func", dispatcher).__qualname__
-    if "<locals>" in name:  # the cache could not tell those of one factory apart
-        raise TypeError(f"{name} is defined inside a function; move the kernel to its module")
+    if "<locals>" in name:  # the cache could not tell a factory's kernels apart
+        raise TypeError(
+            f"{name} is defined inside a function; move the kernel to the top level of its module"
+        )
     if not config.DISABLE_JIT:
         dispatcher._cache = _Kernels(dispatcher.py_func)
     return dispatcher
@@ -184,7 +186,7 @@ class _Kernels(NullCache):  # type: ignore[misc]
 
     def __init__(self, function: Any) -> None:
         self._name = f"{function.__module__}.{function.__qualname__}"
-        self.types = ""  # where they are declared
+        self.types = ""  # as declared; empty if they are not
 
     @property
     def cache_path(self) -> str:
@@ -213,7 +215,8 @@ class _Kernels(NullCache):  # type: ignore[misc]
             return  # bound to this process
         content = dumps(data._reduce())
         name = self.file(sig, data.target_context)
-        # A full disk, or a folder that was removed: the process goes on with what it compiled.
+        # The disk is full or the folder was removed: the process continues with its own compiled
+        # code.
         with contextlib.suppress(OSError):
             write_whole(folders()[-1] / name, bytes.fromhex(_digest(content)) + content)
 
@@ -224,7 +227,8 @@ def _digest(data: bytes) -> str:
 
 @lru_cache(1)
 def version() -> str:
-    """A hash of all kernels: their exact source, and all else that decides how they compile."""
+    """A hash of all kernels: their exact source, and everything else that affects their
+    compilation."""
     paths = sorted({path for name in SOURCES for path in PACKAGE.rglob(name)})
     text = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version_info[:3])
@@ -242,10 +246,10 @@ _private = contextlib.ExitStack()  # closed when the interpreter exits
 
 @lru_cache(1)
 def folders() -> Sequence[Path]:
-    """The folders where kernels are looked for; new ones are written to the last.
+    """The folders that are searched for kernels; new ones are written to the last.
 
-    The last is the first that is writable; those before may come with an image. If none is, it is a
-    private folder that is removed with this process: code in a shared one would be executed.
+    The last is the first that is writable; those before may come with an image. If no place is, the
+    last is private and removed with this process: code in a shared folder would be executed.
     """
     found: list[Path] = []
     for place in _places():
@@ -274,13 +278,13 @@ def _claim(folder: Path) -> None:
     """Marks a folder as in use while this process lives; if it is new, removes old ones."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    os.close(scratch_file(folder))  # permissions do not always show it
+    os.close(scratch_file(folder))  # tries to write: permissions do not always tell
     claim(folder)
     if is_new:
         evict(folder.parent, _FOLDER, most=KEPT + 1)
 
 
-# What a helper runs: it compiles a kernel per line, from the modules of its parent process.
+# The program of a helper: it compiles one kernel per line, from the modules of its parent process.
 _HELPER = """
 import gc, importlib, json, sys
 gc.set_threshold(50_000)
@@ -307,12 +311,12 @@ def declared_kernels() -> list[Any]:
 
 
 def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
-    """Compiles the kernels that are not cached, in parallel in separate processes; how many.
+    """Compiles those kernels that are not cached, in parallel processes; returns their number.
 
     numba compiles one function at a time in a process. Of several processes that need the same
-    kernels, one compiles them and the others wait for it. `kernels` have declared types, the slow
-    ones first; `tell` gets the numbers of kernels done and to do, from 0, in any thread, unless all
-    are cached.
+    kernels, one compiles them and the others wait for it. All in `kernels` have declared types, and
+    slow ones come first. `tell` gets the numbers of kernels done and to do, from 0, in any thread,
+    unless all are cached.
     """
     missing = [] if config.DISABLE_JIT else [k for k in dict.fromkeys(kernels) if _is_missing(k)]
     if not missing:
@@ -325,7 +329,7 @@ def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
 
 
 def load(kernels: Sequence[Any]) -> None:
-    """Has this process ready to run the kernels; compiles those that are not cached."""
+    """Prepares this process to run the kernels; compiles those that are not cached."""
     compile_ahead(kernels)
     for kernel in () if config.DISABLE_JIT else kernels:
         kernel.compile()
@@ -358,7 +362,7 @@ def _compile_missing(missing: Sequence[Any], tell: Tell) -> int:
         def compile_here(kernel: Any) -> None:
             kernel.compile()
 
-        count = min(HELPERS, len(os.sched_getaffinity(0)) - 1, compiled - 1)
+        count = min(HELPERS, config.NUMBA_DEFAULT_NUM_THREADS - 1, compiled - 1)
         with contextlib.ExitStack() as stack:
             helpers = [stack.enter_context(_helper()) for _ in range(count)]
             threads = [threading.Thread(target=work, args=(helper,)) for helper in helpers]
@@ -372,9 +376,9 @@ def _compile_missing(missing: Sequence[Any], tell: Tell) -> int:
 
 
 class _Left:
-    """The kernels that nobody compiles yet. Two processes that compile kernels with the same
-    functions in them compile these twice, so the next is the one that shares the fewest with those
-    being compiled."""
+    """The kernels that no process compiles yet. If two processes compile kernels with the same
+    functions in them, these functions are compiled twice; so the next kernel is the one that shares
+    the fewest functions with the kernels being compiled."""
 
     def __init__(self, kernels: list[Any]) -> None:
         self.kernels = kernels
@@ -446,14 +450,14 @@ def _compiling_alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _helper() -> Iterator[Callable[[Any], None]]:
-    """A process that compiles kernels into the folder where this one looks for them. It ends at the
-    end of this block, or with this process, which closes its input."""
+    """A process that compiles kernels into the folder where this process looks for them. It ends at
+    the end of this block, or with this process, since its input is then closed."""
     process = subprocess.Popen(
         # -P: a module in the current folder, such as a json.py, is not run.
         [sys.executable, "-P", "-c", _HELPER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # failed work is repeated here, and shows the error
+        stderr=subprocess.DEVNULL,  # this process repeats failed work, and shows the error
         text=True,
         start_new_session=True,  # Ctrl-C reaches this process, which ends it
     )
@@ -480,5 +484,5 @@ def _helper() -> Iterator[Callable[[Any], None]]:
         process.kill()
         process.wait()
         stdout.close()
-        with contextlib.suppress(OSError):  # of unread output
+        with contextlib.suppress(OSError):  # the input was not read to its end
             stdin.close()

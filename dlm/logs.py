@@ -1,4 +1,4 @@
-"""Log events: a name, with its fields in the line that any formatter prints.
+"""Log events: each has a name, and fields in the line that any formatter prints.
 
 A record's message is `client.server.changed address=10.0.0.12:50060 before=up after=suspect`, so
 that an application with only `logging.basicConfig` shows what happened and where. A structured

@@ -1,4 +1,4 @@
-"""Where the bytes of a file are while a kernel reads them: on disk until touched, or in memory.
+"""Controls where a file's bytes are while kernels read them: on disk until touched, or in memory.
 
 The first query that touches a page waits microseconds for the page cache, milliseconds for a disk.
 
@@ -30,10 +30,10 @@ class MemoryOptions:
     """How a file is kept in memory.
 
     preload     every page is mapped before the file counts as open
-    lock        and stays in memory (mlock): neither swapped nor dropped; implies preload
+    lock        every page stays in memory (mlock), neither swapped nor dropped; implies preload
     huge_pages  the file is read into the process's own memory, in huge pages if the system grants
-                them (transparent_hugepage: madvise or always). Some per cent faster, since fewer
-                addresses must be translated; but each process then has its own copy
+                them (transparent_hugepage: madvise or always). It is some per cent faster, since
+                fewer addresses must be translated; but each process then has its own copy
     """
 
     preload: bool = False
@@ -56,15 +56,17 @@ def hold(file: IO[bytes], size: int, memory_options: MemoryOptions = MAPPED) -> 
         with memoryview(held) as view:
             at = 0
             while at < size:
-                # A read ends at 2 GiB whatever is asked.
+                # A read ends at 2 GiB, whatever size is requested.
                 got = os.preadv(file.fileno(), [view[at : at + (1 << 30)]], at)
                 if not got:
-                    raise OSError(errno.EIO, f"the file ends after {at} bytes of {size}")
+                    raise OSError(
+                        errno.EIO, f"the file ends after {at} bytes; its size should be {size}"
+                    )
                 at += got
     else:
         held = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        # Before the first page is read. A file larger than memory is read in small pages: most of a
-        # huge page that is dropped again was read for nothing.
+        # This comes before the first page is read. A file larger than memory is read in small
+        # pages, since most of a huge page that is dropped again was read for nothing.
         if size <= available_bytes() // 2:
             _ask_for_huge_pages(held)
         if memory_options.preload or memory_options.lock:
@@ -75,7 +77,7 @@ def hold(file: IO[bytes], size: int, memory_options: MemoryOptions = MAPPED) -> 
 
 
 def _ask_for_huge_pages(held: mmap.mmap) -> None:
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # a kernel may have none all the same
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # the kernel may still lack it
         _call("madvise", held, len(held), mmap.MADV_HUGEPAGE)
 
 
@@ -97,8 +99,8 @@ def _lock(held: mmap.mmap, size: int) -> None:
 
 
 def _call(name: str, held: mmap.mmap, size: int, *more: int) -> int:
-    """The error's number that a function of libc gives for all of `held`, or 0; without the GIL,
-    which `mmap.madvise` keeps: nothing else would run while pages are read."""
+    """The error number of a libc function for all of `held`, or 0. It runs without the GIL, which
+    `mmap.madvise` keeps, so that other threads run while pages are read."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name)
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int for _ in more))
     address = np.frombuffer(held, np.uint8).ctypes.data

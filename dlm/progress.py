@@ -1,4 +1,4 @@
-"""Progress of a long job: what it is doing, how fast, and how long it will still take."""
+"""Progress of a long job: its stage, its speed, and the remaining time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 Tell = Callable[[str], None]
 
 COMPILING = "compiling kernels (first run of this command)"
-COUNT_S = 5.0  # between two lines that count compiled kernels
+COUNT_S = 5.0  # seconds between two lines that count compiled kernels
 
 
 class ProgressReporter:
@@ -39,13 +39,12 @@ class ProgressReporter:
         self.tell(name)
 
     def step(self, done: int) -> None:
-        """Counts further units of the stage as done; reports it if it is time to."""
+        """Counts further units of the stage as done, and reports them if a report is due."""
         self._done += done
         self.at(min(self._done, self._total), self._total, self._done, self._unit)
 
     def at(self, done: float, total: float, counted: int, unit: str) -> None:
-        """Reports the progress of the stage, in any measure, if it is time to; total 0 if it is not
-        known."""
+        """Reports the stage's progress, in any measure, if a report is due; `total` 0: unknown."""
         now = self._clock()
         if now - self._reported_s < self._interval_s:
             return
@@ -65,11 +64,11 @@ def _rate(each_s: float) -> str:
 class CompilingNotice:
     """Reports that kernels compile at their first call, once they have taken `silent_s` in total.
 
-    dlm.jit calls `begin` and `end`, which may nest, from one thread at a time. No lock: a fork in
-    another thread must not leave one taken.
+    dlm.jit calls `begin` and `end`, which may nest, from one thread at a time. There is no lock,
+    which a fork in another thread could leave taken.
 
-    tell      where lines of this process go, those of downloads too
-    every_s   between two lines that count the kernels compiled so far
+    tell      gets this process's lines, also those of downloads
+    every_s   seconds between two lines that count the kernels compiled so far
     spent_s   seconds since `use` in which kernels compiled, except hidden ones
     """
 
@@ -97,7 +96,7 @@ class CompilingNotice:
 
     @property
     def is_logged(self) -> bool:
-        """Whether no command has said where its lines go."""
+        """Whether no command has chosen where the lines go."""
         return self.tell is _log
 
     def begin(self) -> None:
@@ -120,7 +119,7 @@ class CompilingNotice:
 
     @contextmanager
     def compiling(self, kernels: int) -> Iterator[Callable[[int, int], None]]:
-        """Counts kernels that are compiled ahead: what it yields is called with how many are done
+        """Counts kernels that are compiled ahead: yields a function to call with the numbers done
         and to do."""
 
         def count(done: int, of: int) -> None:
@@ -152,7 +151,7 @@ class CompilingNotice:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """No line while something else reports compiling, nor a first line after it."""
+        """Prints no line while something else reports compiling, and no first line after it."""
         self._hidden += 1
         try:
             yield
@@ -163,7 +162,8 @@ class CompilingNotice:
 
 
 def _log(line: str) -> None:
-    # No name and fields: if logging is not configured, Python prints the message as it is.
+    # The message has no event name and no fields, since Python prints it as it is if logging is
+    # not configured.
     event = "jit.compiling" if line.startswith(COMPILING) else "client.download.progress"
     extra = {"event": event, "progress": line}
     logging.getLogger("dlm.jit").warning("dlm: %s", line, extra=extra)

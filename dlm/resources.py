@@ -1,4 +1,4 @@
-"""Limits and work of this process, free memory and disk space, and sizes as people write them."""
+"""This process's limits and work, free memory and disk space, and sizes as people write them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from dlm.errors import ConfigError
 T = TypeVar("T")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-MIN_FILES = 64  # a server of one process, or a client, opens 30; without any left gRPC aborts
+MIN_FILES = 64  # a server of one process, or a client, opens 30; if none is left, gRPC aborts
 MORE_FILES = "Allow more: ulimit -n 1024 in a shell, LimitNOFILE= in a systemd unit"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\Z", re.IGNORECASE)
 
 
 class Closeable(ABC):
-    """What is closed at the end of a `with` block."""
+    """An object that is closed at the end of a `with` block."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back what it holds; again, it does nothing."""
+        """Releases its resources; further calls do nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +47,14 @@ def in_order(coming: Iterable[Future[T]], most: int) -> Iterator[T]:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
+
+
+def cache_folder() -> Path:
+    """The cache of this machine's user: $DLM_CACHE_DIR, or dlm below the user's cache folder."""
+    if explicit := os.environ.get("DLM_CACHE_DIR"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "dlm"
 
 
 def parse_size(text: str) -> int:
@@ -69,13 +77,13 @@ def check_open_files(*, may_raise: bool = False) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_FILES, hard))
     elif limit < MIN_FILES:
         raise ConfigError(
-            f"this process may open only {limit} files and connections; dlm needs at least "
+            f"this process can open only {limit} files and connections; dlm needs at least "
             f"{MIN_FILES}. {MORE_FILES}"
         )
 
 
 def give_way() -> None:
-    """Lets every other process of the machine go before this thread and what it will start.
+    """Gives every other process of the machine precedence over this thread and its children.
 
     Linux's idle policy: a thread that wakes takes the core at once. From the lowest priority, `nice
     19`, it often waits for the end of a slice, and servers' p99 doubles.
@@ -85,7 +93,7 @@ def give_way() -> None:
 
 
 def available_bytes() -> int:
-    """Memory that this process may still use: the machine's, or that of its control group."""
+    """The memory that this process may still use: the machine's, or its control group's."""
     found = [
         int(line.split()[1]) << 10
         for line in _read("/proc/meminfo").splitlines()
@@ -125,7 +133,7 @@ def _read(path: str | Path) -> str:
 def check_disk(
     folder: Path, needed: int, what: str, *, advice: str = "another place with --output or --tmp"
 ) -> None:
-    """Raises `ConfigError` unless `needed` bytes are free in `folder`; `advice`: what to choose."""
+    """Raises `ConfigError`, with `advice`, unless `needed` bytes are free in `folder`."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
@@ -133,5 +141,5 @@ def check_disk(
     if free < needed:
         raise ConfigError(
             f"{what} needs about {needed:,} bytes in {os.fspath(folder)}, but only {free:,} are "
-            f"free there; free space, or choose {advice}"
+            f"free there. Free space there, or choose {advice}"
         )

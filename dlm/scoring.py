@@ -1,6 +1,6 @@
-"""Text scored in blocks of lines, by a local shard set or by servers.
+"""Scores text in blocks of lines, by a local shard set or by servers.
 
-A block is what is available: a piece of a file, or the lines that a pipe has delivered. Its scores
+A block is the available text: a piece of a file, or the lines that a pipe has delivered. Its scores
 are passed on before waiting for the next. Imports are local, so that `dlm score` starts fast.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dlm.index.search.text.score import Lines
     from dlm.kenlm.model import KenlmFile
 
-BLOCK_BYTES = 1 << 20  # of text scored at once by a thread; whole lines, so it may be longer
+BLOCK_BYTES = 1 << 20  # text that a thread scores at once; whole lines, so it may be longer
 # Enough sentences per call to fill messages to servers; blocks are small, to show progress.
 SENTENCES = 512
 SERVED_BYTES = 1 << 16
@@ -32,7 +32,7 @@ class Scored(Protocol):
     """The sentences of a block, scored."""
 
     def add_to(self, summary: ScoreSummary) -> None:
-        """Adds them to the totals."""
+        """Adds the sentences to the totals."""
 
     def rows(self) -> str:
         """A row per sentence: log10 P with six decimals, tokens and OOVs, separated by tabs."""
@@ -79,7 +79,7 @@ class ScoreSummary:
         self._add_hits(lines.counts.hits)
 
     def _add_hits(self, found: NDArray[np.integer[Any]]) -> None:
-        """By matched order from 0 up; every token has one of 1 or more."""
+        """Adds hits by matched order from 0 up; every token has order 1 or more."""
         self.by_order += [0] * (len(found) - 1 - len(self.by_order))
         for order, count in enumerate(found[1:].tolist()):
             self.by_order[order] += count
@@ -101,7 +101,7 @@ class ScoreSummary:
 
     @staticmethod
     def perplexity(log10_total: float, tokens: int) -> float | None:
-        """None if there are no tokens or a probability is zero."""
+        """The perplexity; None if there are no tokens or a probability is zero."""
         from dlm.units import perplexity
 
         return perplexity(log10_total, tokens) if tokens and log10_total > -1e308 else None
@@ -147,7 +147,7 @@ def scored_here(
 
 @dataclass
 class _Here:
-    """A block that threads scored, as arrays; empty if all its lines were left out."""
+    """The scores of a block by threads of this process; None if all its lines were left out."""
 
     end_id: int
     lines: Lines | None

@@ -1,4 +1,4 @@
-"""The signals that end a command, as exceptions: what it was writing is removed on the way out."""
+"""Turns the signals that end a command into exceptions, so that unfinished output is removed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def stop_signals() -> list[signal.Signals]:
 
 @contextmanager
 def stopping(stop: Callable[[], object]) -> Iterator[None]:
-    """Each of `stop_signals` calls `stop` meanwhile. Then none of them does anything: the process
-    ends by itself, and with its own status. After an error they do what they did before."""
+    """Inside the block, each of `stop_signals` calls `stop`. Afterwards they do nothing: the
+    process ends by itself, with its own status. After an error, they work as before."""
     previous = {number: signal.signal(number, lambda *_: stop()) for number in stop_signals()}
     try:
         yield

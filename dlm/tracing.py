@@ -78,7 +78,7 @@ class Span:
         return bool(self.span.get_span_context().trace_flags.sampled)
 
     def end(self, result: str, **attributes: Number) -> None:
-        """Ends it; `result` is "ok", or a name from a closed set."""
+        """Ends the span; `result` is "ok", or a name from a closed set."""
         self.span.set_attributes(_named({**attributes, "result": result}))
         if result != "ok":
             self.span.set_status(self._api.Status(self._api.StatusCode.ERROR, result))

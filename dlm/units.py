@@ -1,4 +1,4 @@
-"""The only place where logarithms change their base; and numbers as text.
+"""Converts bases of logarithms, which no other module does; and numbers to text.
 
 Serving and ARPA files use log10; training uses natural logarithms. A name that starts with
 ``log10_`` or ``ln_`` says which.
@@ -14,7 +14,7 @@ LN_10 = math.log(10.0)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and what it counts: "1 line", "1,200 lines"."""
+    """A number with what it counts: "1 line", "1,200 lines"."""
     if number != 1:
         if noun.endswith("y") and noun[-2] not in "aeiou":
             noun = noun[:-1] + "ie"
@@ -23,7 +23,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def size_text(count: int) -> str:
-    """Bytes, such as 512 KiB, 36.1 MiB, 2.0 GiB."""
+    """Bytes as text, such as 512 KiB, 36.1 MiB, 2.0 GiB."""
     if count < 1 << 20:
         return f"{count / 1024:.0f} KiB"
     unit, power = ("MiB", 20) if count < 1 << 30 else ("GiB", 30)
@@ -38,7 +38,7 @@ def perplexity(log10_total: float, tokens: int) -> float:
 
 
 def finite(value: Any) -> Any:
-    """A value of JSON, which has no infinity and no nan: null stands for them."""
+    """A value for JSON, in which null stands for infinity and nan."""
     if isinstance(value, Mapping):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

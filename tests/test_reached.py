@@ -78,7 +78,7 @@ def used(nodes: Iterable[ast.AST]) -> set[str]:
             elif isinstance(part, ast.Attribute):
                 found.add(part.attr)
             elif isinstance(part, ast.Constant) and isinstance(part.value, str):
-                found.add(part.value)
+                found.update(part.value.split(":"))  # also module:NAME
     return found
 
 
@@ -207,7 +207,7 @@ def imported(module: str, files: dict[str, Path]) -> set[str]:
             assert node.level == 0, f"{module} imports relatively"
             found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= {node.value} & files.keys()
+            found |= {node.value.partition(":")[0]} & files.keys()
     found |= {name[: dot.start()] for name in found for dot in re.finditer(r"\.", name)}
     return found & files.keys()
 

@@ -434,7 +434,7 @@ def test_an_undo_needs_no_server_that_holds_both_sets(tmp_path: Path, told: bool
     assert pair.new.shard_set == new.manifest.shard_set
     if told:
         write_sets(sets, [new.directory])
-        with pytest.raises(ConfigError, match="no way back"):
+        with pytest.raises(ConfigError, match="cannot be undone"):
             find_pair(ClusterToml(cluster), None, manifests_of(sets), name, undo=True)
 
 

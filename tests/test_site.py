@@ -74,7 +74,7 @@ SEARCHES = {
     "ShardDown": "reference/errors",
     "kenlm": "dlm/asr/index",
     "DlmOverloaded": "deploy/runbook",
-    "helm": "deploy/index",
+    "helm": "deploy/kubernetes",
     "epsilon": "dlm/federated/index",
     "lmplz": "dlm/estimate/index",
     "hotwords": "dlm/client/PHRASES",

@@ -1,5 +1,5 @@
-"""Asks a sharded model: low orders from the local cache, the rest in one message a shard. Its names
-are imported on first use, so that the settings (`config`) need no gRPC."""
+"""Queries a sharded model: the local cache answers low orders, and one message per shard answers
+the rest. Names are imported on first use, so that the settings (`config`) do not need gRPC."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Read once, when gRPC starts: lets a process that has used a client fork (see `fork`).
+# gRPC reads this once, when it starts: it lets a process that has used a client fork (see `loop`).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LIES_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(f"{__name__}.{_LIES_IN[name]}"), name)
-    globals()[name] = found  # the next look finds it at once
+    globals()[name] = found  # the next lookup finds it at once
     return found
 
 

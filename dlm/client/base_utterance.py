@@ -1,8 +1,8 @@
-"""What an utterance's calls do, except waiting.
+"""Everything that an utterance's calls do, except waiting.
 
 A call is a generator that yields whatever it waits for (`Steps`). `Utterance` waits for it in its
-caller's thread, `AsyncUtterance` on its event loop. Above 500 lines: all calls stand together, so
-that both classes have the same ones.
+caller's thread, `AsyncUtterance` on its event loop. This module has over 500 lines because both
+classes share all calls.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary
 
 T = TypeVar("T")
-# What a call waits for: another call's end, for some seconds; a function that may block; or
-# None, between two parts, so that an event loop may go on.
+# What a call can wait for: the end of another call, for at most some seconds; a function that may
+# block; or None, between two parts, so that an event loop can run other tasks.
 Wait: TypeAlias = tuple[Asked, float] | Callable[[], None] | None
 Steps: TypeAlias = Generator[Wait, None, T]
 
-# A caller waits until this long after the deadline, in seconds: the transport itself ends calls at
-# the deadline, and its error says more. Not with a bigram fallback, whose answers are the same
-# whatever went wrong.
+# A caller waits this many seconds beyond the deadline: the transport itself ends calls at the
+# deadline, and its error says more. With a bigram fallback the caller waits no longer, since the
+# answers are the same whatever went wrong.
 GRACE_S = 0.02
-# Bigram-fallback answers to a large call, and its results, are made before its deadline: as long
-# before as half of its planning took, and this share of its time, up to a maximum in seconds.
+# A large call begins to make its bigram-fallback answers and results before its deadline: earlier
+# by half of its planning time plus SHAPE_SHARE of its time limit, of which at most SHAPE_S seconds.
 SHAPE_SHARE, SHAPE_S = 0.05, 0.1
 SHAPED = 128  # sentences between checks of the clock, when scores are made from answers
 
@@ -75,7 +75,7 @@ FINISH, RESCORE = "finish", "rescore"
 
 
 def check_deadline(deadline_s: float) -> None:
-    """Raises `QueryError` unless it is a number of seconds that a call can have."""
+    """Raises `QueryError` unless the deadline is a number of seconds that a call can have."""
     if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s < MAX_DEADLINE_S:
         raise QueryError(
             f"the deadline is {deadline_s!r}; expected seconds above 0 and below {MAX_DEADLINE_S:g}"
@@ -100,7 +100,7 @@ def joined(answers: Sequence[Answers]) -> Answers:
 
 
 class Asking:
-    """One call in progress, in parts, and its time, which starts when this is created."""
+    """One call in progress, in parts, and its clock, which starts when this object is created."""
 
     __slots__ = ("_begun", "_handle", "_limit_s", "_parts", "_planned_s")
 
@@ -117,9 +117,9 @@ class Asking:
         return max(self._limit_s - (time.monotonic() - self._begun), 0.0)
 
     def ask(self, parts: Parts, asks: Asks) -> Steps[list[tuple[Queries, Any]]]:
-        """Plans and sends the parts; the queries and answers of each, once all have ended.
+        """Plans and sends the parts; returns the queries and answers of each when all have ended.
 
-        Raises  DeadlineExceeded, or what a part ended with
+        Raises  DeadlineExceeded, or the error of a part
         """
         self._parts = []
         try:
@@ -134,7 +134,7 @@ class Asking:
                 if not call.done():
                     yield call, self._wait_s(number)
                 if not call.done():
-                    # A cancelled call would be counted as given up by its caller.
+                    # A cancelled call would count as abandoned by its caller.
                     call.give_up(
                         DeadlineExceeded(
                             f"no answer within {self._limit_s:g} s; retry, or raise the deadline"
@@ -144,7 +144,7 @@ class Asking:
             return found
         finally:
             for _, call in self._parts:
-                call.cancel()  # if its caller no longer waits
+                call.cancel()  # does nothing if the call has ended
                 call.close(self._handle._core.counts)
 
     def _submit(self, queries: Queries, ahead: int, asks: Asks) -> None:
@@ -155,7 +155,7 @@ class Asking:
                 raise self._too_large()
             last = self._parts[-1][1]
             if last.done():
-                last.result()  # the rest of a failed call is not sent
+                last.result()  # raises if the call has failed, so that the rest is not sent
         call = self._handle._submit(queries, self.left_s, more=more, ahead=ahead, asks=asks)
         self._parts.append((queries, call))
         self._planned_s = time.monotonic() - self._begun
@@ -165,26 +165,27 @@ class Asking:
         if not self._handle.bigram_fallback:
             return left_s + GRACE_S
         if len(self._parts) > 1:
-            # Left to do by then: bigram-fallback answers, and results made from all answers.
+            # The work that remains at the deadline: bigram-fallback answers, and the results made
+            # from all answers.
             left_s -= self._planned_s / 2 * (1.0 - number / len(self._parts))
             left_s -= min(SHAPE_SHARE * self._limit_s, SHAPE_S)
         return max(left_s, 0.0)
 
     def check(self) -> None:
-        """Raises `DeadlineExceeded` if the results of a call in several parts come too late; not
-        with a bigram fallback, whose users want no errors."""
+        """Raises `DeadlineExceeded` if the results of a call in several parts are late, except with
+        a bigram fallback, whose users want no errors."""
         if len(self._parts) > 1 and not self._handle.bigram_fallback and self.left_s <= 0.0:
             raise self._too_large()
 
     def _too_large(self) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"no answer within {self._limit_s:g} s; this process needs longer than that for a call "
-            "this large. Make smaller calls, or raise the deadline"
+            f"no answer within {self._limit_s:g} s; this process alone needs longer than that for "
+            "a call of this size. Make smaller calls, or raise the deadline"
         )
 
 
 class BaseUtterance:
-    """An utterance on one model: `Utterance` and `AsyncUtterance`."""
+    """An utterance on one model; the base of `Utterance` and `AsyncUtterance`."""
 
     def __init__(
         self,
@@ -202,8 +203,8 @@ class BaseUtterance:
         self._deadline_s = deadline_s
         self._rescores = on_switch == RESCORE
         self._lock = threading.Lock()
-        self._calls = 0  # in progress
-        self._blocks_unknown_until = 0.0  # on `monotonic`: servers that do not know ContextBlock
+        self._calls = 0  # calls in progress
+        self._blocks_unknown_until = 0.0  # `monotonic` time until which ContextBlock is not asked
         self.bigram_fallback = core.config.bigram_fallback
         self._phrases = phrases
         self._pin(inputs_of(snapshot, kind, phrases))
@@ -231,20 +232,19 @@ class BaseUtterance:
 
     @property
     def manifest(self) -> Manifest:
-        """Of the shard set that answers, which is the local fallback's while servers fail."""
+        """The manifest of the shard set that answers: the local fallback's while servers fail."""
         return self._inputs.snapshot.topology.manifest
 
     @property
     def low_orders(self) -> LowGrams:
-        """The 1- and 2-grams of the utterance's model. Reading it fixes the utterance to this
-        model."""
+        """The model's 1- and 2-grams. Reading them fixes the utterance to this model."""
         self._inputs.settled = True
         return self._inputs.snapshot.grams
 
     @property
     def phrases(self) -> BoundPhrases | None:
-        """The utterance's phrases in ids of its model; None without. Reading it fixes the utterance
-        to this model."""
+        """The utterance's phrases in ids of its model, or None. Reading it fixes the utterance to
+        this model."""
         self._inputs.settled = True
         return self._inputs.phrases
 
@@ -266,8 +266,8 @@ class BaseUtterance:
         return self._inputs.ids(words)
 
     def bonus(self, before: State, after: State) -> float:
-        """What phrases add to the step between two states, log10; 0 without phrases. Raises
-        `ModelMismatch` for a state of another utterance."""
+        """The log10 bonus that phrases add to the step between two states; 0 without phrases.
+        Raises `ModelMismatch` for a state of another utterance."""
         phrases, own = self._inputs.phrases, self._inputs.own
         first, second = own(before), own(after)
         if phrases is None:
@@ -276,9 +276,9 @@ class BaseUtterance:
         return float(phrases.bonus(first._node, second._node))
 
     def finish(self, state: State) -> float:
-        """What the end of a sentence adds for a decoder that scores no </s>, log10: the shares of a
-        phrase that is not complete are given back. 0 without phrases. Raises `ModelMismatch` for a
-        state of another utterance."""
+        """The log10 value that the end of a sentence adds for a decoder that does not score </s>:
+        it takes back the shares of an incomplete phrase. 0 without phrases. Raises `ModelMismatch`
+        for a state of another utterance."""
         phrases, last = self._inputs.phrases, self._inputs.own(state)
         if phrases is None:
             return 0.0
@@ -294,23 +294,23 @@ class BaseUtterance:
         return self._inputs.null()
 
     def states(self, states: States | Sequence[State]) -> States:
-        """Several states of this utterance as one array; raises `ModelMismatch` for one of another
+        """States of this utterance as one array; raises `ModelMismatch` for one of another
         model."""
         return self._inputs.states(states)
 
     def states_after(self, contexts: Sequence[Sequence[Word]]) -> States:
-        """A state for each context, which keeps its last words unchanged, order - 1 at most.
+        """One state per context; each keeps the context's last words unchanged, at most order - 1.
 
-        For contexts that were stored (`States.contexts`) or come from another utterance. The states
-        are not minimised: the state that `extend` returns after the same words may keep fewer. With
-        phrases, give all words of a sentence: a phrase may be longer than what a state keeps.
+        Use it for stored contexts (`States.contexts`) or those of another utterance. The states are
+        not minimised: the state that `extend` returns after the same words may keep fewer. With
+        phrases, give all words of a sentence: a phrase may be longer than a state's context.
 
         Raises  QueryError  a context that is not a sequence of words, an id that is too large
         """
         return self._inputs.states_after(contexts)
 
     def states_from_bytes(self, states: Sequence[bytes]) -> States:
-        """The states whose bytes `States.to_bytes` returned, here or in another process. Fixes the
+        """The states whose bytes `States.to_bytes` returned, in any process. Fixes the
         utterance to its model.
 
         Raises  ModelMismatch  a state of another model;  QueryError  bytes that are not a state
@@ -382,7 +382,7 @@ class BaseUtterance:
             begin += count
             if number % SHAPED == 0:
                 asking.check()
-                yield None  # others have their turn on an event loop
+                yield None  # lets an event loop run other tasks
         return out
 
     # -- asking -------------------------------------------------------------------------------
@@ -396,8 +396,7 @@ class BaseUtterance:
     def _ask(
         self, asking: Asking, parts: Callable[[], Parts], asks: Asks = SCORES
     ) -> Steps[list[tuple[Queries, Any]]]:
-        """Asks the parts of a call; for a new utterance of a replaced model, those of the new
-        one."""
+        """Sends the parts of a call, to the new model if that of a new utterance was replaced."""
         with self._lock:
             self._calls += 1
         try:
@@ -409,7 +408,7 @@ class BaseUtterance:
                 self._inputs.settled = True
                 try:
                     found = yield from asking.ask(parts(), asks)
-                except ModelMismatch:  # states that another utterance gave
+                except ModelMismatch:  # the caller's states are of the old model
                     raise error from None
             self._inputs.settled = True
             return found
@@ -418,8 +417,8 @@ class BaseUtterance:
                 self._calls -= 1
 
     def _move(self, error: StaleShardSet, asking: Asking) -> None:
-        """Switches to the model that replaced its own; may block. Raises `error`, if no time is
-        left or the utterance must keep its model."""
+        """Switches to the model that replaced the utterance's; may block. Raises `error` if no time
+        is left or the utterance must keep its model."""
         self._check_may_move(error, asking)
         with suppress(DlmError):  # without another model, low orders answer what they can
             fresh = self._core.current(asking.left_s, self.model_info.model)

@@ -1,6 +1,6 @@
-"""What a caller waits on: its end, its batch in progress, and the parts that were sent; and the two
-kinds of message to a shard, for scores of words and for all words after contexts, which differ in
-how requests and replies are encoded."""
+"""A caller's batch: a call, for whose end the caller waits, and the parts that were sent. There
+are two kinds of messages to a shard, for scores of words and for all words after contexts, with
+different encodings of requests and replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dlm.ngram.query import BIGRAM_FALLBACK, Answers
 from dlm.tracing import Span
 
 # -------------------------------------------------------------------------------------------------
-# The end of a call, once, and how its caller waits for it: in a thread or on an event loop.
+# The end of a call, which happens once; its caller waits in a thread or on an event loop.
 
 
 log = EventLog(__name__)
@@ -43,12 +43,12 @@ class Ending:
     def __init__(self) -> None:
         # Appending is atomic, so all threads see the same first outcome.
         self._ends: list[list[BaseException | None]] = []
-        self._gate = threading.Lock()  # free once it has ended
+        self._gate = threading.Lock()  # released once the call has ended
         self._gate.acquire()
         self._then: Callable[[], object] | None = None
 
     def end(self, error: BaseException | None = None) -> bool:
-        """Ends it, with success or an error; False if it had ended."""
+        """Ends the call, with success or an error; False if it had already ended."""
         mine = [error]
         self._ends.append(mine)
         if self._ends[0] is not mine:
@@ -61,7 +61,7 @@ class Ending:
         return True
 
     def cancel(self) -> bool:
-        """Ends it as cancelled; False if it had ended."""
+        """Ends the call as cancelled; False if it had already ended."""
         return not self._ends and self.end(CancelledError())
 
     def done(self) -> bool:
@@ -69,14 +69,14 @@ class Ending:
 
     @property
     def outcome(self) -> str:
-        """How it has ended, as a label of metrics."""
+        """How the call ended, as a label for metrics."""
         error = self._ends[0][0]
         return CANCELLED if isinstance(error, CancelledError) else result_of(error)
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """The error it ended with, None for success; raises `TimeoutError`, `CancelledError`."""
+        """The error that ended the call, or None; raises `TimeoutError`, `CancelledError`."""
         if not self._ends:
-            send_kept()  # of tasks of this thread's event loop, which goes on only after this wait
+            send_kept()  # now: the tasks' event loop can send nothing during this wait
             # A lock does not accept longer waits.
             limit_s = -1.0 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
             if not self._gate.acquire(timeout=limit_s):
@@ -88,13 +88,13 @@ class Ending:
         return error
 
     def result(self, timeout_s: float | None = None) -> None:
-        """Waits for it, and raises its error."""
+        """Waits for the call to end, and raises its error."""
         error = self.exception(timeout_s)
         if error is not None:
             raise error
 
     async def wait(self, timeout_s: float) -> bool:
-        """Waits on an event loop; returns whether it has ended."""
+        """Waits for the call on an event loop; returns whether it has ended."""
         if self._ends:
             return True
         loop = asyncio.get_running_loop()
@@ -115,25 +115,25 @@ class Ending:
         return bool(self._ends)
 
     def when_ended(self, call: Callable[[], object]) -> None:
-        """Calls `call` when it has ended: now, or in the thread that ends it, or both; it must not
-        raise. There is one such call at a time."""
+        """Runs `call` once this has ended: now, or in the thread that ends this, or both. `call`
+        must not raise. Only one can be registered at a time."""
         self._then = call
         if self._ends:
             call()
 
 
 class _Turn:
-    """The tasks of an event loop that wait for calls. What those that are woken together ask next
-    is sent together, after the last of them or at the end of the loop's turn."""
+    """The tasks of an event loop that wait for calls. The next queries of tasks that wake together
+    are sent together: when the last of these tasks has one, or at the end of the loop's turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.mailbox = Mailbox(loop, deque())
-        self._woken = 0  # tasks that have not asked since
+        self._woken = 0  # woken tasks that have made no new query yet
         self._kept: list[tuple[Callable[[Any], None], Any]] = []
 
     def note_woken(self) -> None:
-        if not self._woken:  # they are in the queue of the next turn: `end` comes after them
+        if not self._woken:  # woken tasks run in the next turn, and `end` after them
             self.loop.call_soon(self.loop.call_soon, self.end)
         self._woken += 1
 
@@ -149,7 +149,7 @@ class _Turn:
             post(call)
 
 
-_here = threading.local()  # the turn of a thread's event loop
+_here = threading.local()  # `turn`: the `_Turn` of the thread's event loop
 
 
 def _turn_of(loop: asyncio.AbstractEventLoop) -> _Turn:
@@ -161,7 +161,7 @@ def _turn_of(loop: asyncio.AbstractEventLoop) -> _Turn:
 
 
 def send(post: Callable[[T], None], call: T) -> None:
-    """Has `post` send a call: now, or with those of other tasks of this thread's event loop."""
+    """Sends a call by `post`: now, or together with other calls of this thread's event loop."""
     turn: _Turn | None = getattr(_here, "turn", None)
     if turn is not None and turn.loop.is_running():
         turn.send(post, call)
@@ -170,24 +170,24 @@ def send(post: Callable[[T], None], call: T) -> None:
 
 
 def send_kept() -> None:
-    """Sends what tasks of this thread's event loop have asked."""
+    """Sends the calls that tasks of this thread's event loop have made."""
     turn: _Turn | None = getattr(_here, "turn", None)
     if turn is not None:
         turn.end()
 
 
 # -------------------------------------------------------------------------------------------------
-# Only the loop records the outcome of a part, once; only the caller assembles the answers, when
-# its call has ended or its time is up. So nothing here needs a lock, and a late reply reaches a
-# part that nobody reads any longer.
+# Only the loop records the outcome of a part, once; only the caller assembles the answers, after
+# its call has ended or its time is up. So parts need no lock, and nobody reads a part after
+# a late reply.
 
 Where: TypeAlias = slice | NDArray[np.int64]  # a part's place in the answers to a message
 
-UNKNOWN = 255  # as a source: none of the servers asked knows this kind of call
+UNKNOWN = 255  # a source: no server that was asked knows this kind of call
 
 
 class Place(NamedTuple):
-    """A shard set, one of its shards, and a kind of message: each has a lane."""
+    """A shard set, one of its shards, and a kind of message; each such place has a lane."""
 
     shard_set: str
     shard: int
@@ -195,11 +195,11 @@ class Place(NamedTuple):
 
 
 class Part:
-    """A piece of a call, waiting for or on its way to a shard, since `queued`, by `perf_counter`,
-    after so many `reroutes` by fresh tables.
+    """A piece of a call that has been waiting for a shard, or on its way to it, since `queued`
+    (`perf_counter`); fresh tables have rerouted it `reroutes` times.
 
     Attributes
-        answers    of its message, with its own at `where`; None until there are any
+        answers    all answers to its message, the part's own at `where`; None before they arrive
         error      why no shard answers it; None if one did, or still may
     """
 
@@ -228,17 +228,17 @@ class Part:
 
 
 class Call(Ending):
-    """One caller's batch; it ends without a value, and `result` makes the answers.
+    """One caller's batch; it ends without a value, and `result` assembles the answers.
 
     Args
-        model      whose word ids it has
+        model      the model whose word ids the call has
         deadline   on the clock of the client
-        shard_set  whose table routed its distinct queries, the `plan`
+        shard_set  the shard set whose table routed its distinct queries; they are in `plan`
     Attributes
-        parts     all that go to shards; replaced as a whole
-        let_in    it can no longer be refused
-        planned_s  seconds from its caller to the queues
-        moves_on  its utterance can switch to another model, so it fails if its own is not held
+        parts     all parts that go to shards; replaced as a whole
+        let_in    whether it can no longer be refused
+        planned_s  seconds that it took from its caller to the queues
+        moves_on  whether the utterance can switch models: then it fails if its own is not held
     """
 
     asks: ClassVar[Asks] = SCORES
@@ -280,7 +280,7 @@ class Call(Ending):
         self, grams: LowGrams, scored: Callable[[Call, int, DlmError, int | None], None]
     ) -> None:
         """Lets the bigram fallback answer queries that no shard answers in time; `scored` is called
-        with the number of these, why, and the shard that did not."""
+        with their number, the reason, and the shard that did not answer."""
         self._grams, self._bigram_scored = grams, scored
 
     # -- on the loop --------------------------------------------------------------------------
@@ -289,11 +289,11 @@ class Call(Ending):
         """Records the answers to a part, at `where`; the last part ends the call."""
         if part.answers is None and part.error is None:
             part.where = where
-            part.answers = answers  # last: a thread that sees them reads the right `where`
+            part.answers = answers  # set last, so that whoever sees it sees `where`, too
             self._ended()
 
     def miss(self, part: Part, error: DlmError) -> None:
-        """No shard answers this part: the bigram fallback does, or the call fails."""
+        """Lets the bigram fallback answer a part that no shard answers, or fails the call."""
         if part.ended:
             return
         if not self._may_miss(error):
@@ -323,12 +323,12 @@ class Call(Ending):
 
     def fail(self, error: DlmError) -> None:
         """Ends the call with its own copy of the error."""
-        if not self.done():  # given up by its caller, or failed already
+        if not self.done():  # a done call was abandoned by its caller, or failed before
             self.end(own_copy(error))
 
     def give_up(self, error: DlmError) -> None:
-        """No time is left, or no server can be asked: the bigram fallback answers the rest, or the
-        call fails."""
+        """Ends the call when no time is left or no server can be asked: the bigram fallback answers
+        the rest, or the call fails."""
         if self._may_miss(error):
             self._late = self._late or error
             self.end()
@@ -336,10 +336,10 @@ class Call(Ending):
             self.fail(error)
 
     def cut_off(self, cause: Exception) -> None:
-        """A step of it raised, or it could not be sent."""
+        """Ends a call that could not be sent, or whose handling raised an error."""
         error = as_dlm_error(cause)
         self.give_up(error)
-        self.fail(error)  # unless the bigram fallback has ended it
+        self.fail(error)  # does nothing if the bigram fallback has ended the call
 
     def _may_miss(self, error: DlmError) -> bool:
         moves_on = self.moves_on and isinstance(error, StaleShardSet)
@@ -348,7 +348,7 @@ class Call(Ending):
     # -- in the caller's thread ---------------------------------------------------------------
 
     def close(self, counts: ClientMetrics) -> None:
-        """Counts it, before its caller goes on."""
+        """Counts the call before its caller continues."""
         counts.call(self.outcome, self.planned_s)
         if self.span is not None:
             share = self.local_hits_share
@@ -360,19 +360,19 @@ class Call(Ending):
         if self._found is None:
             try:
                 self._found = self._finish()
-                self.parts = ()  # they hold this call
+                self.parts = ()  # breaks a cycle: parts reference their call
             except DlmError:
                 raise
             except Exception as exc:
                 raise DlmError(
-                    f"could not assemble the answers to a call: {exc!r}; retry, and report it if "
-                    "it stays"
+                    f"could not assemble the answers to a call: {exc!r}; retry, and report the "
+                    "error if it persists"
                 ) from exc
         return self._found
 
     def _finish(self) -> Any:
         parts = self.parts
-        # Once: later replies are too late.
+        # The answers are read only once: later replies are too late.
         found = [(part, part.answers) for part in parts]
         missed = [part for part, answers in found if answers is None]
         try:
@@ -413,8 +413,8 @@ class Call(Ending):
         )
 
     def _fall_back_to_bigrams(self, part: Part) -> None:
-        """Leaves its queries with the answers of the low orders: of the model reduced to order 2.
-        Their states are as long as a context and its word allow: a shard knows what matters."""
+        """Answers a part from the low orders, as the model reduced to order 2 does. States are as
+        long as a context and its word allow: only a shard knows how much still matters."""
         assert self._grams is not None
         most = self._grams.manifest.order - 1
         reach = np.minimum(part.groups.context_lengths.astype(np.int64) + 1, most)
@@ -447,7 +447,7 @@ class EndedCall(Ending):
         counts.call(self.outcome, self._planned_s)
 
     def give_up(self, error: DlmError) -> None:
-        """Too late."""
+        """Does nothing: the call has ended."""
 
     def result(self, timeout_s: float | None = None) -> Any:
         super().result()
@@ -457,16 +457,16 @@ class EndedCall(Ending):
 class BlockCall(Call):
     """A call for all words stored after contexts.
 
-    Its result is a `BlockPart` per context, in order, and the source of each as an array of uint8:
-    None for `FULL` (the low orders have everything), `BIGRAM_FALLBACK` (no shard answered in time)
-    and `UNKNOWN` (no server knows this call).
+    Its result is a `BlockPart` per context, in order, and the source of each as an array of uint8.
+    The part is None with `FULL` if the low orders have everything, with `BIGRAM_FALLBACK` (no shard
+    answered in time) and with `UNKNOWN` (no server knows this call).
     """
 
     asks: ClassVar[Asks] = BLOCKS
     __slots__ = ()
 
     def miss(self, part: Part, error: DlmError) -> None:
-        """As `Call.miss`, but not knowing this call is not a server's failure."""
+        """Like `Call.miss`, but a server that does not know this call has not failed."""
         if isinstance(error, UnknownCall) and not part.ended:
             part.error = error
             self._ended()
@@ -490,19 +490,19 @@ class BlockCall(Call):
 
 
 _NOWHERE = np.zeros(0, np.int64)
-# Of what `Call._put` joins.
+# The types of the arrays that `Call._put` joins.
 _DTYPES: tuple[type[np.generic], ...] = np.int64, np.float32, np.uint8, np.uint8, np.uint8
 # The error of a part whose queries have moved to other parts.
-_MOVED = StaleShardSet("this part is asked of others")
+_MOVED = StaleShardSet("the queries of this part of the call moved to other parts")
 
 
 def _joined(arrays: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """The arrays joined; as bytes, since NumPy releases the GIL to join arrays."""
+    """The arrays, joined as bytes: NumPy itself would release the GIL to join them."""
     return np.frombuffer(b"".join(arrays), dtype)
 
 
 def own_copy(error: DlmError) -> DlmError:
-    """A copy for one caller: an exception raised in several threads would mix their tracebacks."""
+    """A copy for one caller, since an exception raised in several threads mixes tracebacks."""
     mine = copy.copy(error)
     mine.__cause__ = error.__cause__
     if notes := getattr(error, "__notes__", None):
@@ -511,15 +511,15 @@ def own_copy(error: DlmError) -> DlmError:
 
 
 def as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:
-    """The error for a message if something was raised; logs it unless it is a `DlmError`."""
+    """The `DlmError` for an exception that a message raised, which is logged if it is not one."""
     if isinstance(error, DlmError):
         return error
     # If a bigram fallback answers instead, this is the only report.
     log.error("client.message.failed", extra={"shard": shard, "error": type(error).__name__})
     where = "" if shard is None else f"shard {shard}: "
     wrapped = DlmError(
-        f"{where}a message could not be encoded or decoded: {error!r}; retry, and report it if it "
-        "stays"
+        f"{where}a message could not be encoded or decoded: {error!r}; retry, and report the error "
+        "if it persists"
     )
     wrapped.__cause__ = error
     return wrapped

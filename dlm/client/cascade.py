@@ -1,8 +1,8 @@
 """Carries out what `health` decides: heartbeats, probes, and the mode of a client.
 
-Everything runs on the loop, one step after another, and nothing waits: what may resolve a name,
-read a file or ask a server goes to a thread that the host starts. Values for other threads (`mode`,
-`avoided`, `gone`, `slow`) are replaced as a whole.
+Everything runs on the loop, one step after another, and nothing waits: steps that may resolve a
+name, read a file or query a server run in a thread that the host starts. Values for other threads
+(`mode`, `avoided`, `gone`, `slow`) are replaced as a whole.
 """
 
 from __future__ import annotations
@@ -50,15 +50,17 @@ from dlm.wire.status import Reason
 log = EventLog(__name__)
 
 TICK_S = 0.05
-# Between ticks while all is well and nothing is awaited: each interrupts working threads.
+# Seconds between ticks while all is well and nothing is awaited; more than TICK_S, since each tick
+# interrupts working threads.
 CALM_S = 0.2
-# A tick that is this late shows that this process was paused (it was stopped, or its machine slept
-# or was busy): late replies then, and for as long afterwards, are not the servers' fault. Seconds.
+# A tick that is this many seconds late shows that this process was paused (it was stopped, or its
+# machine slept or was busy): late replies at that time, and equally long afterwards, are not the
+# servers' fault.
 STOOD_STILL_S = 0.25
-# For this long, a server that reported draining or warming up is expected back: longer than a start
-# with compiled kernels takes. Seconds.
+# For this many seconds, a server that reported draining or warming up is expected back: longer than
+# a start with compiled kernels takes.
 MOVING_S = 30.0
-LOOK_AGAIN_S = 1.0  # while a shard has nobody to ask, the servers are looked for this often
+LOOK_AGAIN_S = 1.0  # seconds between searches for servers while a shard has none to ask
 BeatReply = Callable[[pb.HeartbeatReply | None, DlmError | None], None]
 _MOVING: dict[object, Moving] = {
     Reason.DRAINING: "draining",
@@ -70,8 +72,8 @@ _MOVING: dict[object, Moving] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerHealth:
-    """What a client knows about a server. It is `ready` if it can be asked, by its last heartbeat;
-    the shortest of the last round trips and its baseline are None until one is answered."""
+    """What a client knows about a server. It is `ready` if its last heartbeat says that it answers;
+    the shortest recent round trip and its baseline are None until a heartbeat is answered."""
 
     address: str
     shard: int
@@ -87,10 +89,10 @@ class CascadeStatus:
 
     mode      which model new utterances are scored with; always `full` without a local fallback,
               even while every server is down
-    reason    why it was entered: "failures", "delay" or "recovered"; "" if the client, or the
+    reason    why the mode was entered: "failures", "delay" or "recovered"; "" if the client, or the
               parent it was forked from, started in it
-    local_fallback  whether there is one to switch to
-    messages  logical messages in the window of the failure rate; failed: those that failed
+    local_fallback  whether there is a local fallback to switch to
+    messages  logical messages in the window of the failure rate; `failed`: how many of them failed
     switches  times that each mode was entered, and why: (mode, reason) -> times
     """
 
@@ -108,9 +110,9 @@ class CascadeMonitor:
     """The cascade of one client in one process.
 
     Args
-        host       the client's `core.Lanes`, which carries out what is decided; none waits
+        host       the client's `core.Lanes`, which carries out the decisions without waiting
         may_switch whether there is a local fallback to switch to
-        before     of the parent process, after a fork: its mode stays
+        before     after a fork, the monitor of the parent process, whose mode is kept
         mode       the initial mode without `before`
     """
 
@@ -136,7 +138,7 @@ class CascadeMonitor:
         self._clock, self._chance = clock, chance
         now = clock()
         if before is not None:
-            # Only the mode's state: a probe in flight was the parent's.
+            # Only the state of the mode is kept: a probe in flight belonged to the parent.
             old: Cascade = before._cascade
             due = now + old.wait_s if old.mode is Mode.LOCAL_FALLBACK else old.due
             first = old._replace(until=float("-inf"), due=due, passed=0)
@@ -146,24 +148,24 @@ class CascadeMonitor:
         else:
             first = Cascade(since=now - failover_config.stable_s)
         self._cascade: Cascade = first
-        # Not `since`, so that the first stay counts as a stable one.
+        # Not the `since` above, which is set back so that the first stay counts as a stable one.
         self._entered: float = now if before is None else before._entered
-        self._topology: Topology | None = None  # as of the last tick
+        self._topology: Topology | None = None  # the topology at the last tick
         self._members: dict[str, Member] = {}
-        self._lost: set[str] = set()  # servers whose loss was a warning
+        self._lost: set[str] = set()  # servers whose loss was logged as a warning
         self._shards: dict[str, int] = {}
         self._ended = self._failed = 0  # messages since the last tick
-        self.slow_shards: frozenset[int] = frozenset()  # with only slow servers
+        self.slow_shards: frozenset[int] = frozenset()  # shards with only slow servers
         self._looked = self._ticked = now
         self._next = inf  # when the next tick is planned
-        self._outdated: Topology | None = None  # from before a server was restarted
+        self._outdated: Topology | None = None  # the topology from before a server was restarted
         self._blameless_until = now
-        self._listens = False  # whether a late tick waits for events that came meanwhile
+        self._listens = False  # whether a late tick has been put off, for delayed events
         self.mode = self._cascade.mode
         self.avoided: frozenset[str] = frozenset()
-        self.slow: frozenset[str] = frozenset()  # compared with another server of their shard
+        self.slow: frozenset[str] = frozenset()  # servers far slower than another of their shard
         self.gone: frozenset[int] = frozenset()
-        self.moving: frozenset[str] = frozenset()  # draining or warming up by their last report
+        self.moving: frozenset[str] = frozenset()  # servers that last reported draining or warming
         self.switches: Counter[tuple[Mode, str]] = Counter()
         self.probes: Counter[bool] = Counter()
         self.pause_s = TICK_S
@@ -202,7 +204,7 @@ class CascadeMonitor:
     # -- on the loop --------------------------------------------------------------------------
 
     def delay_s(self, address: str) -> float:
-        """The shortest of the last round trips to a server that can be asked; inf for others."""
+        """The shortest recent round trip to a server; inf unless the server can be asked."""
         member = self._members.get(address)
         return member.delay_s if member is not None and member.usable else inf
 
@@ -216,7 +218,7 @@ class CascadeMonitor:
             self._soon()
 
     def lost(self, address: str, error: DlmError) -> None:
-        """A message did not reach the server, or was refused."""
+        """Records that a message did not reach the server, or was refused."""
         event: MemberEvent = Unreachable()
         if isinstance(error, AuthenticationError):
             event = Unreachable("unauthenticated")
@@ -236,12 +238,12 @@ class CascadeMonitor:
     def _alarm(self, planned: float) -> None:
         now = self._clock()
         if planned != self._next or self._stopped:
-            return  # an earlier one was planned since
+            return  # an earlier tick was planned since
         self._next = inf
         late_s = now - planned
         if late_s > STOOD_STILL_S:
             self._blameless_until = max(self._blameless_until, now + late_s)
-            if not self._listens:  # first the events that came meanwhile: the loop may have them
+            if not self._listens:  # first the loop handles events that came in the meantime
                 self._listens = True
                 self._plan(now + TICK_S)
                 return
@@ -250,7 +252,7 @@ class CascadeMonitor:
             self.tick()
         except Exception as exc:  # noqa: BLE001 - it must go on watching
             log.error("client.cascade.failed", extra={"error": type(exc).__name__})
-        finally:  # also if a log handler of the program raises
+        finally:  # runs even if a log handler of the program raises
             self._plan(self._clock() + self.pause_s)
 
     def tick(self) -> None:
@@ -288,7 +290,8 @@ class CascadeMonitor:
         self.pause_s = CALM_S if well and self._is_calm(now) else TICK_S
         outdated = topology is not None and topology is self._outdated
         if (outdated or not reachable) and now - self._looked >= LOOK_AGAIN_S:
-            # They may have returned elsewhere; while the local fallback answers, no message asks.
+            # The servers may be back at other addresses; no message shows it while the local
+            # fallback answers.
             self._looked = now
             self._host.refresh_later()
         self._host.follow()
@@ -329,7 +332,8 @@ class CascadeMonitor:
                 self._host.renew(address)
             elif isinstance(action, Restarted):
                 log.info("client.server.restarted", extra={"address": address})
-                # It may hold other models, or name another default; asked until that succeeds.
+                # The new process may hold other models, or name another default; the query is
+                # repeated until it succeeds.
                 self._outdated, self._looked = self._topology, now
                 self._host.refresh_later()
             else:
@@ -340,9 +344,9 @@ class CascadeMonitor:
                     "after": action.after,
                     "reason": action.reason,
                 }
-                # A missed heartbeat that the next one makes good is no news: on a busy machine
-                # there are many. Up again is a warning as the loss was: a program without handlers
-                # shows both.
+                # A missed heartbeat is not news if the next one is answered: on a busy machine
+                # there are many. A recovery is a warning like the loss, so that a program without
+                # handlers shows both.
                 if action.after == Liveness.UP:
                     is_news = address in self._lost
                     self._lost.discard(address)

@@ -1,5 +1,5 @@
-"""What servers hold: which shard set to use and where its shards are, by what they report (pure);
-and the low orders, fetched from them.
+"""Finds which shard set to use and where its shards are, from servers' reports (pure); and fetches
+the low orders from them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import plain
 
-# Of a manifest on the wire: parsing it takes longer than sending it.
+# Largest manifest accepted over the wire: parsing one takes longer than sending it.
 MAX_MANIFEST_BYTES = 4 << 20
 
 
 def dedupe_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
-    """Texts of servers' faults, of (address, text); servers with the same fault share one."""
+    """Texts of servers' faults, from (address, text); servers with the same fault share a text."""
     said: dict[str, dict[str, None]] = {}
     for address, fault in faults:
         text = fault.removeprefix(address).lstrip(": ")
@@ -67,7 +67,7 @@ class _FoundShardSet:
     addresses    shard -> addresses of servers that report it
     holders      every address that holds any shard of it
     defaults     servers whose default it is
-    max_queries  that every server that holds it accepts in one message
+    max_queries  number of queries in one message that every server that holds it accepts
     """
 
     manifest: Manifest
@@ -111,8 +111,8 @@ def read_description(
     if reply.shard_set != manifest.shard_set_bytes or reply.shard >= manifest.shards:
         raise FalseDescription(
             f"{address} says that it holds shard {reply.shard} of shard set {named}, but its "
-            f"manifest is of {manifest.shard_set}, with shards 0 to {manifest.shards - 1}; "
-            "restart that server"
+            f"manifest describes shard set {manifest.shard_set}, with shards 0 to "
+            f"{manifest.shards - 1}; restart that server"
         )
     if asked and asked != reply.shard_set:
         raise FalseDescription(
@@ -124,8 +124,8 @@ def read_description(
 class Census:
     """The servers' descriptions, put together.
 
-    Attributes  token_models  what the client's token may ask for, where it names models: the first
-                              digits of their ids
+    Attributes  token_models  the first digits of the ids of the models that the client's token
+                              names; empty if it names none
     """
 
     def __init__(self) -> None:
@@ -138,13 +138,13 @@ class Census:
         self._read: dict[bytes, Manifest] = {}
 
     def read(self, address: str, reply: pb.DescribeReply, asked: bytes = b"") -> Manifest:
-        """As `read_description`, but parses each manifest once; from any thread."""
+        """Like `read_description`, but parses each manifest once; may run in any thread."""
         found = read_description(address, reply, asked, self._read.get(reply.manifest))
         self._read[reply.manifest] = found
         return found
 
     def add(self, endpoint: Endpoint, reply: pb.DescribeReply | DlmError, place: int) -> None:
-        """One description; `place` 0 is of the server's default."""
+        """Adds one description; `place` 0 is the server's default."""
         address = endpoint.address
         self.asked += place == 0
         if isinstance(reply, DlmError):
@@ -166,12 +166,12 @@ class Census:
     def choose(
         self, prefer: str | None, model: str | None = None, default: str | None = None
     ) -> Topology:
-        """The shard set to use, by the rules of proto/README.md, "Which model".
+        """The shard set to use, by the rules in proto/README.md, "Which model".
 
         Args
-            prefer   the one that is in use
-            model    that the client was given: it accepts no other
-            default  that the operator names: a running client waits until all its shards answer
+            prefer   the shard set that is in use
+            model    the model that the client was given: it accepts no other
+            default  the operator's default: a running client waits until all its shards answer
         Returns
             the one complete shard set that all its servers name as their default. If there is none,
             or several: the one in use if it is complete, else the one with most shards answering,
@@ -191,7 +191,7 @@ class Census:
                 wanted = {prefer: self.held[prefer]}
         if not wanted:
             self._miss(model or default)
-        # A server that is briefly silent still holds its shards: not a reason to leave a set.
+        # A server that is briefly silent still holds its shards; this is no reason to leave a set.
         silent = {e.shard for e in self.silent if e.shard is not None}
 
         def is_whole(name: str) -> bool:
@@ -220,7 +220,7 @@ class Census:
         return self.choose(prefer, snapshot_model)
 
     def whole(self, model: str) -> Topology | None:
-        """Where a model is served, if all its shards are; None too if several have such an id."""
+        """Where a model is served; None if some shards are not, or `model` begins several ids."""
         try:
             found = self._beginning(model)
         except ConfigError:
@@ -229,8 +229,8 @@ class Census:
         return self.choose(held[0], held[0]) if held else None
 
     def _beginning(self, model: str | None) -> dict[str, _FoundShardSet]:
-        """The shard sets whose id, or whose model's id, begins with `model`, all for None; raises
-        `ConfigError` if they are of several models."""
+        """The shard sets whose id, or whose model's id, begins with `model` (all of them for None);
+        raises `ConfigError` if they are of several models."""
         wanted = {
             name: held
             for name, held in self.held.items()
@@ -273,7 +273,7 @@ class Census:
         )
         message = f"no server holds model {model}; they hold {found}"
         if self.token_models:
-            message += f" (the token may ask only for {', '.join(sorted(self.token_models))})"
+            message += f" (the token is valid only for {', '.join(sorted(self.token_models))})"
         if self.silent:
             raise ShardDown(f"{message}. Some servers do not answer: {faults}")
         raise ConfigError(f"{message}. Choose one of these, or serve {model}")
@@ -282,7 +282,8 @@ class Census:
 def _max_queries(reply: pb.DescribeReply, manifest: Manifest) -> int:
     limit = reply.max_queries or NO_LIMIT
     if reply.max_message_bytes:
-        # A query alone in its context: its length, its words, its count, its word; and the rest.
+        # Bytes of a query that is alone in its context: its context's length and words,
+        # its count and its word. 128 bytes are kept for all other fields.
         widest = 1 + 4 * (manifest.order - 1) + 4 + 4
         limit = min(limit, (reply.max_message_bytes - 128) // widest)
     return max(limit, 1)
@@ -302,11 +303,11 @@ Clock: TypeAlias = Callable[[], float]
 
 LOCK_POLL_S = 0.05
 PUT_TRIES = 20  # each fails only if another process moved a copy there or away meanwhile
-LEAST_S = 1.0  # least seconds for each of many servers, if that much is left
+LEAST_S = 1.0  # minimum seconds for each of many servers, if that much is left
 LEFT_S = 24 * 3600.0  # after this long, an unfinished download of another shard set is removed
-KEEP_FREE_BYTES = 64 << 20  # to leave on the disk for others
-PROGRESS_BYTES = codec.CHUNK_BYTES  # that a download must bring within its time, to get it anew
-SHOWN_BYTES = 16 << 20  # more take seconds on a common network: the download is reported
+KEEP_FREE_BYTES = 64 << 20  # space to leave free on the disk
+PROGRESS_BYTES = codec.CHUNK_BYTES  # after this many bytes, a download's time limit begins anew
+SHOWN_BYTES = 16 << 20  # a larger download takes seconds on a common network: it is reported
 RETRY_S = 0.1  # seconds before all servers are tried again; doubled each time, up to 2
 
 
@@ -325,7 +326,7 @@ def fetch(
     Args
         sources    (shard, connection) of each server; `shuffle` sets the order in which they are
                    asked, so that clients that start together do not all ask the same one
-        timeout_s  without progress, at most half of it for another process that fetches the same
+        timeout_s  limit without progress; half of it for another process that fetches the same
     Raises
         ConfigError       the cache folder cannot be written, or its disk is too full
         UnavailableError  no server sent them in time; the next try resumes the download
@@ -350,8 +351,8 @@ def fetch(
 
 
 class _Download:
-    """Fetches low orders into a folder beside `home`, and renames it when it is complete. It fails
-    at `until`, unless `PROGRESS_BYTES` more arrive before."""
+    """Fetches low orders into a folder beside `home`, and renames it when it is complete. The
+    download fails at `until`, unless `PROGRESS_BYTES` more arrive before."""
 
     def __init__(
         self,
@@ -365,14 +366,14 @@ class _Download:
         self.manifest, self.sources, self.home = manifest, sources, home
         self.timeout_s, self.clock, self.sleep = timeout_s, clock, sleep
         self.until = clock() + timeout_s
-        self._fresh = 0  # bytes since then
+        self._fresh = 0  # bytes that arrived since `until` was last put off
         self._bytes = sum(manifest.file(kind).bytes for kind in FILES)
         self._progress = ProgressReporter(compiling_notice.tell)
 
     def run(self) -> LowGrams:
         home = self.home
         lock = home.with_name(home.name + ".lock")
-        part = home.with_name(home.name + ".part")  # what is in it is not fetched again
+        part = home.with_name(home.name + ".part")  # bytes in this folder are not fetched again
         turn_until, before = self.clock() + self.timeout_s / 2, _arrived(part)
         while (turn := lock_file(lock, mode=0o666)) is None and self.clock() < turn_until:
             self.sleep(LOCK_POLL_S)
@@ -380,8 +381,8 @@ class _Download:
                 turn_until, before = self.clock() + self.timeout_s / 2, now
         self.until = max(self.until, self.clock() + self.timeout_s / 2)
         if turn is None:
-            # A process that holds the lock and does nothing must not block others: this one
-            # then fetches into its own folder.
+            # A process that holds the lock and does nothing must not block others: this
+            # process then fetches into its own folder.
             with scratch_folder(home.parent, home.name) as own:
                 return self._fetch_into(own / "part")
         try:
@@ -399,7 +400,7 @@ class _Download:
         try:
             return LowGrams.open(home, manifest)  # another process was faster
         except ShardFormatError:
-            pass  # a damaged one stays until a complete one can replace it
+            pass  # a damaged copy stays until a complete one can replace it
         _make_room(home.parent, part, manifest)
         part.mkdir(exist_ok=True)
         if self._bytes >= SHOWN_BYTES:
@@ -413,11 +414,11 @@ class _Download:
             out.flush()
             os.fsync(out.fileno())
         sync_folder(part)
-        # Mapped before it is moved: whatever others do to the name, this process has its copy.
+        # Mapped before it is moved: this process has its copy, whatever others do to the name.
         try:
             grams = LowGrams.open(part, manifest)
         except ShardFormatError as exc:
-            # Their checksums match, so they were unusable when the manifest was made.
+            # The files' checksums match, so they were already unusable when the manifest was made.
             raise ProtocolError(
                 f"the servers of shard set {manifest.shard_set} sent unusable low orders: "
                 f"{plain(str(exc))}. Make the shard set again"
@@ -438,16 +439,16 @@ class _Download:
                     path = part / entry.name
                     exc.add_note(
                         f"{path.stat().st_size if path.exists() else 0} of {entry.bytes} bytes of "
-                        f"{entry.name} arrived, and less than {PROGRESS_BYTES} of them in the "
-                        f"last {self.timeout_s:g} s (connect_s); connect again to resume"
+                        f"{entry.name} arrived, fewer than {PROGRESS_BYTES} of them in the last "
+                        f"{self.timeout_s:g} s (connect_s); connect again to resume"
                     )
                     raise
                 self.sleep(rest_s)
                 pause_s = min(2 * pause_s, 2.0)
 
     def _fetch_file(self, kind: str, part: Path) -> None:
-        """Fetches one file, from where an earlier try stopped; skips a server that fails. None of
-        several may take all the time that is left."""
+        """Fetches one file, from where an earlier try stopped; skips a server that fails. No server
+        may use up all the time that is left while others remain."""
         entry = self.manifest.file(kind)
         path = part / entry.name
         last: DlmError = (
@@ -533,7 +534,7 @@ class _Download:
 def _arrived(part: Path) -> int:
     arrived = 0
     for file in part.glob("*.arrow"):
-        with contextlib.suppress(OSError):  # it was moved meanwhile
+        with contextlib.suppress(OSError):  # the file was moved in the meantime
             arrived += file.stat().st_size
     return arrived
 
@@ -552,14 +553,14 @@ def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
             return
     raise OSError(
         errno.ENOSPC,
-        f"shard set {manifest.shard_set} needs {needed} bytes, "
-        f"{KEEP_FREE_BYTES} of them as a reserve, but only {free} are free",
+        f"shard set {manifest.shard_set} needs {needed} bytes, including a reserve of "
+        f"{KEEP_FREE_BYTES}, but only {free} are free",
     )
 
 
 def _put(part: Path, home: Path, manifest: Manifest) -> None:
-    """Renames a complete copy to `home`, unless there is a complete one already. Others may do the
-    same at any moment: a copy that seems damaged is first moved aside, and checked again there."""
+    """Renames a complete copy to `home`, unless there is a complete one already. Other processes
+    may do the same at any moment, so a copy that seems damaged is moved aside and checked again."""
     for tries_left in reversed(range(PUT_TRIES)):
         try:
             move(part, home)

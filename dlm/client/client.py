@@ -38,10 +38,12 @@ from dlm.client.utterance import AsyncUtterance, Opened, Utterance
 from dlm.errors import ConfigError, QueryError, StaleShardSet, UnavailableError
 from dlm.families import family
 from dlm.index.layout import Manifest
+from dlm.index.placed import local_set
 from dlm.logs import EventLog
 from dlm.ngram.query import LOCAL_FALLBACK
 from dlm.ngram.vocab import Vocabulary
 from dlm.resources import Closeable
+from dlm.stores.remote import RemotePath, located
 from dlm.wire.ids import check_beginning
 
 log = EventLog(__name__)
@@ -67,7 +69,9 @@ def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> C
 
 
 def _check_path(cluster: str | os.PathLike[str]) -> None:
-    path = Path(cluster)
+    path = located(cluster)
+    if isinstance(path, RemotePath):
+        return
     if path.is_dir():
         raise ConfigError(
             f"{path} is a folder; expected the path of a cluster.toml. To open a shard set on this "
@@ -91,12 +95,16 @@ def _check_addresses(cluster: Any) -> None:
             check_address(address)
         except ConfigError as exc:
             raise ConfigError(
-                f"{exc}; or pass the path of a cluster.toml instead of a list"
+                f"{exc}. To use a cluster.toml, pass its path instead of a list"
             ) from exc
 
 
+def _open_local(directory: str | os.PathLike[str], **options: Any) -> LocalScorer:
+    return open_local(local_set(located(directory)), **options)
+
+
 def open_local_fallback(directory: Path) -> LocalScorer:
-    """Opens a client's local fallback and compiles its kernels; raises what `open_local` does."""
+    """Opens a client's local fallback and compiles its kernels; raises what `open_local` raises."""
     scorer = open_local(directory, LOCAL_FALLBACK, what="the local fallback")
     Utterance(scorer, scorer.snapshot(), None).score_sentences([b"", b"<unk> <unk>"])
     return scorer
@@ -188,9 +196,9 @@ def _cascade(watch: CascadeMonitor) -> Iterator[Metric]:
 
 
 def _queries(stats: Stats, fallback: int) -> Metric:
-    """All but the fallbacks add up to the queries to the full model, once none is in progress,
-    unless some were sent again or refused unsent; `bigram_fallback` ones were mostly sent before.
-    """
+    """Queries by result. Once none is in progress, all but the fallbacks add up to the queries to
+    the full model, except those sent again or refused unsent. Most `bigram_fallback` queries had
+    been sent."""
     return _labelled(
         "queries_total",
         {
@@ -237,8 +245,8 @@ class _Face:
         wait_s: float,
         phrases: Phrases | None,
     ) -> Opened:
-        """The arguments of a new utterance, which waits `wait_s` for the next model if servers no
-        longer hold the one in use."""
+        """The arguments of a new utterance; if servers no longer hold the current model, this waits
+        `wait_s` for the next one."""
         if key is not None and not isinstance(key, (str, bytes)):
             raise QueryError(f"the key is {key!r}; expected a string or bytes")
         core, fallback = self._core, self._fallback
@@ -262,7 +270,7 @@ class _Face:
         return core, found, deadline_s, FULL_MODEL, on_switch, phrases, False
 
     def _connect_now(self) -> None:
-        """Before a property: a copy of a client connects when it is first used."""
+        """Connects before a property is read: a copy of a client connects at its first use."""
         if not self._core.begun:
             self._connect()
 
@@ -298,12 +306,12 @@ class _Face:
     @property
     def sent_to(self) -> dict[int, int]:
         """The distinct queries that this client has sent to servers, by shard."""
-        self._core.counts.now()  # adds up
+        self._core.counts.now()  # counts what was only noted
         return dict(self._core.counts.sent_to)
 
     @property
     def metrics(self) -> ClientCollector:
-        """The same and more for Prometheus: ``registry.register(client.metrics)``."""
+        """The counters and more, for Prometheus: ``registry.register(client.metrics)``."""
         return ClientCollector(self._core, self._fallback)
 
     def __repr__(self) -> str:
@@ -321,7 +329,7 @@ class Client(_Face, Closeable):
     """A client of servers, or of a shard set in this process; any thread may use it.
 
     Create one with `connect` or `local`; `utterance` returns an utterance that scores, and `with`
-    closes the client. `AsyncClient` has the same methods, awaited.
+    closes the client. `AsyncClient` has the same methods, for asyncio.
     """
 
     @classmethod
@@ -355,13 +363,13 @@ class Client(_Face, Closeable):
         verify: bool = True,
         vocab: str | os.PathLike[str] | None = None,
     ) -> Client:
-        """Answers from the shard set in `directory`, in this process: no server, no message.
+        """Answers from the shard set in `directory`, in this process, without servers and messages.
 
         `directory` may also be the path of a KenLM binary file; its scores are then KenLM's, see
         `dlm.kenlm.model.KenlmFile`.
 
-        Handles, states, scores and errors are those of `connect`. Calls return their answer even
-        after their deadline.
+        Utterances, states, scores and errors are like those of `connect`. Calls return their answer
+        even after their deadline.
 
         Args
             verify  check every checksum first
@@ -370,7 +378,7 @@ class Client(_Face, Closeable):
             ConfigError       there is no such folder or file
             ShardFormatError, KenlmFormatError  it is damaged
         """
-        return cls(open_local(Path(directory), verify=verify, vocab=vocab))
+        return cls(_open_local(directory, verify=verify, vocab=vocab))
 
     def utterance(
         self,
@@ -386,11 +394,11 @@ class Client(_Face, Closeable):
         the servers fail (`Utterance.model_info`).
 
         Args
-            key         of a user or a session, say: during a roll-out, all utterances with a key
+            key         names e.g. a user or a session: during a roll-out, all utterances with a key
                         get the same model. Without one, the model is drawn at random
-            model       the first 6 hex digits or more of a model's id, of states of another
-                        process, say: the utterance keeps that model, also if it is replaced
-            deadline_s  for each of its calls
+            model       the first 6 hex digits or more of a model's id, e.g. of another process's
+                        states: the utterance keeps that model, even if it is replaced
+            deadline_s  the deadline of each of its calls, in seconds
             on_switch   if the client switches to the local fallback before the utterance ends:
                         "finish" ends it on the low orders of the full one, without messages;
                         with "rescore" its next call raises `ModelSwitched`
@@ -401,8 +409,8 @@ class Client(_Face, Closeable):
         Raises
             ClientClosed  the client is closed
             ConfigError   `model` cannot begin an id
-            StaleShardSet  `model` is none that servers hold
-            QueryError    a deadline that is not a number of seconds above 0; see `Phrases`
+            StaleShardSet  no server holds `model`
+            QueryError    the deadline is not a number of seconds above 0; see also `Phrases`
         """
         wait_s = self._core.config.connect_s if wait_s is None else wait_s
         return Utterance(*self._open(deadline_s, on_switch, key, model, wait_s, prepared(phrases)))
@@ -444,13 +452,13 @@ class Opening(Coroutine[Any, Any, "AsyncClient"]):
 
 
 class AsyncClient(_Face):
-    """A client for asyncio: the methods of `Client`, awaited."""
+    """A client for asyncio with the methods of `Client`; those that wait are awaited."""
 
     @classmethod
     def connect(
         cls, cluster: Cluster, config: ClientConfig | None = None, *, model: str | None = None
     ) -> Opening:
-        """See `Client.connect`; for `await` or `async with`."""
+        """See `Client.connect`; use the result with `await` or `async with`."""
 
         async def connect() -> AsyncClient:
             client = await asyncio.to_thread(lambda: cls(_core(cluster, config, model)))
@@ -467,8 +475,8 @@ class AsyncClient(_Face):
         verify: bool = True,
         vocab: str | os.PathLike[str] | None = None,
     ) -> Opening:
-        """See `Client.local`; for `await` or `async with`. Calls answer in the loop's thread."""
-        opening = partial(open_local, Path(directory), verify=verify, vocab=vocab)
+        """See `Client.local`; await the result, or use `async with`. Calls answer on the loop."""
+        opening = partial(_open_local, directory, verify=verify, vocab=vocab)
 
         async def local() -> AsyncClient:
             return cls(await asyncio.to_thread(opening))

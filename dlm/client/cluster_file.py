@@ -24,7 +24,10 @@ from dlm.client.config import PLAIN, ClientConfig, ClientSecurity, check_address
 from dlm.config import about, check, like, nearest, parse_toml, resolve, setting, settings_of
 from dlm.errors import ConfigError
 from dlm.files import editing, write_whole
+from dlm.index.placed import local_set
 from dlm.logs import EventLog
+from dlm.stores.fetching import remembered
+from dlm.stores.remote import AnyPath, RemotePath, located
 from dlm.wire.certificates import Contents, read_certificates
 from dlm.wire.ids import check_beginning
 from dlm.wire.secret import (
@@ -58,8 +61,8 @@ def check_files(security: ClientSecurity) -> None:
 
 
 def certificates_of(security: ClientSecurity) -> Certificates | None:
-    """A function that returns what each channel's handshakes use; None without TLS. Raises
-    ConfigError if a file is missing or unusable."""
+    """A function that returns the certificates for each channel's handshakes; None without TLS.
+    Raises ConfigError if a file is missing or unusable."""
     if not security.ca:
         return None
     files = {"ca": security.ca, "cert": security.cert, "key": security.key}
@@ -84,7 +87,7 @@ def read_token(security: ClientSecurity) -> Token | None:
 
 
 class _LastUsable(Generic[T]):
-    """What files held when they were last usable; from any thread."""
+    """The last usable content of files; any thread may use it."""
 
     def __init__(self, what: str, read: Callable[[], T], *paths: Path) -> None:
         self._what, self._read, self._paths = what, read, paths
@@ -93,11 +96,11 @@ class _LastUsable(Generic[T]):
         self._logged = ""
 
     def __call__(self) -> T:
-        """Their content; logs once why files that have changed are unusable."""
+        """The content; logs once why files that changed are unusable."""
         now = signature(*self._paths)
         if now != self._seen:
             try:
-                # Both or none: files that could not be read may be readable next time.
+                # Set after the read: files that could not be read may be readable next time.
                 self._found, self._seen, self._logged = self._read(), now, ""
             except ConfigError as exc:
                 if str(exc) != self._logged:
@@ -145,8 +148,8 @@ class Rollout:
 
 
 def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
-    """The text of a cluster.toml with this default model and this roll-out; all else stays. Raises
-    ConfigError if they stand there in another form than `dlm` writes, as in an inline table."""
+    """The text of a cluster.toml with this default model and this roll-out; the rest stays. Raises
+    ConfigError if they have a form that `dlm` does not write, such as an inline table."""
     kept: list[str] = []
     is_top, in_rollout = True, False
     for line in text.splitlines():
@@ -175,25 +178,26 @@ def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
         is_right = False
     if not is_right:
         raise ConfigError(
-            "cluster.toml has model or rollout in a form that this command cannot edit; expected "
-            'a line model = "ID" before all tables, and a table that begins with a line '
-            "[rollout]. Write it so, and repeat the command; nothing was changed"
+            "cluster.toml has model or rollout in a form that this command cannot edit; expected a "
+            'line model = "ID" before all tables, and a table that begins with a line [rollout]. '
+            "Nothing was changed; correct the file, and repeat the command"
         )
     return after
 
 
-MOST_BYTES = 512 << 10  # 10,000 servers, read in less than a second
+MOST_BYTES = 512 << 10  # enough for 10,000 servers, and read in less than a second
 WRITTEN_BY = "# Written by dlm cluster"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """The settings of the file that stand above its tables."""
+    """The settings of a cluster.toml that come before its tables."""
 
     model: str | None = setting(
         None,
-        "The default model: the first digits of its id, at least six. By default the servers' "
-        "first. Running clients follow a change; open utterances stay on theirs.",
+        "The default model: at least the first six digits of its id. Without it, clients use the "
+        "first model of the servers. Running clients follow a change; open utterances keep their "
+        "model.",
     )
     local_fallback: str | None = setting(
         None,
@@ -211,22 +215,24 @@ class TlsSettings:
         "", "PEM file of the CA that signed the servers' certificates, relative to the file."
     )
     cert: str = setting("", "PEM file of the clients' certificate.")
-    key: str = setting("", "PEM file of its private key, mode 600 (640 if root owns it).")
+    key: str = setting("", "PEM file of the clients' private key, mode 600 (640 if root owns it).")
     server_name: str = like(ClientSecurity, "server_name")
     use_proxy: bool = setting(False, "Use the proxy set in the environment.")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server: a table [[server]]."""
+    """A server, from a table [[server]]."""
 
     address: str = field(metadata=about("host:port."))
     shard: int | None = setting(
         None,
-        "The shard that it serves: a hint, used while the server does not answer.",
+        "The shard that the server serves: a hint, used while the server does not answer.",
         low=0,
     )
-    pid: int | None = setting(None, "Its process, if it runs on this machine.", low=1)
+    pid: int | None = setting(
+        None, "Id of the server's process, if it runs on this machine.", low=1
+    )
 
 
 ABOVE = tuple(one.name for one in settings_of(ClusterSettings))
@@ -235,7 +241,7 @@ TABLES = ("tls", "rollout", "server")
 
 
 class FixedEndpoints:
-    """Says where the servers are; asked again whenever the table is stale. Picklable."""
+    """Says where the servers are; it is asked again whenever the table is stale. Picklable."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.endpoints = list(endpoints)
@@ -252,7 +258,7 @@ class FixedEndpoints:
         return None
 
     def stamp(self) -> object:
-        """Differs from the last one if the servers or the model may have changed."""
+        """A value that changes if the servers or the model may have changed."""
         return None
 
     def kept(self) -> list[str]:
@@ -263,7 +269,7 @@ class FixedEndpoints:
 
 @dataclass(frozen=True, slots=True)
 class StartSettings:
-    """What a client takes from cluster.toml and its configuration when it starts."""
+    """The settings that a client takes from cluster.toml and its configuration when it starts."""
 
     security: ClientSecurity
     local_fallback: Path | None
@@ -276,7 +282,8 @@ class StartSettings:
         check_files(security)
         local_fallback = config.local_fallback
         if config.bigram_fallback and local_fallback is None and config.heartbeats is not False:
-            local_fallback = toml.local_fallback()
+            named = toml.local_fallback()
+            local_fallback = None if named is None else local_set(named)
             if local_fallback is not None and not local_fallback.is_dir():
                 found = f"{toml.path} names the local fallback {local_fallback}"
                 raise ConfigError(
@@ -296,12 +303,13 @@ class StartSettings:
 
 
 class ClusterFile:
-    """A cluster.toml that may change: each call of this object reads it, and parses another text.
+    """A cluster.toml that may change: each call of this object reads it, and parses a changed text.
     The client's configuration takes precedence. Raises ConfigError if a client cannot start with
     it."""
 
     def __init__(self, path: str | os.PathLike[str], config: ClientConfig | None = None) -> None:
-        self.path = Path(path).absolute()
+        # A separate copy: this object's reads must not affect what a command is about to replace.
+        self.path: AnyPath = located(os.fspath(path)).absolute()
         self._config = config or ClientConfig()
         self._toml = ClusterToml(self.path)  # raises, and says what to do, if there is no such file
         self._toml.servers()  # checked now, not at the first look
@@ -318,7 +326,8 @@ class ClusterFile:
         return self._now().rollout()
 
     def stamp(self) -> object:
-        return signature(self.path)
+        path = self.path
+        return path.version() if isinstance(path, RemotePath) else signature(path)
 
     def kept(self) -> list[str]:
         return self.started.changed(StartSettings.of(self._now(), self._config))
@@ -332,23 +341,23 @@ Servers: TypeAlias = FixedEndpoints | ClusterFile
 
 
 class ClusterToml:
-    """The content of a cluster.toml, parsed once; a table is checked when it is asked for. Raises
+    """The content of a cluster.toml, parsed once; a table is checked when it is used. Raises
     ConfigError if the file is missing, is not TOML, or has an unknown setting."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path: AnyPath = located(path)
         self.text = _text(self.path)
         content = parse_toml(self.text, path)
         tables = {name: content.pop(name) for name in TABLES if name in content}
         if "token" in content or "token" in tables.get("tls", ()):
             raise ConfigError(
-                f"{path} contains a token, but many people can read files like it; move the token "
-                "to a file that only its owner can read, and set token_file to the path of that "
-                "file"
+                f"{path} contains a token, but cluster files are usually readable by many people; "
+                "move the token to a file that only its owner can read, and set token_file to the "
+                "path of that file"
             )
         for name in content.keys() - set(ABOVE):
             advice = nearest(name, (*ABOVE, *TABLES))
-            raise ConfigError(f"{path} does not have a setting named {name}{advice}")
+            raise ConfigError(f"{path} cannot have a setting named {name}{advice}")
         self._above, self._tables = self._of(ClusterSettings, "", content), tables
 
     def _of(self, kind: type[T], section: str, table: object) -> T:
@@ -370,7 +379,7 @@ class ClusterToml:
         return self if _text(self.path) == self.text else ClusterToml(self.path)
 
     def servers(self) -> list[Endpoint]:
-        """Raises  ConfigError  there are none, or one has another form or an unknown setting"""
+        """Raises ConfigError if there is no server, or one is wrong or has an unknown setting."""
         servers = self._tables.get("server")
         if not isinstance(servers, list) or not servers:
             raise ConfigError(
@@ -380,7 +389,7 @@ class ClusterToml:
         tables = [one for one in servers if isinstance(one, dict)]
         if lost := [name for one in tables for name in ABOVE if name in one]:
             raise ConfigError(
-                f"{self.path}: {lost[0]} stands below a [[server]]; move it above the first table"
+                f"{self.path}: {lost[0]} is below a [[server]] table; move it above the first table"
             )
         found = [self._of(Endpoint, "server", server) for server in servers]
         with self._named():
@@ -388,13 +397,13 @@ class ClusterToml:
                 check_address(one.address)
         return found
 
-    def local_fallback(self) -> Path | None:
-        """The folder of the local fallback, relative to the file's; None for none."""
+    def local_fallback(self) -> AnyPath | None:
+        """The folder of the local fallback, relative to the file's folder; None if not set."""
         folder = self._above.local_fallback
         return self.path.absolute().parent / folder if folder else None
 
     def model(self) -> str | None:
-        """The default model; None for none. Raises `ConfigError` unless it can begin an id."""
+        """The default model; None if not set. Raises `ConfigError` unless it can begin an id."""
         return self._id(self._above.model)
 
     def _id(self, beginning: str | None) -> str | None:
@@ -402,7 +411,7 @@ class ClusterToml:
             return check_model(beginning)
 
     def rollout(self) -> Rollout | None:
-        """The table [rollout]; None for none. Raises `ConfigError` if it is wrong."""
+        """The table [rollout]; None if there is none. Raises `ConfigError` if it is wrong."""
         if "rollout" not in self._tables:
             return None
         found = self._of(Rollout, "rollout", self._tables["rollout"])
@@ -415,20 +424,29 @@ class ClusterToml:
         tls = self._of(TlsSettings, "tls", self._tables.get("tls", {}))
         folder = self.path.absolute().parent
         files = tls.ca, tls.cert, tls.key, self._above.token_file
+        found = [folder / file for file in files if file]
+        if any(isinstance(file, RemotePath) for file in found):
+            raise ConfigError(
+                f"{self.path} names files of each host, such as {files[-1] or files[0]}, by "
+                "relative paths, but is in a store itself; give absolute paths"
+            )
         ca, cert, key, token = (str(folder / file) if file else "" for file in files)
         with self._named():
             return ClientSecurity(ca, cert, key, tls.server_name, token, use_proxy=tls.use_proxy)
 
 
-def _text(path: Path) -> str:
-    require_file(path)
+def _text(path: AnyPath) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+        if isinstance(path, RemotePath):
+            data = remembered("cluster.toml", path, path.read_text).encode()
+        else:
+            require_file(path)
+            with path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise ConfigError(
-                f"{path} is larger than expected of a list of servers: at most {MOST_BYTES} bytes; "
-                "check that it is the file you mean"
+                f"{path} is too large for a list of servers; expected at most {MOST_BYTES} bytes. "
+                "Check that it is the right file"
             )
         return data.decode()
     except FileNotFoundError as exc:
@@ -445,11 +463,11 @@ def write_cluster_file(
     endpoints: Sequence[Endpoint],
     *,
     security: ClientSecurity = PLAIN,
-    local_fallback: Path | None = None,
+    local_fallback: AnyPath | None = None,
     model: str | None = None,
     rollout: Rollout | None = None,
 ) -> None:
-    """Writes a cluster.toml whole or not at all; all of `security` except the token itself."""
+    """Writes a complete cluster.toml or nothing, with all of `security` except the token itself."""
     folder = None if local_fallback is None else str(local_fallback.absolute())
     lines = [f"{WRITTEN_BY}."]
     for name, value in (
@@ -465,10 +483,18 @@ def write_cluster_file(
     write_whole(path, edited("\n".join(lines) + "\n", model, rollout).encode())
 
 
-def edit(path: Path, change: Callable[[ClusterToml], str]) -> None:
-    """Replaces a cluster.toml by what `change` makes of it, anew if another program wrote it by
-    then. Owner, mode and a symbolic link stay; half of a file stays, too, and is a ConfigError."""
+def edit(path: AnyPath, change: Callable[[ClusterToml], str], why: str = "dlm") -> None:
+    """Replaces a cluster.toml with what `change` makes of it, and starts again if another program
+    wrote the file in the meantime. Owner, mode and a symbolic link stay. Raises ConfigError, and
+    changes nothing, if the file is incomplete or an object in a store changed."""
     path = path.resolve()
+    if isinstance(path, RemotePath):
+        if not path.replace(change(ClusterToml(path)).encode(), why):
+            raise ConfigError(
+                f"somebody else changed {path} in the meantime, so nothing was written; check dlm "
+                "rollout --history, and repeat the command if you still want it"
+            )
+        return
     with editing(path):
         while True:
             toml = ClusterToml(path)
@@ -479,7 +505,7 @@ def edit(path: Path, change: Callable[[ClusterToml], str]) -> None:
 
 
 def replace_servers(path: Path, change: Callable[[Sequence[Endpoint]], Sequence[Endpoint]]) -> None:
-    """Edits the servers of a file that `write_cluster_file` wrote; all else stays."""
+    """Edits the servers of a file that `write_cluster_file` wrote; the rest stays."""
 
     def changed(toml: ClusterToml) -> str:
         head = toml.text.split("\n[[server]]")[0].splitlines()

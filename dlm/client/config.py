@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from dlm.config import about, check, like, setting
 from dlm.errors import ConfigError
+from dlm.resources import cache_folder
 
 # -------------------------------------------------------------------------------------------------
 # A client's settings for TLS and tokens, and the addresses of servers.
@@ -29,9 +30,9 @@ _HOST_PORT = (
 MAX_PORT = 65_535
 # gRPC's schemes that take a host and port, or several: "ipv4:1.2.3.4:5,1.2.3.5:5".
 _LISTS = r"(?:ipv4:|ipv6:|dns:(?://[^/]*/)?)"
-# Its schemes without a port.
+# gRPC's schemes without a port.
 _PORTLESS = r"(?s:(?:unix:|unix-abstract:|xds:).+)"
-RESOLVE_S = 5.0  # a name that takes longer to resolve is not one of this machine
+RESOLVE_S = 5.0  # a name that takes longer to resolve is not a name of this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class ClientSecurity:
         "",
         "File with this client's token, mode 600 (640 if root owns it).",
         metavar="FILE",
-        why="Read again when it changes.",
+        why="The file is read again when it changes.",
     )
     token: str = field(
         default="",
@@ -87,7 +88,7 @@ class ClientSecurity:
         if self.token and self.token_file:
             raise ConfigError("client.token and client.token_file are both given; remove one")
         if self.token:
-            from dlm.wire.secret import TOKEN  # which the help of commands does not need
+            from dlm.wire.secret import TOKEN  # not needed by the help of commands
 
             if not TOKEN.fullmatch(self.token):
                 raise ConfigError(
@@ -96,7 +97,7 @@ class ClientSecurity:
                 )
 
     def over(self, base: ClientSecurity) -> ClientSecurity:
-        """These settings, with gaps filled from `base`."""
+        """These settings, with missing ones filled in from `base`."""
         values = {f.name: getattr(self, f.name) or getattr(base, f.name) for f in fields(self)}
         if self.token or self.token_file:
             values |= {"token": self.token, "token_file": self.token_file}
@@ -132,7 +133,7 @@ PLAIN = ClientSecurity()
 
 def check_address(address: object) -> str:
     """`address`, if it is "host:port", "[IPv6]:port", or one of gRPC's schemes with either; else
-    raises ConfigError, where gRPC would read a port above 65535 as another one, and many typos as
+    raises ConfigError. gRPC itself would read a port above 65535 as another one, and many typos as
     names."""
     if not isinstance(address, str):
         raise _refusal(address, 'expected "host:port"')
@@ -202,7 +203,7 @@ def _is_loopback(ip: IPv4Address | IPv6Address) -> bool:
 
 def _resolve(host: str) -> tuple[IPv4Address | IPv6Address, ...]:
     """The addresses of `host` as this machine resolves it; none if it takes too long."""
-    import socket  # which the help of commands does not need
+    import socket  # not needed by the help of commands
 
     with suppress(ValueError):
         return (ipaddress.ip_address(host),)
@@ -221,14 +222,6 @@ def _resolve(host: str) -> tuple[IPv4Address | IPv6Address, ...]:
 MAX_DEADLINE_S = 1e6
 
 
-def default_cache_dir() -> Path:
-    """The folder for low orders: $DLM_CACHE_DIR, or dlm below the user's cache folder."""
-    if explicit := os.environ.get("DLM_CACHE_DIR"):
-        return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "dlm"
-
-
 @dataclass(frozen=True, slots=True)
 class HeartbeatConfig:
     """How often heartbeats are sent, and how their answers are judged."""
@@ -239,49 +232,49 @@ class HeartbeatConfig:
         unit="seconds",
         low=0.01,
         high=60,
-        why="A dead host is known in two to three seconds; a thousand clients send a server 2,000 "
-        "beats per second, some percent of a core.",
+        why="A dead host is detected in two to three seconds; a thousand clients send a server "
+        "2,000 heartbeats per second, a few percent of a core.",
     )
     timeout_s: float = setting(
         1.0,
-        "Time that a beat may take.",
+        "Time that a heartbeat may take.",
         unit="seconds",
         low=0.01,
         high=60,
-        why="A lost packet is sent again after 0.2 to 0.4 s. A silent server gets its next beat "
-        "after this time, if it is longer than the interval.",
+        why="A lost packet is sent again after 0.2 to 0.4 s. If this time is longer than the "
+        "interval, a silent server gets its next heartbeat after it.",
     )
     jitter: float = setting(
         0.2,
-        "Share of the interval by which each is randomly longer or shorter.",
+        "Share of the interval by which each interval is randomly longer or shorter.",
         low=0,
         high=0.9,
-        why="Clients that started together then do not beat together.",
+        why="So clients that started together do not send heartbeats together.",
     )
     down_after: int = setting(
         3,
-        "Beats missed in a row until a server is DOWN.",
+        "Consecutive missed heartbeats until a server is DOWN.",
         low=1,
         high=100,
         why="One lost packet is not enough.",
     )
     up_after: int = setting(
         2,
-        "Beats answered in a row until a server that was DOWN is UP.",
+        "Consecutive answered heartbeats until a server that was DOWN is UP.",
         low=1,
         high=100,
-        why="One that flaps at the pace of the beats stays DOWN.",
+        why="A server that flaps at the pace of the heartbeats stays DOWN.",
     )
     slow_ratio: float = setting(
         2.0,
-        "Delay above this many times its baseline is slow.",
+        "A server whose delay exceeds its baseline by this factor is slow.",
         low=1,
         high=100,
         why='The paper\'s "doubles".',
     )
     slow_floor_s: float = setting(
         0.02,
-        "It is slow only if it is also longer by this much.",
+        "A server is slow only if its delay also exceeds the baseline by this much.",
         unit="seconds",
         low=0,
         high=10,
@@ -313,11 +306,15 @@ class FailoverConfig:
         why="At a thousand messages per second, 0.1 % are ten failures.",
     )
     failing: float = setting(
-        0.001, "Share of the messages that may fail.", low=0, high=1, why="The paper's."
+        0.001,
+        "Share of messages that may fail without a switch.",
+        low=0,
+        high=1,
+        why="The value is the paper's.",
     )
     min_failures: int = setting(
         5,
-        "Least failures in the window for a switch.",
+        "Minimum number of failures in the window for a switch.",
         low=1,
         high=1_000_000,
         why="A lost packet, or one utterance at a bad moment, is not a reason to leave the full "
@@ -325,7 +322,7 @@ class FailoverConfig:
     )
     fair_s: float = setting(
         0.05,
-        "Least time that a late message must have had to count.",
+        "Minimum deadline of a late message that counts as a failure.",
         unit="seconds",
         low=0,
         high=3600,
@@ -333,11 +330,11 @@ class FailoverConfig:
     )
     slow_s: float = setting(
         2.0,
-        "Time that a way must be slow.",
+        "Time for which a shard must be slow before a switch.",
         unit="seconds",
         low=0,
         high=3600,
-        why="A few heartbeats agree.",
+        why="Several heartbeats then agree.",
     )
     probe_s: float = setting(0.5, "Time between probes.", unit="seconds", low=0.01, high=3600)
     probe_timeout_s: float = setting(
@@ -348,18 +345,19 @@ class FailoverConfig:
         high=3600,
         why="The deadline of a call.",
     )
-    probes: int = setting(3, "Probes that must be answered in a row.", low=1, high=1000)
+    probes: int = setting(3, "Consecutive probes that must be answered.", low=1, high=1000)
     wait_s: float = setting(1.0, "Time until the first probe.", unit="seconds", low=0.01, high=3600)
     max_wait_s: float = setting(
         30.0,
-        "The most to which that time grows, at least `wait_s`.",
+        "Maximum of the time until the first probe, which grows with each failure; at least "
+        "`wait_s`.",
         unit="seconds",
         low=0.01,
         high=3600,
     )
     stable_s: float = setting(
         60.0,
-        "Time in FULL after which the next wait is short again.",
+        "Time on the full model after which the time until the first probe is `wait_s` again.",
         unit="seconds",
         low=0,
         high=86_400,
@@ -385,23 +383,24 @@ class ClientConfig:
         unit="seconds",
         above=0,
         below=MAX_DEADLINE_S,
-        why="That suits a decoder with a second of audio in hand; each call may give its own.",
+        why="The default suits a decoder that has buffered a second of audio; each call may give "
+        "its own deadline.",
     )
     connect_s: float = setting(
         10.0,
-        "Time to find the servers, and without progress of fetching the low orders.",
+        "Time limit for finding the servers, and for fetching the low orders without progress.",
         unit="seconds",
         above=0,
         below=MAX_DEADLINE_S,
-        why="Each MiB of the low orders begins the time anew. A partial download is kept, and the "
-        "next connect resumes it.",
+        why="The time begins again with each MiB of the low orders. A partial download is kept, "
+        "and the next connect resumes it.",
     )
     window: int = setting(
         4,
-        "Messages in flight per shard at most.",
+        "Maximum number of messages in flight per shard.",
         low=1,
-        why="A second is sent only if the first takes longer than usual: so concurrent queries "
-        "share one message, and a stall does not block every utterance.",
+        why="A second message is sent only if the first takes longer than usual. So concurrent "
+        "queries share one message, and a stall does not block every utterance.",
     )
     connections: int = setting(
         4,
@@ -417,9 +416,9 @@ class ClientConfig:
     )
     max_queries: int = setting(
         16384,
-        "Queries in one message; fewer if the servers take fewer.",
+        "Maximum number of queries in one message; fewer if the servers accept fewer.",
         low=1,
-        why="About 200 KiB per message, where the cost per query has long stopped falling.",
+        why="This is about 200 KiB per message; beyond it, the cost per query no longer falls.",
     )
     bigram_fallback: bool = setting(
         False,
@@ -429,17 +428,17 @@ class ClientConfig:
     )
     local_fallback: Path | None = setting(
         None,
-        "Folder of a shard set to open in this process. New utterances use it while the servers "
-        "fail, by the rules of `failover_config` (DLM 3.4), with its words and ids "
-        "(`Utterance.vocabulary`). It turns `bigram_fallback` on.",
-        why="By default the one that cluster.toml names (`dlm cluster --local-fallback`), if "
+        "Folder of a shard set to open in this process. New utterances use it, with its words and "
+        "ids (`Utterance.vocabulary`), while the servers fail by the rules of `failover_config` "
+        "(DLM 3.4). It turns `bigram_fallback` on.",
+        why="The default is the one that cluster.toml names (`dlm cluster --local-fallback`), if "
         "`bigram_fallback` is on and `heartbeats` are not off.",
     )
     heartbeats: bool | None = setting(
         None,
         "Check regularly that every server is up.",
-        why="By default with `bigram_fallback`, with `local_fallback`, or if a shard has several "
-        "servers.",
+        why="By default, heartbeats are sent with `bigram_fallback`, with `local_fallback`, or if "
+        "a shard has several servers.",
     )
     heartbeat_config: HeartbeatConfig = field(
         default_factory=HeartbeatConfig,
@@ -450,7 +449,7 @@ class ClientConfig:
         metadata=about("When to switch to the local fallback, and back."),
     )
     cache_dir: Path = field(
-        default_factory=default_cache_dir,
+        default_factory=cache_folder,
         metadata=about(
             "Folder for low orders, shared by processes.",
             why="By default $DLM_CACHE_DIR, or dlm below the user's cache folder.",
@@ -483,10 +482,10 @@ class ClientConfig:
                     "client.heartbeats is False, but a local fallback needs them to know when to "
                     "switch back; remove heartbeats=False"
                 )
-        _ = self.security  # which checks them
+        _ = self.security  # checks the credentials
         check("client", self)
 
     @property
     def security(self) -> ClientSecurity:
-        """Its credentials; raises `ConfigError` for half of a pair, or an invalid token."""
+        """The credentials; raises `ConfigError` for half of a pair, or an invalid token."""
         return ClientSecurity(**{f.name: getattr(self, f.name) for f in fields(ClientSecurity)})

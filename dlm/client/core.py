@@ -1,7 +1,7 @@
-"""One call, from queries to answers: planned here, in its caller's thread, and posted to the loop.
+"""Takes a call from queries to answers: plans it in its caller's thread and posts it to the loop.
 
-Both clients use this core, from any thread, and wait until the loop ends their call; or a model in
-this process, which answers at once. Above 600 lines: whatever answers a call has the same methods.
+Both clients use this core, from any thread, and wait until the loop ends their call. A model in
+this process answers at once. The module is long, as `Core` and `LocalScorer` share an interface.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Lanes(Runtime):
     def overload(
         self, snapshot: Snapshot, queries: int, deadline: float, asks: Asks = SCORES
     ) -> DlmError | None:
-        """The error for a call of so many queries per shard, if one has too much to do: found
-        before any work, since a client that refuses many needs its time for those it answers."""
+        """The error for a call with this number of queries per shard, if a shard is overloaded. It
+        is found before any work, to save time for the other calls."""
         now = self.clock()
         for number in range(snapshot.topology.manifest.shards):
             lane = self.lanes.get(Place(snapshot.shard_set, number, asks.name))
@@ -111,7 +111,7 @@ class Lanes(Runtime):
     def _note_fallback(self, model: str, queries: int, error: DlmError, shard: int | None) -> None:
         known = self.table.known
         if known is not None and self.table.of(model) is None:
-            # Whatever happened to the message, asking again would not help.
+            # Whatever happened to the message, sending it again would not help.
             error = other_model(known.model, model)
             self.table.note_gone(model, error)
         self.note_fallback(queries, error, shard, self.clock())
@@ -121,7 +121,7 @@ class Lanes(Runtime):
         if self.closed:
             call.fail(client_closed())
             return
-        parts = call.parts  # a caller whose time is up drops them
+        parts = call.parts  # read once: a caller whose time is up drops them
         if not parts or call.done():
             return
         now = self.clock()
@@ -133,7 +133,7 @@ class Lanes(Runtime):
                 asked[part.shard] += part.queries
             for part, lane in zip(parts, lanes, strict=True):
                 if lane.queue.earliest <= now:
-                    lane.make_room(now)  # before more is let in
+                    lane.make_room(now)  # drops late parts before more are let in
                 queries = asked.pop(part.shard, 0)
                 error = lane.overload(queries, part.deadline, now) if queries else None
                 if error is not None:
@@ -148,7 +148,7 @@ class Lanes(Runtime):
                 call.miss(part, refused[part.shard])
             else:
                 lane.submit(part, now)
-        lanes[0].go_on()  # perhaps others waited for this caller
+        lanes[0].go_on()  # other calls may have waited for this caller
 
     def route(self, snapshot: Snapshot, part: Part) -> None:
         """Queues a part at the shards that the table of `snapshot` gives."""
@@ -187,7 +187,7 @@ class Lanes(Runtime):
         snapshot = self.table.known
         assert snapshot is not None  # otherwise no shard would be reachable
         manifest, limit = snapshot.topology.manifest, self.max_queries(snapshot)
-        # Like a call that was let in: a probe is never refused because this client is busy.
+        # Like an accepted call: a probe is never refused because this client is busy.
         pieces = router.route(probe_queries(manifest), manifest.slots, manifest.shards, limit)
         call = Call.of_pieces(snapshot.model, pieces, self.clock() + timeout_s, snapshot.shard_set)
         call.let_in = True
@@ -203,14 +203,14 @@ SURELY_EVERYWHERE = 8  # contexts per shard: with this many, a call almost surel
 
 
 class Core:
-    """Scores batches of ids against a cluster; a forked child's has connections of its own.
+    """Scores batches of ids against a cluster; in a forked child it has its own connections.
 
     Args
         endpoints  returns the servers; called again whenever the table is stale
         model      which of their models to use; see `census.Census.choose`
         connect    makes a connection to an address
         clock      seconds, monotonic
-        home       where its messages are sent and end
+        home       the loop on which its messages are sent and end
     """
 
     local_model, keeps_deadlines = None, True
@@ -234,7 +234,8 @@ class Core:
         self.check_open, self.known = lanes.check_open, lanes.known
         self.snapshot, self.current, self.named = table.snapshot, table.current, table.named
         self.begin_in_child = lanes.begin_in_child
-        # All else may keep itself alive for a while: only this is what nobody uses any longer.
+        # Other objects may keep themselves alive for a while; only this one shows that nobody uses
+        # the client.
         self._end = weakref.finalize(self, self._lanes.let_go)
         self._end.atexit = False
         _open.add(self)
@@ -252,16 +253,16 @@ class Core:
         return self._lanes.counts
 
     def load(self) -> dict[int, tuple[int, int]]:
-        """For each shard asked so far: messages in flight, and parts that wait."""
+        """For each shard that was queried: messages in flight, and waiting parts."""
         found: dict[int, tuple[int, int]] = {}
-        for place, lane in list(self._lanes.lanes.items()):  # of all models in use
+        for place, lane in list(self._lanes.lanes.items()):  # lanes of all models in use
             in_flight, waiting = found.get(place.shard, (0, 0))
             queue = lane.queue
             found[place.shard] = in_flight + len(queue.in_flight), waiting + len(queue.waiting)
         return found
 
     def cache_bytes(self) -> int:
-        """Bytes of the model's vocabulary and low orders in use."""
+        """Bytes of the vocabulary and low orders of the model in use."""
         snapshot = self.table.known
         return 0 if snapshot is None else snapshot.low_bytes
 
@@ -283,7 +284,7 @@ class Core:
 
     @property
     def begun(self) -> bool:
-        """Whether servers were found, or are being watched for."""
+        """Whether servers were found, or the client is watching for them."""
         return self.table.known is not None or self._lanes.watch is not None
 
     def begin_local_fallback(self) -> None:
@@ -359,8 +360,8 @@ class Core:
             held   the snapshot on which the caller's handle was opened: if no server holds its
                    model any longer, its low orders answer, provided the bigram fallback is on
             moves_on  whether the utterance can switch to the next model instead
-            more   these belong to a call that was partly let in, so they are not refused
-            ahead  queries of this call that follow these
+            more   whether the call was partly let in before, so these queries are not refused
+            ahead  queries of the same call that follow later
             asks   with BLOCKS, `words` counts the words already fetched for each context, and the
                    result is that of `BlockCall`
         Shapes
@@ -412,14 +413,14 @@ class Core:
             call.end()
             return call
         watch = self.watch()
-        if watch is None:  # otherwise its ticks do
+        if watch is None:  # otherwise its ticks call `follow`
             self.table.follow()
         if self.config.bigram_fallback:
             call.fall_back(snapshot.grams, lanes.count_bigram_fallback)
             if gone is None and watch is not None and watch.mode is Mode.LOCAL_FALLBACK:
                 gone = ShardDown(
-                    "the servers fail, so this client sends no messages; open a new utterance, "
-                    "which uses the local fallback"
+                    "the servers are failing, so this client sends no messages; open a new "
+                    "utterance, which uses the local fallback"
                 )
             if gone is not None:
                 # An utterance that began on the full model ends on its low orders.
@@ -434,11 +435,11 @@ class Core:
 
 
 class LocalScorer:
-    """Answers each call at once, from mapped shards or a mapped KenLM file, without servers.
+    """Answers each call at once from mapped shards or a mapped KenLM file, without servers.
 
     Args
-        directory  of the shard set; the path of the file
-        source     of the answers; with `LOCAL_FALLBACK`, deadlines are kept as with servers
+        directory  the folder of the shard set, or the path of the KenLM file
+        source     the answers' source; with `LOCAL_FALLBACK`, deadlines are kept as with servers
     """
 
     def __init__(self, model: LocalModel | KenlmFile, directory: Path, source: int = FULL) -> None:
@@ -602,7 +603,7 @@ def open_local(
 
     Args  vocab  see `KenlmFile.open`
     Raises
-        ConfigError       there is no such folder, or it is another file; `what` names it
+        ConfigError       it does not exist, or is another kind of file; the error calls it `what`
         ShardFormatError, KenlmFormatError  it is damaged
     """
     if source == FULL and is_kenlm_file(directory):
@@ -610,7 +611,7 @@ def open_local(
     if vocab is not None:
         raise ConfigError(
             f"vocab={os.fspath(vocab)} was given, but {directory} is not a KenLM binary file; only "
-            "those may lack their words. Leave it out"
+            "such a file can come without its words. Leave vocab out"
         )
     if not directory.is_dir():
         found = "is a file" if directory.exists() else "does not exist"

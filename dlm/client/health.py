@@ -1,4 +1,4 @@
-"""Whether a server can be asked and the way to it is slow, by heartbeats; and which model answers.
+"""Decides from heartbeats whether a server can be asked and is slow, and which model answers.
 
 Pure. Heartbeats are separate calls, so they distinguish a dead host or a slow network from a busy
 kernel; `mode_after` counts failed messages.
@@ -24,13 +24,13 @@ any      another process answers            Restarted, and as an answered beat
 A server that reports that it is warming up or draining is UP but not `ready`: it is not asked, and
 that does not count as a failure. Each change of this *condition* is reported, with its reason.
 
-The connection of a server that is down is replaced: one that a firewall has dropped, or whose
-framing was damaged, stays silent while the server answers on any other.
+The connection of a server that is down is replaced: a connection that a firewall has dropped, or
+whose framing was damaged, stays silent while the server answers on any other.
 
 *Delay* is the shortest of the last five round trips: a lost packet, a new connection or a busy core
-makes some a hundred times as long, a slow way makes all of them long. It is compared with its own
-baseline, which follows it with a time constant of minutes, so a way that has become twice as long
-for good is slow for some minutes, and then normal: no state is a trap.
+makes some a hundred times as long, but a slow network makes all of them long. It is compared with
+its own baseline, which follows it with a time constant of minutes, so a network that stays twice as
+slow counts as slow for some minutes, and then as normal: no state lasts forever.
 
 Paper: DLM 3.4 ("the connection tester keeps sending heartbeats"; "the network delay doubles").
 """
@@ -55,28 +55,28 @@ class Liveness(StrEnum):
     DOWN = "down"
 
 
-TRIPS = 5  # whose shortest is the delay: slow only if all agree, not slow if one is short
-FIRST_BEATS = 8  # until which the baseline is the delay itself
+TRIPS = 5  # kept round trips; the shortest is the delay: a server is slow only if all are long
+FIRST_BEATS = 8  # heartbeats until which the baseline is the delay itself
 # Beats missed before each further new connection: longer than a handshake with a busy server.
 RENEW_AFTER = 10
 
 
 Moving: TypeAlias = Literal["draining", "warming"]
-# Why a server is not asked, or is asked again.
+# Reasons why a server is not asked, or is asked again.
 Cause: TypeAlias = Literal["answered", "silent", "lost", "unauthenticated"] | Moving
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; `chance`, drawn anew for each from 0 to 1, is the jitter."""
+    """Time has passed; `chance`, from 0 to 1 and drawn anew for each tick, is its jitter."""
 
     chance: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat was answered; answers to any but the current one are ignored. The server process
-    drew `instance` at its start; `refuses` is None if it answers queries."""
+    """A heartbeat was answered; only answers to the current one count. The server process drew
+    `instance` at its start; `refuses` is None if it answers queries."""
 
     sequence: int
     instance: int
@@ -85,7 +85,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A message failed at once, not after a deadline: nobody is there, or it lets nobody in."""
+    """A message failed at once, not at its deadline: no server is there, or it accepts nobody."""
 
     reason: Literal["lost", "unauthenticated"] = "lost"
 
@@ -120,7 +120,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Action: another process answers at the address: ask what it holds."""
+    """Action: another process answers at the address; find out what it holds."""
 
 
 MemberEvent: TypeAlias = Tick | Beat | Unreachable | Refused
@@ -134,10 +134,10 @@ class Member(NamedTuple):
     run        beats missed in a row, or answered in a row while DOWN
     silent     beats missed in a row, whatever the health
     sent       when the beat in flight was sent; -inf for none
-    instance   of the process that answered last; None before any did
+    instance   the `instance` of the process that answered last; None before any answer
     delay_s    the shortest of the last round trips, `trips`; meaningless before the first
     baseline_s the long-term delay, for comparison
-    fault      why it gives no answer; of the last message that failed at once since it gave one
+    fault      why it does not answer, by the last message that failed at once since it did
     Guarantees  at most one beat is in flight; an unanswered one ends in `timeout_s`
     """
 
@@ -162,12 +162,12 @@ class Member(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether it is asked before servers that are not usable."""
+        """Whether it is up and ready, and so is preferred to servers that are not."""
         return self.ready and self.health is Liveness.UP
 
     @property
     def ratio(self) -> float:
-        """Delay over its baseline; 1 while unknown."""
+        """The delay divided by its baseline; 1 while unknown."""
         return self.delay_s / self.baseline_s if self.beats >= FIRST_BEATS else 1.0
 
     def is_slow(self, config: HeartbeatConfig) -> bool:
@@ -175,7 +175,7 @@ class Member(NamedTuple):
 
 
 def behind(delay_s: float, least_s: float, config: HeartbeatConfig) -> bool:
-    """Whether a way with this delay is slow, compared with one of `least_s` (or its own
+    """Whether a connection with this delay is slow, compared with `least_s` (or its own
     baseline)."""
     return delay_s > config.slow_ratio * least_s and delay_s - least_s > config.slow_floor_s
 
@@ -232,7 +232,7 @@ def member_after(
 def _missed(state: Member, now: float, config: HeartbeatConfig) -> Member:
     if state.health is Liveness.DOWN:
         return state._replace(run=0, sent=-inf)
-    # The first one only shows that more should be known soon.
+    # The first miss only shows that the next heartbeat is urgent.
     due = now if state.health is Liveness.UP else state.due
     run = state.run + 1
     health = Liveness.DOWN if run >= config.down_after else Liveness.SUSPECT
@@ -263,8 +263,7 @@ NO_LIMIT = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A shard set and the addresses of its shards' replicas, without shards that have no known
-    server.
+    """A shard set and the addresses of its shards' replicas, without shards that have no server.
 
     faults       address -> what is wrong with a server that is not in it
     max_queries  queries that each of its servers accepts in one message
@@ -292,7 +291,7 @@ class Topology:
 # LOCAL  a probe fails, or says nothing in time      counted anew; `wait_s` doubles
 # =====  ==========================================  =============================================
 #
-# While LOCAL_FALLBACK, no other messages are sent. A stay in FULL shorter than `stable_s` doubles
+# In LOCAL_FALLBACK, no other messages are sent. A stay in FULL shorter than `stable_s` doubles
 # the next wait, up to `max_wait_s`; a longer one resets it: so flapping servers are left alone, and
 # every path leads back to FULL once faults end.
 #
@@ -303,7 +302,7 @@ class Topology:
 
 
 class Mode(StrEnum):
-    """Which model new utterances are scored with."""
+    """The model that scores new utterances."""
 
     FULL = "full"
     LOCAL_FALLBACK = "local_fallback"
@@ -314,7 +313,7 @@ BUCKETS = 10  # per window: old counts are dropped a tenth of the window at a ti
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Logical messages that ended since the last such event, and those of them that failed."""
+    """Logical messages that ended since the last such event, and how many of them failed."""
 
     ended: int
     failed: int
@@ -322,8 +321,8 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class ReachabilityTick:
-    """Time has passed. Every shard has a server that can be asked if `reachable`; a shard has only
-    slow ones if `slow`."""
+    """Time has passed. If `reachable`, every shard has a server that can be asked; if `slow`, some
+    shard has only slow ones."""
 
     reachable: bool = True
     slow: bool = False
@@ -331,7 +330,7 @@ class ReachabilityTick:
 
 @dataclass(frozen=True, slots=True)
 class ProbeDone:
-    """A probe came back, or failed."""
+    """A probe was answered, or failed."""
 
     number: int
     answered: bool
@@ -339,7 +338,7 @@ class ProbeDone:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Action: send queries to every shard, all the way, and report the result."""
+    """Action: send queries to every shard, and report the result."""
 
     number: int
 
@@ -347,7 +346,7 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class Switch:
     """Action: new utterances use this model from now on. The reason is "failures", "delay" or
-    "recovered"; messages are those in the window when FULL was left; the next one begins empty."""
+    "recovered"; messages are those in the window when FULL was left; the next window is empty."""
 
     to: Mode
     reason: str
@@ -363,7 +362,7 @@ class Cascade(NamedTuple):
     """State of one client.
 
     counts    (bucket, messages, failures), the oldest first; a bucket is a tenth of the window
-    slow_from since when a way is slow; inf for none
+    slow_from since when the way to a shard is slow; inf for none
     since     when the mode was entered; reason: why, as in `Switch`, "" for the initial mode
     wait_s    from entering LOCAL_FALLBACK, or from a failed probe, to the next probe, `due`
     passed    probes answered in a row

@@ -25,7 +25,7 @@ from dlm.units import counted
 Word: TypeAlias = str | bytes | int
 Sentence: TypeAlias = str | bytes | Sequence[Word]
 
-# Queries planned at a time: a few milliseconds, or some ten for words of text.
+# Queries planned at a time: this takes a few milliseconds, or about ten for words of text.
 PART = 4096
 
 
@@ -33,8 +33,8 @@ class Queries(NamedTuple):
     """Contexts, right-aligned, and the words for each, one context after the other.
 
     Shapes  contexts (K, order - 1) uint32; lengths (K,) uint8; counts (K,) uint32; words (Q,);
-            with phrases, else None: nodes (K,) int32 of the states; spoken (Q,) the words, of which
-            `words` has the unknown word where the model lacks one
+            with phrases, else None: nodes (K,) int32 of the states; spoken (Q,) the words as given,
+            where `words` has the unknown word for each that the model lacks
     """
 
     contexts: NDArray[np.uint32]
@@ -50,7 +50,7 @@ Parts: TypeAlias = Iterator[tuple[Queries, int]]
 
 
 def check_sequence(value: Any, name: str, expected: str = "a sequence of words") -> None:
-    """Raises `QueryError` unless it is a sequence, and not one string."""
+    """Raises `QueryError` unless the value is a sequence and not a string."""
     kind = type(value)
     if kind is list or kind is tuple or (kind is np.ndarray and value.ndim):
         return
@@ -78,15 +78,15 @@ def _check_states(states: Any) -> None:
 
 
 class Inputs:
-    """Checks what callers pass to an utterance that is open on one model.
+    """Checks callers' input to an utterance that is open on one model.
 
     Args  before  the utterance's previous model, if servers no longer hold it
-          digest  of the utterance's phrases
+          digest  the digest of the utterance's phrases
     Attributes
         width    most words in a context, order - 1
-        settled  the utterance stays on this model: an id of it was used, or it answered
-        phrases  those of the utterance, see `phrase_inputs`
-        ids_end  ids that callers may pass are below this
+        settled  whether the utterance stays on this model: an id of it was used, or it answered
+        phrases  the phrases of the utterance, see `PhraseInputs`
+        ids_end  limit that all ids from callers must be below
     """
 
     phrases: BoundPhrases | None = None
@@ -126,14 +126,13 @@ class Inputs:
         return self.words.ids.get
 
     def queries(self, states: States, counts: NDArray[np.uint32], words: Any) -> Queries:
-        """The queries of some words after states; `counts` of each."""
+        """The queries of words after states; `counts` gives the number of words for each state."""
         return Queries(states._contexts, states._lengths, counts, words)
 
     def ids(
         self, words: Sequence[Word] | NDArray[Any], name: str = "words", *, planned: bool = False
     ) -> NDArray[np.uint32]:
-        """The ids of words; unchecked if `planned`: then they are sent next, and the plan of the
-        call checks them."""
+        """The ids of words; unchecked if `planned`, since the plan of the call then checks them."""
         check_sequence(words, name)
         if not isinstance(words, np.ndarray):
             return np.fromiter(map(self.id_of, words), np.uint32, len(words))
@@ -143,8 +142,8 @@ class Inputs:
             return np.fromiter(map(self.id_of, words), np.uint32, len(words))
         self.settled = True
         if planned and words.dtype == np.uint32:
-            # A copy, since its caller may change it. As bytes: to copy an array, NumPy releases
-            # the GIL, which is slow to come back.
+            # A copy: the caller may change `words`. As bytes: NumPy releases the GIL to copy an
+            # array, and getting it back is slow.
             return np.frombuffer(words.tobytes(), np.uint32)
         if words.size and (int(words.min()) < 0 or int(words.max()) >= self.ids_end):
             raise QueryError(
@@ -193,7 +192,7 @@ class Inputs:
         return state
 
     def states_after(self, contexts: Sequence[Sequence[Word]], first: int = 0) -> States:
-        """See `Utterance.states_after`; `first`: the place of the first in the whole call."""
+        """See `Utterance.states_after`; `first` is the first context's place in the call."""
         _check_contexts(contexts)
         dense = np.zeros((len(contexts), self.width), np.uint32)
         lengths = np.zeros(len(contexts), np.uint8)
@@ -213,13 +212,11 @@ class Inputs:
         for row, one in enumerate(states):
             if not one.startswith(head):
                 raise ModelMismatch(
-                    f"states[{row}] is not of model {self.model_info.model} and these phrases; "
-                    "begin the sentence again with a state of this utterance"
+                    f"states[{row}] is not a state of model {self.model_info.model} with these "
+                    "phrases; begin the sentence again with a state of this utterance"
                 )
             if len(one) != size:
-                raise QueryError(
-                    f"states[{row}] has {len(one)} bytes; expected the {size} bytes of a state"
-                )
+                raise QueryError(f"states[{row}] has {len(one)} bytes; expected {size} bytes")
         rows = np.frombuffer(b"".join(states), np.uint8).reshape(len(states), size)
         lengths = rows[:, at].copy()
         dense = np.ascontiguousarray(rows[:, at + 1 :]).view("<u4").astype(np.uint32)
@@ -233,21 +230,21 @@ class Inputs:
             nodes = given.astype(np.int32)
         if wrong.any():
             raise QueryError(
-                f"states[{int(wrong.argmax())}] was changed on its way; expected the bytes of a "
-                "state as they were given"
+                f"states[{int(wrong.argmax())}] was changed after the client returned it; expected "
+                "the unchanged bytes of a state"
             )
         return States(self.model_info, dense, lengths, nodes)
 
     def after(
         self, queries: Queries, answers: Answers
     ) -> tuple[States, NDArray[np.float32] | None]:
-        """The minimised state after each query's word; with phrases, what they add to it."""
+        """The minimised state after each query's word; with phrases, also the word's bonus."""
         given = (queries.contexts, queries.counts, queries.words, answers.state_length)
         found = kernels.next_states(*map(np.ascontiguousarray, given))
         return States(self.model_info, *found), None
 
     def bonuses(self, parts: Sequence[Queries], counts: Sequence[int]) -> Iterable[float]:
-        """What phrases add to each sentence; `counts` has its words."""
+        """The bonus of each sentence; `counts` gives the number of words of each."""
         return repeat(0.0)
 
     # -- calls --------------------------------------------------------------------------------
@@ -270,7 +267,7 @@ class Inputs:
             yield self.queries(before, ones, asked), ahead
 
     def extend_shape(self, states: States | Sequence[State], words: Any) -> tuple[int, int, bool]:
-        """How many states, how many words for each, and whether each has its own words."""
+        """The numbers of states and of words for each, and whether each has its own words."""
         if not isinstance(states, States):
             _check_states(states)
         check_sequence(words, "words", "a sequence of words, or one per state")
@@ -290,15 +287,15 @@ class Inputs:
         if len(widths) > 1 or rows != count:
             each = max(widths, default=0) if len(widths) == 1 else sorted(widths)
             raise QueryError(
-                f"found words for {rows} states, {each} each; expected the same number of words "
-                f"for each of {count} states"
+                f"found {rows} lists of {each} words for {count} states; expected one list per "
+                "state, all of the same length"
             )
         return count, max(widths), True
 
     def extend(
         self, shape: tuple[int, int, bool], states: States | Sequence[State], words: Any
     ) -> Parts:
-        """The queries of `Utterance.extend`; `shape` is what `extend_shape` says of them."""
+        """The queries of `Utterance.extend`; `shape` comes from `extend_shape`."""
         count, width, nested = shape
         if isinstance(states, States):
             states = self.states(states)
@@ -329,7 +326,7 @@ class Inputs:
     def sentences(
         self, sentences: Sequence[Sentence], bos: bool, eos: bool, counts: list[int]
     ) -> Parts:
-        """The queries of `Utterance.score_sentences`; puts the tokens of each into `counts`."""
+        """The queries of `Utterance.score_sentences`; `counts` gets their numbers of tokens."""
         counts.clear()
         if isinstance(sentences, (str, bytes)):
             raise QueryError(
@@ -338,13 +335,13 @@ class Inputs:
             )
         check_sequence(sentences, "sentences", "a sequence of sentences")
         begin, end = self.words.begin_id, self.words.end_id
-        segments: list[tuple[list[int], list[int]]] = []  # the words before, and the tokens
+        segments: list[tuple[list[int], list[int]]] = []  # each: the words before, the tokens
         tokens = total = 0
         for row, sentence in enumerate(sentences):
             before, count = [begin] * bos, 0
             for ids in self._sentence_ids(sentence, f"sentences[{row}]"):
                 segments.append((before, ids))
-                # A sentence that is cut continues after its own last words.
+                # A sentence that was cut continues after its own last words.
                 before = [*before, *ids][-self.width :] if self.width else []
                 count += len(ids)
                 tokens += len(ids)
@@ -393,7 +390,7 @@ class Inputs:
 
 
 def stored_after(states: States, rows: NDArray[np.int64], skips: NDArray[np.uint32]) -> Parts:
-    """Asks for the words stored after `rows` of the states, except the first `skips` of each."""
+    """Queries for the words stored after `rows` of the states, except the first `skips` of each."""
     for first in range(0, len(rows), PART):
         some = rows[first : first + PART]
         ones = np.ones(len(some), np.uint32)
@@ -417,7 +414,7 @@ def every_word_after(states: States, rows: list[int], vocabulary_size: int) -> P
 
 
 class PhraseInputs(Inputs):
-    """The inputs of an utterance with phrases: its states have a node of their automaton."""
+    """The inputs of an utterance with phrases: its states have a node of the phrases' automaton."""
 
     def __init__(
         self, snapshot: Snapshot, kind: str, phrases: Phrases, before: Inputs | None = None
@@ -493,21 +490,21 @@ class PhraseInputs(Inputs):
 def inputs_of(
     snapshot: Snapshot, kind: str, phrases: Phrases | None, before: Inputs | None = None
 ) -> Inputs:
-    """The inputs of an utterance."""
+    """The inputs of an utterance on the model of `snapshot`, with or without phrases."""
     if phrases is None:
         return Inputs(snapshot, kind, before)
     return PhraseInputs(snapshot, kind, phrases, before)
 
 
 # -------------------------------------------------------------------------------------------------
-# Which shard a sentence's queries go to, for those who want to see it; scoring plans them anew.
+# Shows which shard a sentence's queries go to; scoring itself plans them again.
 
 
 def shards_of(
     utterance: Any, sentences: Sequence[Sentence], *, bos: bool = True, eos: bool = True
 ) -> list[NDArray[np.int32]]:
-    """The shard that is asked for each token of each sentence, as `score_sentences` has them; -1
-    where the low orders have the answer, or the model is in this process.
+    """The shard that is queried for each token of each sentence, in the order of `score_sentences`;
+    -1 if the low orders answer, or the model is in this process.
 
     Args  utterance  a `BaseUtterance`
     """

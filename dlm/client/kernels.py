@@ -1,7 +1,7 @@
 """A caller's two compiled steps, `plan` and `finish`, and their parts.
 
-Arrays in, arrays out; `plan`, which takes longest, releases the GIL. Above 600 lines: all
-kernels of a client stand in one file, those of phrases too.
+They take and return arrays; `plan`, which takes longest, releases the GIL. The file has over 600
+lines because it holds all kernels of a client, including those of phrases.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @inlined
 def _size_for(entries):  # type: ignore[no-untyped-def]
-    # Of a hash table: a power of two, at most half full.
+    # The size of a hash table: a power of two, at most half full.
     size = 16
     while size < 2 * entries:
         size *= 2
@@ -236,7 +236,7 @@ def repeats(context_lengths, context_words):  # type: ignore[no-untyped-def]
 
 @kernel("uint8[:], uint32[:], uint32[:], uint32[:], uint32[:]", nogil=False)
 def regroup(context_lengths, context_words, pairs, word_counts, words):  # type: ignore[no-untyped-def]
-    """Several groupings of `QueryGroups` for shards, concatenated, as one: contexts may repeat.
+    """Merges several concatenated groupings of `QueryGroups` for shards: contexts may repeat.
 
     Returns  lengths, context words, word counts, words, pairs, and place as from `group_queries`
     """
@@ -274,7 +274,7 @@ def regroup(context_lengths, context_words, pairs, word_counts, words):  # type:
 def regroup_large(  # type: ignore[no-untyped-def]
     context_lengths, context_words, pairs, word_counts, words
 ):
-    """`repeats` and `regroup` without the GIL, for work that takes longer than getting it back.
+    """`repeats` and `regroup` without the GIL, for work that takes longer than regaining it.
 
     Returns   whether contexts repeat, and the result of `regroup`, which is empty if they do not
     """
@@ -292,7 +292,7 @@ def regroup_large(  # type: ignore[no-untyped-def]
 def route_groups(  # type: ignore[no-untyped-def]
     context_lengths, context_words, pairs, word_counts, words, needs_shard, slots, shards
 ):
-    """The groups that shards must answer, shard after shard, in their order within each.
+    """The groups that shards must answer, shard after shard, in their original order within each.
 
     Shapes
         the first five as in QueryGroups for a shard
@@ -442,7 +442,7 @@ def plan(  # type: ignore[no-untyped-def]
     )
 
 
-# These take microseconds and hold the GIL: getting it back among many callers takes longer.
+# These take microseconds and hold the GIL: with many callers, regaining it takes longer.
 
 
 @kernel(
@@ -481,7 +481,7 @@ def finish(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], int64", nogil=False)
 def are_word(words, word):  # type: ignore[no-untyped-def]
-    """Which of `words` (Q,) equal `word`: (Q,) bool."""
+    """Whether each of `words` (Q,) equals `word`: (Q,) bool."""
     out = np.empty(len(words), np.bool_)
     for q in range(len(words)):
         out[q] = words[q] == word
@@ -525,7 +525,7 @@ UNIT = np.float32(2.0**-10)  # of bonuses, log10
 
 @inlined
 def _step(node, symbol, children, symbols, shorter):  # type: ignore[no-untyped-def]
-    """The node after a symbol: the longest suffix of what was said that begins a phrase."""
+    """The node after a symbol: the longest suffix of the words so far that begins a phrase."""
     if symbol == 0:
         return np.int64(0)
     while True:
@@ -598,7 +598,7 @@ def advance(  # type: ignore[no-untyped-def]
 def walk(  # type: ignore[no-untyped-def]
     counts, words, symbol_of, children, symbols, shorter, completed
 ):
-    """What the phrases of whole sentences add, and the node after each.
+    """What phrases add to whole sentences, and the node after each.
 
     Shapes   as in `advance`; completed (N,) int32, see `PhraseAutomaton`
     Returns  (K,) int64, (K,) int32

@@ -1,9 +1,9 @@
-"""One owner per shard: its queue, its messages at servers, and what is done about each.
+"""A lane owns the queue of one shard and its messages at servers, and handles each of them.
 
-All of it runs on the loop, one step after another, except `overload`. `after` decides what is done
-about a message, and `Lane._do` does that, here and nowhere else. A message has ended when all of
-its parts have, and its place in the queue is free. If a step raises, `cut_off` of what it was about
-ends that: ending anything twice changes nothing. Above 600 lines: the whole way of a message.
+All of it runs on the loop, one step after another, except `overload`. `after` decides what to do
+about a message, and only `Lane._do` does it. A message ends with the last of its parts, and leaves
+its place in the queue. If a step raises, `cut_off` ends the object that it handled; ending twice
+changes nothing. This module has over 600 lines, since it has a message's whole way.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from dlm.errors import (
 from dlm.tracing import Tracer
 
 NAMED = 8  # most servers listed in an error
-MAX_REROUTES = 2  # a table that is stale twice in one call will not settle within it
-# A message is lost this long after its deadline: connections end messages by their deadline, plus
-# the time that a busy machine needs.
+MAX_REROUTES = 2  # a table that is stale twice in one call will not settle during it
+# A message counts as lost this many seconds after its deadline: connections end messages by their
+# deadline, plus the time that a busy machine needs.
 LOST_S = 1.0
 EARLY_S = 0.001  # a timer may be early by this much
-_LATE = DeadlineExceeded("a server has not answered yet")
+_LATE = DeadlineExceeded("no server has answered yet")
 
 
 class Message:
@@ -67,9 +67,9 @@ class Message:
     Attributes
         place_of the places of its parts' queries in `groups`, if they share any
         tried    addresses that it was sent to since the last wait for servers
-        rounds   times that all servers were tried in vain, and waited for
+        rounds   times that all servers were tried in vain, followed by a wait
         out      servers that have it now: one, or two if it was late
-        taken_over  another server was asked after half of its time, which happens once
+        taken_over  whether another server was asked after half of its time, at most once
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Message:
 
     def __init__(self, lane: Lane, number: int, snapshot: Snapshot, parts: list[Part]) -> None:
         self.lane, self.number, self.parts = lane, number, parts
-        # The latest deadline among them: an earlier caller stops waiting by itself.
+        # The latest of all deadlines: a caller with an earlier one stops waiting by itself.
         deadlines = [part.deadline for part in parts]
         self.deadline, self.soonest = max(deadlines), min(deadlines)
         self.queued = min([part.queued for part in parts])
@@ -106,7 +106,7 @@ class Message:
         self.ended = self.taken_over = False
 
     def use(self, snapshot: Snapshot) -> None:
-        """Sends it by this table, which has the same shards."""
+        """Sends the message by this table, which has the same shards."""
         self.snapshot = snapshot
         addresses = snapshot.topology.addresses
         self.replicas: Sequence[str] = addresses.get(self.lane.place.shard, ())
@@ -116,7 +116,7 @@ class Message:
         return set(self.replicas).difference(self.tried)
 
     def miss(self, error: DlmError) -> None:
-        """No shard answers its parts."""
+        """Ends the parts of the message, which no shard answers."""
         for part in self.parts:
             part.call.miss(part, error)
 
@@ -126,7 +126,7 @@ class Message:
     def naming_shard(self, error: DlmError) -> DlmError:
         """A `ShardDown` with its shard, the shard's servers, what was found, and what to do."""
         if type(error) is not ShardDown:
-            return error  # also if the client was closed
+            return error  # e.g. that the client was closed
         found, servers, place = str(error).rstrip("."), self.replicas, self.lane.place
         if servers:
             more = f" and {len(servers) - NAMED} more" if len(servers) > NAMED else ""
@@ -135,7 +135,7 @@ class Message:
         said = own_copy(error)
         said.args = (
             f"shard {place.shard} of shard set {place.shard_set}: {found}. Run `dlm status` to see "
-            "their state, and start one",
+            "the state of its servers, and start one",
         )
         return said
 
@@ -166,14 +166,14 @@ class Lane:
 
     def __init__(self, client: Runtime, place: Place, max_queries: int) -> None:
         self.client, self.place = client, place
-        every = reversed(client.lanes.items())  # those of its set were made just before
+        every = reversed(client.lanes.items())  # newest first: lanes of its set come early
         peers = (s for at, s in every if at._replace(shard=place.shard) == place)
-        self.peers: list[Lane] = next((peer.peers for peer in peers), [])  # of its set, and itself
+        self.peers: list[Lane] = next((peer.peers for peer in peers), [])  # the lanes of its set
         round_ = self.peers[0].queue.round if self.peers else None
         self.peers.append(self)
         self.queue: Queue = Queue(client.config.window, max_queries, late_after((), 0.0), round_)
         self._answers = 0
-        self.messages: set[Message] = set()  # that have not ended, or that a server still has
+        self.messages: set[Message] = set()  # messages not ended, or still at a server
 
     def cut_off(self, cause: Exception) -> None:
         self._miss_all(self.queue.clear(), as_dlm_error(cause, self.place.shard))
@@ -181,7 +181,7 @@ class Lane:
     # -- its queue ----------------------------------------------------------------------------
 
     def overload(self, queries: int, deadline: float, now: float) -> DlmError | None:
-        """In any thread: the error for so many more queries, if there is too much to do."""
+        """In any thread: the error for this many further queries, if the shard is overloaded."""
         queue, left_s = self.queue, deadline - now
         if not queue.refuses(queries, deadline, now):
             return None
@@ -189,11 +189,11 @@ class Lane:
             return self._not_sent()
         asked_s = queue.pace.seconds(queue.ahead + queries)
         error = Overloaded(
-            f"shard {self.place.shard} is overloaded: {queue.ahead} queries are ahead, in "
-            f"{len(queue.in_flight)} messages in flight and {len(queue.waiting)} waiting parts of "
-            f"calls. With the {queries} of this call that is {asked_s:.3g} s of work at the "
-            f"current pace; a call with {left_s:.3g} s left accepts {PATIENCE * left_s:.3g} s. "
-            "Send smaller calls, or retry later"
+            f"shard {self.place.shard} is overloaded: {queue.ahead} queries are ahead of this "
+            f"call, in {len(queue.in_flight)} messages in flight and {len(queue.waiting)} waiting "
+            f"parts of calls. With this call's {queries} queries they take {asked_s:.3g} s at the "
+            f"current pace; a call with {left_s:.3g} s left waits for at most "
+            f"{PATIENCE * left_s:.3g} s of work. Send smaller calls, or retry later"
         )
         error.retry_after_s = queue.pace.seconds(queue.ahead) or None
         return error
@@ -202,12 +202,10 @@ class Lane:
         if part.deadline <= now:
             part.call.miss(part, self._not_sent())
             return
-        self.queue.submit(part)
-        self.look(now)
+        self.look(now, self.queue.submit(part))
 
-    def look(self, now: float) -> None:
-        # Now, or when the queue is due.
-        due = self.queue.due()
+    def look(self, now: float, due: float) -> None:
+        # Looks at the queue now, or when it is due.
         if due <= now:
             self.client.ready[self.place] = self
         else:
@@ -231,7 +229,7 @@ class Lane:
         self.make_room(now)
         taken = self.queue.take(now)
         if taken is None:
-            self.look(now)
+            self.look(now, self.queue.due())
             return
         number, parts = taken
         try:
@@ -251,7 +249,7 @@ class Lane:
         wanted = []
         for part in parts:
             if part.ended or part.call.done():
-                continue  # its caller gave up, or another part of it failed
+                continue  # the caller gave up, or another part of the call failed
             # Ids of one model must never reach the servers of another, which would answer
             # plausibly.
             if snapshot is None:
@@ -281,7 +279,7 @@ class Lane:
             and client.config.bigram_fallback
             and client.table.known is message.snapshot
         ):
-            # Better to spend the time left on a fallback.
+            # It is better to spend the remaining time on a fallback.
             self._fail(message, ShardDown("no heartbeat was answered"))
         else:
             self._send(message)
@@ -324,7 +322,7 @@ class Lane:
 
     def _write(self, attempt: Attempt, connection: Connection | Exception) -> None:
         message, client, place = attempt.message, self.client, self.place
-        if message.ended or attempt.replied:  # while the connection was made
+        if message.ended or attempt.replied:  # it ended while the connection was made
             self._replied(attempt, None, NotSent())
             return
         try:
@@ -338,7 +336,8 @@ class Lane:
                 message.request, message.checksum = encoded
                 message.encode_s = time.perf_counter() - attempt.since_s
             attempt.sent = True
-            withdraw = asks.post(connection)(
+            withdraw = asks.send(
+                connection,
                 message.request,
                 max(message.deadline - attempt.since, 0.0),
                 partial(client.carry_out, self._replied, attempt),
@@ -431,7 +430,7 @@ class Lane:
         self._do(after(outcome, message, now), message, error)
 
     def looked(self, message: Message, error: DlmError, stale: bool = False) -> None:
-        """The servers were asked again what they hold, or the message has waited for one."""
+        """Continues after the servers were asked again what they hold, or after a wait for one."""
         client = self.client
         fresh = client.table.of(message.snapshot.model)
         wanted = not (client.closed or all(part.call.done() for part in message.parts))
@@ -443,8 +442,8 @@ class Lane:
     def _late(self, attempt: Attempt) -> None:
         message, client, now = attempt.message, self.client, self.client.clock()
         watch, waited_s = client.watch, now - attempt.since
-        is_late = waited_s >= self._late_after(message, now) - EARLY_S  # not only for its callers
-        if attempt.sent and not attempt.late and is_late:  # none stalls that is being connected
+        is_late = waited_s >= self._late_after(message, now) - EARLY_S  # not only half of its time
+        if attempt.sent and not attempt.late and is_late:  # a server being connected does not stall
             attempt.late = True
             client.usual[attempt.address].late(waited_s, now)
         _, avoided, slow = client.unwell(message.replicas, now)
@@ -465,7 +464,7 @@ class Lane:
         """Carries out a decision of `after`; `error` says why, if the message failed."""
         client, stats = self.client, self.client.counts.stats
         match decision:
-            case Elsewhere():  # it keeps its place in the queue
+            case Elsewhere():  # the message keeps its place in the queue
                 if decision.limited:
                     (client.hedging if decision.hedge else client.retrying).spend()
                 if decision.hedge:
@@ -475,7 +474,7 @@ class Lane:
                 message.taken_over = message.taken_over or decision.among is not None
                 self._send(message, hedge=decision.hedge, among=decision.among)
             case NotYet():
-                attempt = message.out[0]  # one server has it
+                attempt = message.out[0]  # the only server that has the message
                 attempt.late_at = min(attempt.late_at, decision.at)
                 client.check_by(attempt.late_at)
             case Later():
@@ -498,15 +497,15 @@ class Lane:
         self.looked(message, error)
 
     def _look_for(self, message: Message, error: DlmError) -> None:
-        """On a helper thread."""
+        """Looks for the servers, on a helper thread."""
         client, stale = self.client, isinstance(error, StaleShardSet)
         try:
             # Half of the time left, so that the other half remains for asking again.
             left_s = max((message.deadline - client.clock()) / 2, 0.05)
             client.table.look(message.snapshot, min(left_s, client.config.connect_s), stale)
         except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
-            if type(exc) is not type(error):  # otherwise it says the same
-                error.add_note(f"looking for the servers again failed too: {exc}")
+            if type(exc) is not type(error):  # otherwise the note would say nothing new
+                error.add_note(f"a new attempt to reach the servers failed too: {exc}")
             client.tell(self._fail, message, error)
         else:
             client.tell(self.looked, message, error, stale)
@@ -533,7 +532,7 @@ class Lane:
     def _succeed(self, message: Message, attempt: Attempt, answers: Any, now: float) -> None:
         client, queue = self.client, self.queue
         message.ended = True
-        # Before its calls end: a waiting caller may read the counters at once.
+        # Counted before the calls end: a waiting caller may read the counters at once.
         if attempt.hedge:
             client.counts.stats.hedges_won += 1
         begin, place_of = 0, message.place_of
@@ -562,7 +561,7 @@ class Lane:
         self.end(message, error)
 
     def end(self, message: Message, error: DlmError) -> None:
-        """Ends a message without answers: whatever was done for it is over."""
+        """Ends a message without answers: ends its parts, and frees its place in the queue."""
         message.ended = True
         message.miss(error)
         self.queue.drop(message.number)
@@ -570,7 +569,7 @@ class Lane:
         self._settle(message)
 
     def _count_failed(self, error: DlmError, queued: float) -> None:
-        """Reports an unanswered message to the cascade, unless it had no time."""
+        """Reports an unanswered message to the cascade, unless it had too little time."""
         watch, fair_s = self.client.watch, self.client.config.failover_config.fair_s
         if watch is None:
             return
@@ -579,11 +578,11 @@ class Lane:
             watch.count(failed=allows_fallback(error))
 
     def go_on(self) -> None:
-        """A place in the queue may be free, and so may the round be over."""
+        """Looks at the queues: a place may be free, and the round may be over."""
         now = self.client.clock()
         for lane in (self,) if self.queue.round.under_way else self.peers:
             if lane.queue.waiting:
-                lane.look(now)
+                lane.look(now, lane.queue.due())
 
     def _settle(self, message: Message) -> None:
         if message.ended and not message.out:
@@ -592,7 +591,7 @@ class Lane:
     # -- in time ------------------------------------------------------------------------------
 
     def check(self, now: float, step: Callable[..., None]) -> float:
-        """Finds what is to be sent, late or lost by now, in a `step` each; returns when next."""
+        """Handles a due queue, and each late or lost message in a step; returns when to look."""
         next_at = self.queue.due()
         if next_at <= now:
             self.client.ready[self.place] = self
@@ -612,12 +611,12 @@ class Lane:
 
     def _lose(self, message: Message) -> None:
         lost = DeadlineExceeded(
-            f"shard {self.place.shard}: found no reply {LOST_S:g} s after the deadline; retry, and "
-            "run dlm status"
+            f"shard {self.place.shard}: no reply arrived within {LOST_S:g} s after the deadline; "
+            "retry, and run dlm status"
         )
         for attempt in list(message.out):
             if attempt.withdraw is not None:
                 attempt.withdraw()
             self._replied(attempt, None, lost)
-        # One that waits for a look at the servers, or for a replica, ends with what it waits for.
+        # A message that waits for a look at the servers, or for a replica, ends together with it.
         self._fail(message, message.failure or lost)

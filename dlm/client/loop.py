@@ -1,8 +1,8 @@
 """The thread with the event loop on which the clients of a process do everything, its mailbox, and
 the steps that a client leaves there.
 
-Calls that many threads leave at the same time cross together. Mailbox and timers outlive a loop:
-what is left while a fork suspends it is done by the next one.
+Calls that many threads leave at the same time are delivered together. Mailbox and timers outlive a
+loop: the next loop runs what is left while a fork suspends this one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ log = EventLog(__name__)
 
 STOP_S = 5.0
 POLLER_S = 0.2
-# A thread that should wake the loop may be interrupted by a signal handler: then the next one does.
+# A signal handler may interrupt the thread that should wake the loop: after this many seconds, the
+# next thread wakes it.
 WAKE_S = 0.05
 
 T = TypeVar("T")
@@ -42,8 +43,8 @@ Posted: TypeAlias = deque[tuple[Callable[..., None], tuple[Any, ...]]]
 
 
 class Mailbox:
-    """Calls that other threads leave for an event loop. It is woken once for all that come before
-    it gets to them: waking takes longer than most of the calls."""
+    """Calls that other threads leave for an event loop. The loop is woken once for all calls that
+    arrive before it runs them: waking takes longer than most calls."""
 
     __slots__ = ("_loop", "_posted", "closed", "paused", "woken_until")
 
@@ -51,16 +52,16 @@ class Mailbox:
         self._loop = loop
         self._posted = posted
         self.closed = False
-        self.paused = False  # what is posted stays
-        self.woken_until = 0.0  # a thread has woken it, until then at the latest
+        self.paused = False  # posted calls stay in the mailbox
+        self.woken_until = 0.0  # until this time, a thread is waking it
 
     def post(self, call: Callable[..., None], *args: Any) -> bool:
-        """From any thread: has the loop run `call`; False if it is closed, and the call stays."""
+        """From any thread: makes the loop run `call`; False if closed; keeps the call even then."""
         self._posted.append((call, args))
         return self.wake()
 
     def wake(self) -> bool:
-        """From any thread: has the loop run what was posted; False if it is closed."""
+        """From any thread: makes the loop run what was posted; False if it is closed."""
         if self.closed:
             return False
         now = time.monotonic()
@@ -77,10 +78,10 @@ class Mailbox:
         """On the loop: runs what was posted."""
         posted = self._posted
         while posted and not self.paused:
-            self.woken_until = inf  # what is posted meanwhile is run here
+            self.woken_until = inf  # calls posted in the meantime are run below
             while posted and not self.paused:
                 _try(*posted.popleft())
-            self.woken_until = 0.0  # first: later posts wake the loop again
+            self.woken_until = 0.0  # before the last look: later posts wake the loop
         self.woken_until = 0.0
 
 
@@ -109,7 +110,7 @@ class LoopThread:
 
     @property
     def ending(self) -> bool:
-        """Whether nothing that is posted or started runs any longer."""
+        """Whether the loop no longer runs what is posted or started."""
         return self.mailbox.closed
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -141,14 +142,15 @@ class LoopThread:
 
     def stop(self, before: Callable[[], None]) -> None:
         """Calls `before`, cancels all tasks, lets them end, and ends the thread. `before` is called
-        on the loop, so never within a reply; and here, too, if the loop does not get to it."""
+        on the loop, so never within a reply; or in this thread, if the loop does not run it."""
 
         async def end() -> None:
             before()
             self.mailbox.closed = True
             for task in self._tasks:
                 task.cancel()
-            # Those of gRPC too, which end with ours; they reference what `stop` must free.
+            # Also the tasks of gRPC, which end with ours; they reference objects that `stop` must
+            # free.
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=STOP_S)
             self._loop.stop()
@@ -156,7 +158,7 @@ class LoopThread:
         def begin() -> None:
             self._ending = self._loop.create_task(end())
 
-        self.mailbox.paused = True  # threads may post faster than the loop runs it
+        self.mailbox.paused = True  # threads may post calls faster than the loop runs them
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(begin)
         if is_here():
@@ -179,7 +181,7 @@ def _try(call: Callable[..., None], args: tuple[Any, ...]) -> None:
 
 
 def log_failure(error: Exception) -> None:
-    with contextlib.suppress(Exception):  # raised by a log handler of the program
+    with contextlib.suppress(Exception):  # a log handler of the program may raise
         log.error("client.loop.failed", extra={"error": type(error).__name__})
 
 
@@ -199,10 +201,10 @@ def running() -> LoopThread:
 
 
 def post(call: Callable[..., None], *args: Any) -> None:
-    """From any thread: runs `call` on the loop, after what was posted before; does not wait for a
-    fork, after which `call` runs.
+    """From any thread: runs `call` on the loop, after what was posted before; during a fork, `call`
+    runs afterwards, and this does not wait.
 
-    Raises  ConfigError, RuntimeError  it could not be started; it runs `call` once it can
+    Raises  ConfigError, RuntimeError  the loop could not be started; once it is, it runs `call`
     """
     _posted.append((call, args))
     home = _running
@@ -211,7 +213,7 @@ def post(call: Callable[..., None], *args: Any) -> None:
 
 
 def leave(call: Callable[..., None], *args: Any) -> bool:
-    """As `post`, but False if no loop runs now: then nothing of the loop's is open."""
+    """Like `post`, but False if no loop runs now; then none of the loop's resources is open."""
     home = _running
     if home is None or home.ending:
         return False
@@ -219,13 +221,13 @@ def leave(call: Callable[..., None], *args: Any) -> bool:
 
 
 def leave_for_next(call: Callable[..., None]) -> None:
-    """As `leave`; during a fork, for the loop after it."""
+    """Like `leave`; during a fork, the next loop runs the call."""
     if not leave(call):
         _posted.append((call, ()))
 
 
 def is_here() -> bool:
-    return getattr(_here, "loop", False)  # also of a loop that is being stopped
+    return getattr(_here, "loop", False)  # also true for the thread of a loop that is being stopped
 
 
 def later(delay_s: float, call: Callable[..., None], *args: Any) -> None:
@@ -239,8 +241,8 @@ def _start() -> None:
     global _running
     with _lock:
         if not (_suspended or (_running is not None and _running.thread.is_alive())):
-            check_open_files()  # gRPC would abort the process
-            _running = LoopThread()  # before its thread looks for it
+            check_open_files()  # raises, where gRPC would abort the process
+            _running = LoopThread()  # set before its thread reads it
             try:
                 _running.thread.start()
             except RuntimeError:  # no thread can be started
@@ -249,8 +251,8 @@ def _start() -> None:
 
 
 def aside(work: Callable[[], T], then: Callable[[T | Exception], object]) -> None:
-    """Runs what may block, such as reading a file, in a thread of its own; and there `then`, with
-    the result or error. If no thread can be started, `then` is called here, with that error."""
+    """Runs work that may block, such as reading a file, in a separate thread, and then `then` with
+    the result or error. If no thread starts, this thread calls `then` with that error."""
 
     def whole() -> None:
         found: T | Exception
@@ -267,15 +269,15 @@ def aside(work: Callable[[], T], then: Callable[[T | Exception], object]) -> Non
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs what `work` returns on the loop, beside the clients; waits in this thread, so its signal
-    handlers run meanwhile. For a program that asks the clients once per event of its own: it needs
-    no second loop, which gRPC would wake for each event of this one. A fork cancels it."""
+    """Runs the coroutine that `work` returns on the loop, beside the clients; waits in this thread,
+    whose signal handlers still run. A program that queries clients once per event of its own thus
+    needs no second loop, woken by gRPC for each event of this one. A fork cancels the task."""
     ended: Future[T] = Future()
 
     async def whole() -> T:
         try:
             return await work()
-        except (KeyboardInterrupt, SystemExit) as exc:  # which would end the loop
+        except (KeyboardInterrupt, SystemExit) as exc:  # these would end the loop
             ended.set_exception(exc)
             raise asyncio.CancelledError from exc
 
@@ -296,8 +298,8 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 def suspend(before: Callable[[], None]) -> None:
     """Ends the loop, see `LoopThread.stop`; none starts until `resume`."""
     global _running, _suspended
-    # Whoever is starting a loop has it; a process that cannot fork well is better than one that
-    # hangs.
+    # A thread that starts a loop holds the lock; a process that cannot fork well is better than one
+    # that hangs.
     got = _lock.acquire(timeout=STOP_S)
     _suspended = True
     ended = _running
@@ -307,7 +309,7 @@ def suspend(before: Callable[[], None]) -> None:
         before()
         return
     ended.stop(before)
-    _running = None  # only now: tasks that still run on it must not start another
+    _running = None  # not earlier: tasks still on it must not start another loop
     del ended
     # gRPC's own thread for event loops ends with the last channel; a reference cycle may hold one.
     # It continues if the program itself uses grpc.aio, which does not survive forks.
@@ -346,20 +348,20 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 #
 # A child can use gRPC only if no thread was inside it, or held one of its locks, when the process
 # forked. Only the loop enters gRPC. So a fork suspends it: streams end, their channels are closed,
-# and the loop stops; after it, the parent opens them again, and sends again what was in flight.
-# gRPC stops its own threads only while it has a channel, so one that is never used stays open. At
+# and the loop stops; afterwards, the parent opens them again, and sends again what was in flight.
+# gRPC stops its own threads only while it has a channel, so an unused channel stays open. At
 # exit the same happens, without resuming: a thread inside gRPC may crash the interpreter. A fork
 # also waits for numba's lock, held while a kernel is compiled or loaded, for which a child would
 # wait forever.
 
 
-TURN_S = 5.0  # a child that cannot use gRPC is better than a process that hangs
+TURN_S = 5.0  # limit of a wait: a child that cannot use gRPC is better than a process that hangs
 
-_turn = threading.RLock()  # of threads that fork; reentrant, since a signal handler may fork
+_turn = threading.RLock()  # held by a thread that forks; reentrant, since a signal handler may fork
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 _registered = False
-_kept: list[grpc.Channel] = []  # a parent's, too: to close it in a child would wait for threads
-_keeps = False  # the last of them is this process's
+_kept: list[grpc.Channel] = []  # also a parent's: closing one in a child would wait for threads
+_keeps = False  # whether the last of `_kept` belongs to this process
 
 
 def suspend_at_forks(streams: Any) -> None:
@@ -371,11 +373,11 @@ def suspend_at_forks(streams: Any) -> None:
 
 def register_forks() -> None:
     """Registers the handlers, once. Before a fork, they run in reverse order, ours before
-    gRPC's: it would stop its threads while one may hold a lock for which ours waits."""
+    gRPC's, which would stop its threads while one may hold a lock for which ours waits."""
     global _registered, _keeps
     if not _keeps:
         _keeps = True
-        _kept.append(grpc.insecure_channel("localhost:1"))  # gRPC registers its own with the first
+        _kept.append(grpc.insecure_channel("localhost:1"))  # makes gRPC register its handlers
     if not _registered:
         _registered = True
         os.register_at_fork(
@@ -392,18 +394,18 @@ def _suspend() -> None:
 
 
 def _before_fork() -> None:
-    with kernels.COMPILER:  # wait here if it is held, before all other threads are stopped
+    with kernels.COMPILER:  # waits until it is free, before other threads are stopped
         pass
     _turn.acquire(timeout=TURN_S)
     suspend(_suspend)
-    # Last: the loop may need it to end. A thread that holds it does not wait for our locks.
+    # Last: the loop may need this lock to end. A thread that holds it does not wait for our locks.
     kernels.COMPILER.acquire()
 
 
 def _after_fork_in_parent() -> None:
     kernels.COMPILER.release()
     resume()
-    with contextlib.suppress(RuntimeError):  # another thread has it for long
+    with contextlib.suppress(RuntimeError):  # not taken: another thread held it for too long
         _turn.release()
 
 

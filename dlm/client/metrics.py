@@ -23,27 +23,29 @@ from dlm.logs import DeclaredEvent
 EVENTS: dict[str, DeclaredEvent] = {
     "client.model.changed": DeclaredEvent("New utterances use another model.", ("before", "after")),
     "client.model.kept": DeclaredEvent(
-        "cluster.toml names a model, but the servers do not have all of its shards.",
+        "cluster.toml names a model of which the servers lack shards; the client keeps its model.",
         ("named", "model"),
     ),
     "client.model.gone": DeclaredEvent(
-        "Once per model: an utterance is open on a model that no server has any longer, and its "
-        "2-grams answer. Open a new utterance.",
+        "An open utterance uses a model that no server holds any longer, so the client's 2-grams "
+        "answer it. Open a new utterance. Logged once per model.",
         ("model", "error"),
     ),
     "client.model.not_loaded": DeclaredEvent(
         "The low orders of the next model could not be fetched.", ("model", "error")
     ),
     "client.rollout.changed": DeclaredEvent(
-        "A share of new utterances uses the model that is being rolled out, or no longer does.",
+        "A share of new utterances started or stopped using the model that is being rolled out.",
         ("model", "share"),
     ),
     "client.cluster_file.read": DeclaredEvent(
-        "cluster.toml was read, or servers changed.",
+        "The client read cluster.toml, or found that the servers changed.",
         ("shard_set", "shards_known"),
     ),
     "client.cluster_file.rejected": DeclaredEvent(
-        "Reading or looking up failed, or a new client would refuse the file.", ("error",)
+        "cluster.toml could not be read, a host name could not be resolved, or a new client would "
+        "reject the file.",
+        ("error",),
     ),
     "client.setting.needs_restart": DeclaredEvent(
         "`token_file`, `tls.*` or `local_fallback` changed; they take effect when the client "
@@ -51,32 +53,37 @@ EVENTS: dict[str, DeclaredEvent] = {
         ("setting", "advice"),
     ),
     "client.certificates.kept": DeclaredEvent(
-        "A certificate or key has changed and is unusable; the last usable content stays. Once "
-        "per error.",
+        "A certificate or key file changed, but its new content is unusable; the client keeps the "
+        "old one. Logged once per error.",
         ("error",),
     ),
     "client.token.kept": DeclaredEvent(
-        "The token's file has changed and is unusable; the last token stays. Once per error.",
+        "The token file changed, but its new content is unusable; the client keeps the old token. "
+        "Logged once per error.",
         ("error",),
     ),
     "client.mode.changed": DeclaredEvent(
-        "New utterances switched between the full and the local fallback. `messages`, `failed` "
-        "and `slow_shards` are those of the old mode. A warning, unless full again.",
+        "New utterances switched between the full model and the local fallback. `messages`, "
+        "`failed` and `slow_shards` are those of the old mode. It is a warning, unless the new "
+        "mode is full.",
         ("to", "reason", "messages", "failed", "slow_shards"),
     ),
     "client.server.changed": DeclaredEvent(
-        "A server can no longer be asked, or is up again; both are warnings. That a heartbeat was "
-        "missed is not one: `suspect` for the reason `silent`, until it is `down`. `before` and "
-        "`after`: `up`, `not_ready`, `suspect` or `down`. `reason`: `silent`, `lost`, `draining`, "
-        "`warming`, `unauthenticated` or `answered`.",
+        "The health of a server changed. It is a warning if the server can no longer be asked, or "
+        "is up again. A missed heartbeat is not a warning: the server is `suspect` for the reason "
+        "`silent`, until it is `down`. `before` and `after`: `up`, `not_ready`, `suspect` or "
+        "`down`. `reason`: `silent`, `lost`, `draining`, `warming`, `unauthenticated` or "
+        "`answered`.",
         ("address", "shard", "before", "after", "reason"),
     ),
     "client.bigram_fallback.started": DeclaredEvent(
-        "The 2-grams started to answer. `shard` if one was asked; `error`: its kind.",
+        "The 2-grams started to answer. `shard` is set if a shard was asked; `error` is the kind "
+        "of error.",
         ("shard", "error"),
     ),
     "client.bigram_fallback.changed": DeclaredEvent(
-        "The cause became `StaleShardSet`, which does not end by itself: open a new utterance.",
+        "The cause of the fallback became `StaleShardSet`, which does not end by itself: open a "
+        "new utterance.",
         ("shard", "before", "error"),
     ),
     "client.bigram_fallback.ended": DeclaredEvent(
@@ -89,13 +96,13 @@ EVENTS: dict[str, DeclaredEvent] = {
         ("local_fallback", "error"),
     ),
     "client.connection.renewed": DeclaredEvent("A silent connection was replaced.", ("address",)),
-    "client.server.restarted": DeclaredEvent("Another process answers heartbeats.", ("address",)),
+    "client.server.restarted": DeclaredEvent("A new process answers heartbeats.", ("address",)),
     "client.fork.on_loop": DeclaredEvent(
         "A callback forked the process; the child's client can send nothing.", ("thread",)
     ),
     "client.*.failed": DeclaredEvent(
-        "A fault in dlm, or in a program's callback. `*`: `callback`, `cascade`, `loop`, "
-        "`message` (with `shard`), `reply`, `resume`, `retry`.",
+        "A fault in dlm, or in a callback of the program. `*` is one of `callback`, `cascade`, "
+        "`loop`, `message` (with `shard`), `reply`, `resume`, `retry`.",
         ("shard", "error"),
     ),
 }
@@ -107,7 +114,7 @@ EVENTS: dict[str, DeclaredEvent] = {
 
 STAGES = ("plan", "queue", "encode", "wire", "decode")
 OK, CANCELLED, FAILED = "ok", "cancelled", "failed"
-# The first that an error is an instance of; every other error is FAILED.
+# The first class that an error is an instance of decides; every other error is FAILED.
 _RESULTS: tuple[tuple[type[DlmError], str], ...] = (
     (ShardDown, "shard_down"),
     (DeadlineExceeded, "deadline_exceeded"),
@@ -127,13 +134,13 @@ def result_of(error: BaseException | None) -> str:
 
 @dataclass
 class Stats:
-    """What a client has counted since it was made (or since the fork).
+    """The counts of a client since it was created (or since the fork).
 
     queries        asked by callers; a context block counts as one
     local_hits     of these, answered from the low orders, without any message
     duplicates     of these, repeated within a call or a message, and sent once
-    sent_queries   distinct queries sent to servers; like all of messages, counted when they came
-                   back
+    sent_queries   distinct queries sent to servers; like all figures of messages, counted when
+                   those came back
     retries        failed messages that were sent again to another replica
     hedges         late messages that were sent to a second replica too
     hedges_won     of these, those that the second replica answered first
@@ -157,13 +164,13 @@ class Stats:
     refreshes: int = 0
 
 
-FOLDED = 256  # messages that wait to be counted, at most
+FOLDED = 256  # maximum number of messages that wait to be counted
 
 
 class ClientMetrics:
     """Counters of one process; a forked child starts from zero. Any thread may count, under a lock
-    that is reentrant, since a signal handler may run while its own thread counts. What ends a
-    message only notes it, as its callers wait; whoever reads adds it up: begin with `now`."""
+    that is reentrant, since a signal handler may run while its own thread counts. The end of a
+    message is only noted, since its callers wait; readers first call `now` to count it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -200,8 +207,7 @@ class ClientMetrics:
             self.stages["plan"].add(plan_s)
 
     def message(self, *ended: Any) -> None:
-        """On the loop: notes a message that was sent and came back, or never will: the arguments of
-        `_add`."""
+        """On the loop: notes a message that came back, or never will; arguments as in `_add`."""
         self._ended.append(ended)
         if len(self._ended) >= FOLDED:
             self.now()
@@ -234,7 +240,7 @@ class ClientMetrics:
             self.stages[stage].add(seconds)
 
 
-# Every family that a client shows. DO NOT CHANGE names or labels: dashboards and alerts use them.
+# Every family that a client exports. DO NOT CHANGE names or labels: dashboards and alerts use them.
 FAMILIES: dict[str, Family] = {
     "dlm_client_queries_total": Family(
         "Queries by source of the answer. local: the client's 1- and 2-grams; shard: distinct "
@@ -249,7 +255,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "dlm_client_messages_total": Family("Messages by result, as for calls.", ("result",)),
     "dlm_client_hedges_total": Family(
-        "Late messages sent to a second server too; won: the second server answered first.",
+        "Late messages that were also sent to a second server; won: the second server answered "
+        "first.",
         ("result",),
     ),
     "dlm_client_message_queries": Family("Distinct queries per message.", ("le",)),

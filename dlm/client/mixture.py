@@ -1,8 +1,8 @@
-"""What a mixture's calls do, except waiting; see `mixture`.
+"""Everything that a mixture's calls do, except waiting; see `Mixture`.
 
-As with an utterance's (`base_utterance`), a call is a generator that yields whatever it waits for.
+As for utterances (`base_utterance`), a call is a generator that yields whatever it waits for.
 P(word) is the weighted sum of the members' probabilities, each after its own state. All members are
-asked before any is waited for.
+queried before the call waits for any of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 U = TypeVar("U", bound=WithBlocks)
 MixtureState = tuple[State, ...]
 
-# What a member says of a word that it lacks, and another has.
+# How a member scores a word that it lacks and another member has.
 ZERO, SHARED, WHOLE = "zero", "shared", "whole"
 
 
@@ -71,10 +71,10 @@ class MixtureExtension:
     Shapes
         log10_prob  (K, W)  float32  of the mixture
         states      (K, W)           the state after each word
-        source      (K, W)  uint8    the largest of the members': not `FULL` if a server failed
+        source      (K, W)  uint8    the largest source of any member: not `FULL` if a server failed
         oov         (K, W)  bool     no member has the word
-        bonus       (K, W)  float32  of phrases, as in `Extension`; None without
-        members                      each member's own
+        bonus       (K, W)  float32  what phrases add, as in `Extension`; None without any
+        members                      the `Extension` of each member
     """
 
     log10_prob: NDArray[np.float32]
@@ -92,7 +92,7 @@ class MixtureExtension:
 
 
 class BaseMixture(Generic[U]):
-    """Utterances whose models are mixed: `Mixture` and `AsyncMixture`."""
+    """Utterances whose models are mixed; the base of `Mixture` and `AsyncMixture`."""
 
     _member: ClassVar[type[WithBlocks]]
 
@@ -122,16 +122,16 @@ class BaseMixture(Generic[U]):
         kinds = [member.model_info.kind for member in self.members]
         if LOCAL_MODEL in kinds and len(set(kinds)) > 1:
             raise ModelSwitched(
-                f"{kinds.count(LOCAL_MODEL)} of {len(kinds)} members are on their local fallback, "
-                "since their servers fail, and the others are not; the weights are those of the "
-                "full models. Open all utterances again later, or leave these out"
+                f"{kinds.count(LOCAL_MODEL)} of {len(kinds)} members use their local fallback, "
+                "since their servers are failing, and the others do not, so the weights no longer "
+                "fit. Open all utterances again later, or leave these members out"
             )
-        # Not the property, which would keep a member on a model that was just replaced.
+        # Not the property `phrases`, which would keep a member on a model that was just replaced.
         biased = [at for at, one in enumerate(self.members) if one._inputs.phrases is not None]
         if len(biased) > 1:
             raise QueryError(
-                f"{len(biased)} members have phrases, which would count more than once; give them "
-                "to one"
+                f"{len(biased)} members have phrases, whose bonuses would count more than once; "
+                "give phrases to one member only"
             )
         self._biased = biased[0] if biased else None
 
@@ -142,7 +142,7 @@ class BaseMixture(Generic[U]):
 
     @classmethod
     def even(cls, members: Sequence[U], unknown: str = ZERO) -> Self:
-        """With equal weights."""
+        """A mixture with equal weights."""
         check_sequence(members, "members", "a sequence of utterances")
         return cls([(member, 1.0 / len(members)) for member in members], unknown=unknown)
 
@@ -218,7 +218,7 @@ class BaseMixture(Generic[U]):
         self, state: MixtureState, k: int, deadline_s: float | None
     ) -> Steps[list[tuple[str, np.float32]]]:
         if not isinstance(k, (int, np.integer)) or k < 1:
-            raise QueryError(f"k is {k!r}; expected a number of words above 0")
+            raise QueryError(f"k is {k!r}; expected an integer of 1 or more")
         found = yield from self._next_distribution(state, deadline_s)
         words = np.array([at for at, word in enumerate(self.words) if word != BEGIN_SENTENCE])
         best = words[np.argsort(-found[words], kind="stable")[:k]]
@@ -234,7 +234,7 @@ class BaseMixture(Generic[U]):
                 for member, one in zip(self.members, states, strict=True)
             ]
         )
-        if "_union" not in self.__dict__:  # all words of large models: an event loop goes on
+        if "_union" not in self.__dict__:  # slow for large models, so not on an event loop
             yield self._unite
         places = self._union[1]
         log10_prob = np.empty((len(found), len(self.words)), np.float32)
@@ -309,7 +309,7 @@ class BaseMixture(Generic[U]):
     def _sentences(
         self, sentences: Sequence[Any], bos: bool, eos: bool, deadline_s: float | None
     ) -> Steps[list[list[SentenceScore]]]:
-        if not isinstance(sentences, (str, bytes)):  # which members refuse
+        if not isinstance(sentences, (str, bytes)):  # members refuse a string
             _check_strings(sentences)
         found = yield from _together(
             [
@@ -325,7 +325,7 @@ class BaseMixture(Generic[U]):
         if isinstance(states, MixtureStates):
             if len(states.parts) != len(self.members):
                 raise ModelMismatch(
-                    f"the states are of a mixture of {len(states.parts)} models; expected "
+                    f"the states belong to a mixture of {len(states.parts)} models; expected "
                     f"{len(self.members)}"
                 )
             return states.parts
@@ -343,7 +343,7 @@ class BaseMixture(Generic[U]):
 
 def _check_strings(words: Any) -> None:
     if isinstance(words, (str, bytes)) or not hasattr(words, "__iter__"):
-        return  # members refuse it
+        return  # members refuse such `words`
     for word in words:
         if isinstance(word, (int, np.integer)):
             raise QueryError(
@@ -355,13 +355,13 @@ def _check_strings(words: Any) -> None:
 
 
 def _together(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """The results of several calls, each of which has sent its messages before any is waited for.
-    If one fails, the others are cancelled."""
+    """The results of several calls, all of which send their messages before any waits. If one
+    fails, the others are cancelled."""
     results: dict[int, T] = {}
-    waits: dict[int, tuple[Asked, float]] = {}  # until when, on `monotonic`
+    waits: dict[int, tuple[Asked, float]] = {}  # the calls waited for, and until when (`monotonic`)
 
     def go_on(at: int) -> Steps[None]:
-        """Until it waits for messages, or ends."""
+        """Runs a call until it waits for messages, or ends."""
         try:
             while not isinstance(wait := next(steps[at]), tuple):
                 yield wait
@@ -399,7 +399,7 @@ class Mixture(BaseMixture[Utterance]):
     Args
         members  utterances, of one client or of several, and their weights, which sum to 1. At most
                  one has phrases; they count for the whole mixture
-        unknown  what a member says of a word that it lacks, and another has:
+        unknown  how a member scores a word that it lacks, and another has:
                  "zero": probability 0, so that all words together have 1 (SRILM without -unk, and
                  `dlm merge`); "shared": its P(<unk>) in equal shares to all words that it lacks and
                  the unknown word, also 1 together (OpenGrm's OOV class); "whole": P(<unk>) to each,
@@ -422,7 +422,7 @@ class Mixture(BaseMixture[Utterance]):
         unknown: str = ZERO,
         deadline_s: float | None = None,
     ) -> Mixture:
-        """The mixture under which held-out sentences are most probable; as `dlm merge --tune`.
+        """The mixture under which held-out sentences are most probable, like `dlm merge --tune`.
 
         Raises  EstimationError  no word of the sentences is in any model;  see `Mixture`
         """
@@ -457,8 +457,8 @@ class Mixture(BaseMixture[Utterance]):
     def next_words(
         self, state: MixtureState, k: int, *, deadline_s: float | None = None
     ) -> list[tuple[str, np.float32]]:
-        """The `k` likeliest next words: (word, log10 P), best first. They may include the sentence
-        end and `words[0]`, the unknown word; never <s>."""
+        """The `k` most probable next words: (word, log10 P), best first. They may include the
+        sentence end and `words[0]`, the unknown word; never <s>."""
         return waited(self._next_words(state, k, deadline_s))
 
     def next_distribution(
@@ -469,7 +469,7 @@ class Mixture(BaseMixture[Utterance]):
 
 
 class AsyncMixture(BaseMixture[AsyncUtterance]):
-    """A mixture for asyncio, of utterances of `AsyncClient`s: `Mixture`'s methods, awaited.
+    """A `Mixture` for asyncio, of utterances of `AsyncClient`s: the methods are coroutines.
 
     Raises  ConfigError  a client has not connected yet: use `await client.utterance()`;
             see `Mixture`

@@ -1,12 +1,12 @@
-"""An automaton that counts phrases in what is said, word by word.
+"""An automaton that counts phrases in a sentence, word by word.
 
-A node stands for the longest end of the words so far that begins a phrase. A bonus is handed out
-ahead: each word of a phrase brings its share, and a word that leaves the phrase gives the shares
+A node stands for the longest suffix of the words so far that begins a phrase. A bonus is paid in
+advance: each word of a phrase adds its share, and a word that leaves the phrase takes the shares
 back. The shares of a node are its potential, so the steps of a path add up to the bonuses of the
 phrases that it completes, exactly: all are whole numbers of units.
 
 Source  Aho and Corasick, "Efficient String Matching: An Aid to Bibliographic Search", CACM 1975;
-        here over words, with weights.
+        applied to words, with weights.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def split_words(sentence: str | bytes) -> list[bytes]:
 
 
 def split_text(text: str) -> list[str]:
-    """The same of a string, as strings."""
+    """The words of a string, as strings."""
     return [word for word in _SPACES_OF_TEXT.split(text) if word]
 
 
 def split_parts(sentence: str | bytes) -> Iterator[list[bytes]]:
-    """The same, some words at a time."""
+    """The words of a sentence, some at a time."""
     text = as_bytes(sentence)
     begin = 0
     while begin < len(text):
@@ -59,21 +59,21 @@ def split_parts(sentence: str | bytes) -> Iterator[list[bytes]]:
         begin = end
 
 
-UNIT = float(kernels.UNIT)  # of bonuses, log10
+UNIT = float(kernels.UNIT)  # unit of bonuses, log10
 
 
 @dataclass(frozen=True, eq=False)
 class PhraseAutomaton:
     """Phrases of symbols from 1; symbol 0 stands for every other word.
 
-    Nodes are numbered level by level, so the children of a node are one range, by their symbol.
+    Nodes are numbered level by level, so the children of a node are one range, sorted by symbol.
 
-    Shapes  N nodes, the first of which stands for nothing said
+    Shapes  N nodes, the first of which stands for no words
         children   (N + 1,) int32  children of node n are children[n] to children[n + 1]
         symbols    (N,)     int32  the last symbol of each node
-        shorter    (N,)     int32  the node of its longest proper end
-        completed  (N,)     int32  units of all phrases that end here
-        held       (N,)     int32  units handed out ahead, 0 or more; 0 at node 0
+        shorter    (N,)     int32  the node of its longest proper suffix
+        completed  (N,)     int32  units of all phrases that end at the node
+        held       (N,)     int32  units paid in advance, 0 or more; 0 at node 0
     """
 
     children: NDArray[np.int32]
@@ -137,7 +137,7 @@ class PhraseAutomaton:
         children = np.searchsorted(parents[1:], np.arange(count + 1)).astype(np.int32) + 1
         children = children.astype(np.int32)
         shorter = np.zeros(count, np.int32)
-        nothing = [np.zeros(count, np.int32)] * 2  # only the nodes are wanted
+        nothing = [np.zeros(count, np.int32)] * 2  # no units: only the nodes are needed
         identity = np.arange(int(symbols.max()) + 1, dtype=np.int32)
         for first, last in pairwise(levels[2:]):
             level = slice(first, last)
@@ -232,7 +232,7 @@ class PhraseAutomaton:
 
 
 MAX_PHRASES = 100_000
-MAX_WORDS = 32  # of a phrase
+MAX_WORDS = 32  # limit per phrase
 MAX_BONUS = 100.0  # log10
 BOUND = 4  # vocabularies that phrases stay prepared for
 
@@ -243,9 +243,9 @@ Weights: TypeAlias = Mapping[str, float] | Mapping[bytes, float]
 class Phrases:
     """Phrases and their bonuses, prepared once; any number of utterances and threads share them.
 
-    Args  weights  the bonus of each phrase, log10, for each time that it is said, also within and
-                   across others; rounded to 2^-10. Words are split at spaces, and spelled as in the
-                   model. A negative bonus makes a phrase less likely
+    Args  weights  the bonus of each phrase, log10, for each time that it is said, also inside other
+                   phrases or overlapping them; rounded to 2^-10. Words are split at spaces, and
+                   spelled as in the model. A negative bonus makes a phrase less likely
     Raises  QueryError  a phrase without words, of more than `MAX_WORDS`, with a mark such as <s>,
                         or given twice; a bonus that is not a number up to `MAX_BONUS`; more than
                         `MAX_PHRASES`
@@ -254,13 +254,14 @@ class Phrases:
     def __init__(self, weights: Weights) -> None:
         if not isinstance(weights, Mapping):
             raise QueryError(
-                f"phrases is of type {type(weights).__name__}; expected a mapping of each phrase "
-                'to its bonus in log10, such as {"doctor strangelove": 2.5}'
+                f"phrases is of type {type(weights).__name__}; expected a mapping from "
+                'phrases to bonuses in log10, such as {"doctor strangelove": 2.5}'
             )
         if len(weights) > MAX_PHRASES:
             raise QueryError(
                 f"found {len(weights):,} phrases; expected at most {MAX_PHRASES:,}. Give an "
-                "utterance the phrases that may be said in it; mix in a model of the others"
+                "utterance only the phrases that may be said in it, and mix in a language model of "
+                "the others"
             )
         units: dict[tuple[bytes, ...], int] = {}
         pairs: Iterable[tuple[str | bytes, float]] = weights.items()
@@ -269,27 +270,27 @@ class Phrases:
             words = words_of(phrase, name)
             if words in units:
                 raise QueryError(
-                    f"{name} differs from an earlier one only in its spaces; leave it out"
+                    f"{name} has the same words as an earlier phrase; give only one of the two"
                 )
             units[words] = units_of(bonus, name)
-        self._units = dict(sorted(units.items()))  # the same nodes and ids, however they came
+        self._units = dict(sorted(units.items()))  # nodes and ids do not depend on the order
         self.words: tuple[bytes, ...] = tuple(sorted(set(chain.from_iterable(units))))
-        self.longest = max(map(len, units), default=0)  # words
+        self.longest = max(map(len, units), default=0)  # in words
         symbol = {word: at for at, word in enumerate(self.words, 1)}
         spelled = [[symbol[word] for word in words] for words in self._units]
         self.automaton = PhraseAutomaton.of(spelled, list(self._units.values()))
-        self.automaton.walk(*_NOTHING)  # compiled here, where no deadline runs
+        self.automaton.walk(*_NOTHING)  # compiles kernels while no deadline runs
         self.automaton.advance(np.zeros(0, np.int32), *_NOTHING)
         kernels.fold_new(_NOTHING[0], 0)
         rows = (b" ".join(words) + b"\n%d\n" % bonus for words, bonus in self._units.items())
         self.digest = hashlib.blake2b(b"".join(rows), digest_size=16).hexdigest()
-        self._bound: dict[int, BoundPhrases] = {}  # the last one used is last
+        self._bound: dict[int, BoundPhrases] = {}  # the most recently used is last
 
     def __len__(self) -> int:
         return len(self._units)
 
     def __repr__(self) -> str:
-        return f"Phrases({len(self)} phrases)"  # no words: these are names of people
+        return f"Phrases({len(self)} phrases)"  # without words, which may be names of people
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Phrases) and self._units == other._units
@@ -306,7 +307,7 @@ class Phrases:
         return {b" ".join(words): bonus * UNIT for words, bonus in self._units.items()}
 
     def memory_bytes(self, vocabulary_size: int) -> int:
-        """About how much memory they take, prepared for one vocabulary of this size."""
+        """The approximate memory of the phrases when prepared for one vocabulary of this size."""
         words = sum(map(len, self._units))
         text = sum(map(len, self.words))
         nodes = 20 * len(self.automaton.symbols)
@@ -321,33 +322,33 @@ class Phrases:
 
     def bound(self, vocabulary: Vocabulary) -> BoundPhrases:
         """The phrases in ids of a vocabulary."""
-        kept = self._bound  # replaced as a whole: a lock could be held by nobody after a fork
+        kept = self._bound  # replaced as a whole: after a fork, a lock could stay held forever
         found = kept.get(id(vocabulary)) or BoundPhrases(self, vocabulary)
         others = [(at, one) for at, one in kept.items() if one is not found][1 - BOUND :]
-        # Each has its vocabulary, so the id stays its own.
+        # Each entry keeps its vocabulary alive, so the id stays unique.
         self._bound = dict([*others, (id(vocabulary), found)])
         return found
 
 
 def prepared(phrases: Phrases | Weights | None) -> Phrases | None:
-    """What `Client.utterance` was given; None if there are no phrases."""
+    """The prepared phrases given to `Client.utterance`; None if there are no phrases."""
     if phrases is None or isinstance(phrases, Phrases):
         return phrases or None
     return Phrases(phrases) or None
 
 
 def words_of(phrase: str | bytes, name: str) -> tuple[bytes, ...]:
-    """The words of a phrase, which errors call `name`; see `Phrases`."""
+    """The words of a phrase. Errors call the phrase `name`; for its form, see `Phrases`."""
     if not isinstance(phrase, (str, bytes)):
-        raise QueryError(f"{name} is of type {type(phrase).__name__}; expected a string")
+        raise QueryError(f"{name} is of type {type(phrase).__name__}; expected str or bytes")
     words = tuple(split_words(phrase))
     if not 1 <= len(words) <= MAX_WORDS:
         raise QueryError(
-            f"{name} has {counted(len(words), 'word')}; expected 1 to {MAX_WORDS}, with spaces "
-            "between them"
+            f"{name} has {counted(len(words), 'word')}; expected 1 to {MAX_WORDS}, separated "
+            "by spaces"
         )
     if any(map(is_mark, words)):
-        raise QueryError(f"{name} has a mark such as <s> or <unk>; expected words that are said")
+        raise QueryError(f"{name} contains a mark such as <s> or <unk>; expected spoken words only")
     return words
 
 
@@ -356,11 +357,11 @@ def units_of(bonus: float, name: str) -> int:
     if (
         isinstance(bonus, bool)
         or not isinstance(bonus, (int, float, np.integer, np.floating))
-        or not abs(bonus) <= MAX_BONUS  # also not a number
+        or not abs(bonus) <= MAX_BONUS  # true for nan, too
     ):
         raise QueryError(
-            f"the bonus of {name} is {shown(bonus)}; expected a number from {-MAX_BONUS:g} to "
-            f"{MAX_BONUS:g}, log10"
+            f"the bonus of {name} is {shown(bonus)}; expected a log10 value from {-MAX_BONUS:g} to "
+            f"{MAX_BONUS:g}"
         )
     return round(float(bonus) / UNIT)
 
@@ -390,7 +391,7 @@ class BoundPhrases:
         return self.vocabulary.id_of(word) or self.new.get(as_bytes(word), UNK_ID)
 
     def model_words(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """The ids that the model is asked for: its unknown word, where it lacks one.
+        """The ids to query the model for: its unknown word for words that it lacks.
 
         Raises  QueryError  an id beyond those of the phrases
         """
@@ -407,24 +408,24 @@ class BoundPhrases:
         return self.step_symbol(node, int(self.symbols[word]))
 
     def step_symbol(self, node: int, symbol: int) -> tuple[int, float]:
-        """The same, by the symbol of a word."""
+        """Like `step`, by the symbol of a word."""
         after = self.automaton.step(node, symbol)
-        if node == after == 0:  # most words
+        if node == after == 0:  # true of most words
             return 0, 0.0
         return after, self.automaton.added(node, after) * UNIT
 
     def bonus(self, before: Any, after: Any) -> Any:
-        """What a step from one node to another adds, log10; numbers or arrays, as NumPy does it."""
+        """What a step from one node to another adds, log10; for numbers or arrays, as in NumPy."""
         automaton = self.automaton
         gained = automaton.completed[after] + automaton.held[after]
         return (gained - automaton.held[before]) * UNIT
 
     def finish(self, nodes: Any) -> Any:
-        """What the end of a sentence adds if no </s> is scored: shares are given back."""
+        """What the end of a sentence adds if </s> is not scored: it takes shares back."""
         return -self.automaton.held[nodes] * UNIT
 
     def lookahead(self, words: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-        """The most that each word adds in any place of a phrase, 0 or more, log10."""
+        """The maximum that each word adds at any place of a phrase, 0 or more, log10."""
         automaton = self.automaton
         nodes = np.arange(1, len(automaton.symbols))
         parents = np.searchsorted(automaton.children, nodes, side="right") - 1
@@ -442,6 +443,6 @@ class BoundPhrases:
         return np.asarray(units * UNIT, np.float64), nodes
 
     def of_words(self, words: Sequence[str | bytes]) -> float:
-        """The bonus of one sentence: that of each phrase, as often as it is said."""
+        """The bonus of one sentence: each phrase's bonus, as often as it occurs."""
         ids = np.fromiter(map(self.id_of, words), np.uint32, len(words))
         return float(self.walk(ids, [len(ids)])[0][0])

@@ -1,4 +1,4 @@
-"""Which queries go to which shard: a call's plan, and its parts. Nothing waits.
+"""Decides which queries go to which shard: a call's plan and its parts. It never waits.
 
 Paper: DLM 3.2.1 (one message per query) and 3.3 (queries that share a context, and queries that
 share a server, travel together).
@@ -34,7 +34,7 @@ from dlm.ngram.vocab import Vocabulary
 # word is not minimised.
 #
 # Paper: DLM 3.1 (caching) and 3.4 ("if the message times out, we estimate the probability locally
-# using the cached 2-grams"). The bit that saves messages beyond it: shards/FORMAT.md, "Stored".
+# using the cached 2-grams"). A bit saves more messages: see shards/FORMAT.md, "Stored".
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,16 +104,16 @@ def check_queries(
     rows = len(contexts)
     if contexts.shape != (rows, width) or lengths.shape != (rows,) or counts.shape != (rows,):
         raise QueryError(
-            f"contexts have shape {contexts.shape}, lengths {lengths.shape}, counts "
-            f"{counts.shape}; expected ({rows}, {width}), ({rows},) and ({rows},)"
+            f"contexts has shape {contexts.shape}, lengths {lengths.shape}, counts "
+            f"{counts.shape}; expected ({rows}, {width}), and ({rows},) for the others"
         )
     if words.ndim != 1 or int(counts.sum(dtype=np.uint64)) != len(words):
         raise QueryError(
-            f"counts add up to {int(counts.sum(dtype=np.uint64))} words, but words has shape "
-            f"{words.shape}; expected as many words as are counted"
+            f"the sum of counts is {int(counts.sum(dtype=np.uint64))}, but words has shape "
+            f"{words.shape}; expected one dimension of that length"
         )
     if rows and int(lengths.max()) > width:
-        raise QueryError(f"a context has {int(lengths.max())} words; expected at most {width}")
+        raise QueryError(f"lengths has {int(lengths.max())}; contexts has only {width} columns")
     for ids in (contexts, words):
         if ids.size and int(ids.max()) >= size:
             raise QueryError(f"word id {int(ids.max())} is out of range; ids are below {size}")
@@ -125,11 +125,10 @@ QUIET_S = (
 
 
 class Outage(NamedTuple):
-    """A period in which bigram-fallback scores were given, first at `began` and last at `last`;
-    pure.
+    """A period of bigram-fallback scores, the first at `began` and the last at `last`; pure.
 
-    queries  that the bigram fallback answered
-    error    kind of the error in its log line
+    queries  how many the bigram fallback answered
+    error    the kind of error in its log line
     """
 
     began: float
@@ -145,34 +144,33 @@ class Outage(NamedTuple):
         return self._replace(last=now, queries=self.queries + queries)
 
     def lasts(self, error: DlmError) -> bool:
-        """Whether it will not end by itself: servers are back, but none holds the utterance's
-        model."""
+        """Whether the outage will last: servers are back, but lack the utterance's model."""
         return isinstance(error, StaleShardSet) and self.error != StaleShardSet.__name__
 
     def is_over(self, now: float) -> bool:
-        """Whether an answered message ends it; not while only some are answered, so that the log
-        has one line at its beginning and one at its end."""
+        """Whether an answered message ends the outage; not while only some are answered, so that
+        the log has one line at the beginning and one at the end."""
         return now - self.last >= QUIET_S
 
 
 def allows_fallback(error: DlmError) -> bool:
-    """Whether the bigram fallback may answer instead: not if the caller failed.
+    """Whether the bigram fallback may answer instead: it may unless the caller is at fault.
 
-    A server has failed, too, if it has another model, sends nonsense or no longer lets this client
-    in; and anything else that keeps a message of this process from being answered counts.
+    A server is at fault, too, if it has another model, sends nonsense or no longer accepts this
+    client, or if anything else in this process keeps a message from being answered.
     """
     return not isinstance(error, QueryError)
 
 
-# With more contexts than this, repeats are searched for without the GIL: that takes longer than
-# getting the GIL back.
+# With more contexts than this, the search for repeats releases the GIL: it takes longer than
+# regaining the GIL.
 MANY_CONTEXTS = 2000
 
 
 class Piece(NamedTuple):
     """Part of a call that goes to one shard in one message.
 
-    Shapes   at (U,) int64: the place of each of these among the distinct queries of the call
+    Shapes   at (U,) int64: the place of each of its queries among the distinct queries of the call
     """
 
     shard: int
@@ -181,11 +179,11 @@ class Piece(NamedTuple):
 
 
 class CallPlan(NamedTuple):
-    """A call's distinct queries: the answers of low orders, and the queries to shards.
+    """A call's distinct queries: the answers of the low orders, and the queries to shards.
 
-    The first five are as `kernels.plan` returns them; `known` is its (3, U) uint8.
-    at      (n,) int64: of the U distinct queries, those for shards, as all pieces in turn have them
-    pieces  for the shards, in their order
+    The first five fields are as `kernels.plan` returns them; `known` is (3, U) uint8.
+    at      (n,) int64: the distinct queries that go to shards, in the order of the pieces
+    pieces  the pieces for the shards, in the shards' order
     """
 
     shard_asked: int
@@ -234,17 +232,17 @@ def plan(
             return CallPlan(shard_asked, place, low, log10_prob, known, routed[-1], pieces)
     check_queries(order, size, contexts, lengths, counts, words)
     raise QueryError(
-        "lengths, counts or ids changed during the call; pass arrays that no other thread writes"
+        "lengths, counts or ids changed during the call; pass arrays that no other thread changes"
     )
 
 
 def route(
     groups: QueryGroups, slots: NDArray[np.uint16], shards: int, max_queries: int
 ) -> list[Piece]:
-    """The messages for `groups`, each for the shard that owns it.
+    """The messages for `groups`, each for the shard that owns them.
 
     Args
-        groups       for shards
+        groups       the queries that shards answer
         slots        (4096,) uint16: shard of each slot, below `shards`
         max_queries  most queries in a message; larger groups are split
     """
@@ -290,8 +288,8 @@ def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
 
 
 def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, int, int]]:
-    """Cuts groups for a shard into messages of at most `max_queries`; yields each with its range of
-    words."""
+    """Cuts groups for a shard into messages of at most `max_queries`; yields each with its word
+    range."""
     assert groups.pairs is not None
     total = len(groups.words)
     if total <= max_queries:
@@ -319,11 +317,11 @@ def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, 
 
 
 def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64] | None]:
-    """Several groupings for a shard as one, with shared contexts and queries only once; and (Q,)
-    the place of each query of the parts, in order: None if they share nothing, as nearly always."""
+    """Merges several groupings for a shard, so that contexts and queries occur once; and (Q,) the
+    place of each query of the parts, or None in the usual case that they share nothing."""
     if len(parts) == 1:
         return parts[0], None
-    # As bytes: to join arrays, NumPy releases the GIL, which is slow to come back.
+    # As bytes: NumPy releases the GIL to join arrays, and getting it back is slow.
     joined = (
         np.frombuffer(b"".join([p.context_lengths.data for p in parts]), np.uint8),
         np.frombuffer(b"".join([p.context_words.data for p in parts]), np.uint32),
@@ -341,13 +339,13 @@ def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64]
     return QueryGroups(lengths, context_words, counts, words, pairs), None
 
 
-# Of a probe: contexts per shard, words per context, as for one position of an utterance.
+# Size of a probe: contexts per shard and words per context, as for one position of an utterance.
 PROBE_CONTEXTS, PROBE_WORDS = 8, 5
 _DRAWN = 1 << 14
 
 
 def probe_queries(manifest: Manifest) -> QueryGroups:
-    """Queries that every shard must answer, whatever is stored: contexts drawn anew each time.
+    """Queries that every shard must answer, whatever it stores, with newly drawn contexts.
 
     Empty for a model of order 2 or less. A shard with so few slots that none was drawn is left out.
     """

@@ -1,8 +1,7 @@
-"""When a message to a shard is sent, to which server, and what is done after something has happened
-to it: decided here, and only here.
+"""Decides when a message to a shard is sent, to which server, and what to do after its events.
 
-Pure; `lane` carries the decisions out. The first row that fits counts. Above 600 lines: one set of
-rules, with its tables.
+Pure; `lane` carries the decisions out. The first row that matches counts. The module has over 600
+lines, since it is one set of rules, with its tables.
 
 =======  ================================================  ========================================
 outcome  while                                             then
@@ -26,7 +25,7 @@ Late     another server would answer in time               Elsewhere, once per m
 Late     otherwise                                         NotYet: one of them may answer again soon
 =======  ================================================  ========================================
 
-A message that failed or is late goes to no other server after its deadline, nor once the client is
+A message that failed or is late goes to no other server after its deadline, or once the client is
 closed.
 """
 
@@ -59,17 +58,19 @@ from dlm.wire.status import MOVING_REASONS
 KEPT = 64  # answers that are remembered
 EACH = 8  # answers after which the figures are recomputed
 FORGET_S = 5.0  # the figures of a server that is silent for this long are forgotten
-# The second largest of those kept: some 4 % of messages exceed that of the faster of two servers,
-# however busy the machine. They earn more (`runtime.HEDGED`), so what is saved for a server that
-# becomes slow is not spent before.
+# The second largest of the times kept: some 4 % of messages exceed this quantile of the faster of
+# two servers, however busy the machine. Messages earn more tokens (`runtime.HEDGED`), so the tokens
+# saved for a slow server are not spent earlier.
 PERCENTILE = 0.99
-# Under this no message is late: threads that compute keep the loop from its replies for as long.
+# Below this, no message is late: computing threads can keep the loop from its replies for this
+# long.
 LEAST_S = 0.005
-# What a server is taken for until enough of its answers came.
+# The assumed figures of a server until it has given enough answers.
 UNKNOWN_S = 0.05
-# A server stalls once messages were late in so many of its pauses in a row, until it answers one in
-# less than twice that time or, as it may be well again, for so long: its median shows a delay only
-# after half of `KEPT` answers. Were one pause enough, any pause of a thread would move all load.
+# A server counts as stalled after late messages in STALLED consecutive pauses, until it answers one
+# in less than twice the time that they waited or, since it may have recovered, for STALLED_S: its
+# median shows a delay only after half of `KEPT` answers. If one pause were enough, any pause of a
+# thread would move all load.
 STALLED, STALLED_S = 3, 1.0
 
 
@@ -92,8 +93,8 @@ def choose(
         slow         asked only if all others are avoided
         missed       avoided servers that were not reached lately: asked only after other avoided
                      ones, which may be draining and still answer
-        tried        by this message: asked only after all others
-        stalling     asked only if all others are, or are slow
+        tried        servers that had this message: asked only after all others
+        stalling     asked only if all others stall or are slow
     Paper  Mitzenmacher 2001, the power of two choices: the longest queue is doubly logarithmic
     """
     wanted = list(replicas)
@@ -106,8 +107,8 @@ def choose(
 
 
 class TokenBucket:
-    """Limits how many messages are sent again, or to two servers: each earns a share of a token,
-    and at most so many are saved; a client starts with all of them."""
+    """Limits how many messages are sent again, or to two servers: each message earns a share of a
+    token, and at most `most` tokens are saved; a client starts with that many."""
 
     __slots__ = ("_most", "_share", "saved")
 
@@ -127,9 +128,9 @@ class TokenBucket:
 
 
 class Heard(NamedTuple):
-    """What is known about a server that might take over a message: in which time it answered nearly
-    all of its latest messages or, without any, heartbeats (inf if neither); how long it has
-    answered none that it has; and whether it lately missed one and has answered none since."""
+    """What is known about a server that might take over a message: the time in which it answered
+    nearly all of its latest messages or, without any, heartbeats (else inf); how long it has been
+    silent on its messages; and whether it missed one and has answered none since."""
 
     within_s: float
     silent_s: float = 0.0
@@ -141,15 +142,15 @@ class Heard(NamedTuple):
 
 
 def may_take_over(heard: Mapping[str, Heard], left_s: float) -> list[str]:
-    """Which servers, up and not asked yet, may take over a message that one has kept for half of
-    its time. Never one that is slow or silent itself: if all of a shard are, no message is sent
+    """The servers, up and not asked yet, that may take over a message that another has kept for
+    half of its time. Slow or silent ones never do: if all of a shard are, no message is sent
     twice."""
     return [address for address, one in heard.items() if one.would_answer(left_s)]
 
 
 class Usual:
     """The latest answers of one server; `late_s`, the percentile after which an answer is late, and
-    the median are inf while too few came, and `at` -inf before the first."""
+    the median are inf until enough came, and `at` is -inf before the first."""
 
     __slots__ = (
         *("_late_at", "_lates", "_missed_at", "_new", "_times", "_waited_s"),
@@ -183,8 +184,8 @@ class Usual:
         return self.late_s < inf and now - self.at <= FORGET_S
 
     def late(self, waited_s: float, now: float) -> None:
-        """A message was late: it had been there for `waited_s`. Of those that one pause of the
-        server made late, one counts."""
+        """Notes a message that was late after `waited_s`. Messages that the same pause of the
+        server delayed count once."""
         if now - waited_s >= self._late_at:
             self._lates += 1
             self._waited_s, self._late_at = waited_s, now
@@ -196,27 +197,27 @@ class Usual:
         self._missed_at = now
 
     def misses(self, now: float) -> bool:
-        """Whether it lately missed a message and has answered none since."""
+        """Whether the server recently missed a message and has answered none since."""
         return self._missed_at > self.at and now - self._missed_at <= FORGET_S
 
     def within_s(self, now: float) -> float | None:
-        """Seconds in which it answered nearly all of its latest messages, and the last one; None if
-        it answered none lately."""
+        """Seconds in which the server answered nearly all of its latest messages, and the last one;
+        None if it answered none lately."""
         if now - self.at > FORGET_S:
             return None
         return max(self.late_s, self._times[-1]) if self.late_s < inf else max(self._times)
 
 
 def late_after(servers: Iterable[Usual], now: float) -> float:
-    """Seconds after which a message to a shard is late: the percentile of its fastest server, but
-    not of one that stalls, whose answers are from before; if all do, of the slowest."""
+    """Seconds after which a message to a shard is late: the percentile of its fastest server that
+    does not stall (a stalled one has old figures); if all stall, that of the slowest."""
     known = [one for one in servers if one.known(now)]
     slowest_s = max((one.late_s for one in known), default=UNKNOWN_S)
     late_s = min((one.late_s for one in known if not one.stalls(now)), default=slowest_s)
     return max(late_s, LEAST_S)
 
 
-# Between two rounds of a message that waits for a replica that is about to be ready.
+# Seconds between two rounds of a message that waits for a replica that is about to be ready.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 
 
@@ -233,8 +234,8 @@ class Failed(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """The servers were asked again what they hold, or it has waited for one. `stale` if its own
-    table was, so its queries may be of other shards; `same` if its shard set is still in use."""
+    """The servers were asked again what they hold, or the message waited for one. If `stale`, its
+    queries may be for other shards now; if `same`, its shard set is still in use."""
 
     stale: bool
     same: bool
@@ -242,12 +243,12 @@ class Looked(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A server has had it for longer than usual, or for half of its time.
+    """A server has had the message for longer than usual, or for half of the message's time.
 
     until     the earliest deadline of a caller that still waits
     hedges    tokens left for late messages; 0 if hedging is off
-    avoided   servers that are not well;  slow  slower than another
-    all_slow  all of the shard are, so more work will not help
+    avoided   servers that are not well;  slow  servers slower than another
+    all_slow  whether all servers of the shard are slow, so more work will not help
     heard     what is known about some servers; looked up only if that matters
     """
 
@@ -262,12 +263,12 @@ class Late(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Nothing is to be done."""
+    """Do nothing."""
 
 
 class Elsewhere(NamedTuple):
-    """Another server (or stream) is asked, too or instead: among some, or all of the shard if None.
-    If it is a `hedge`, the first answer counts; if `limited`, it takes a token."""
+    """Ask another server (or stream), additionally or instead: one in `among`, or any of the
+    shard's if None. For a `hedge`, the first answer counts; if `limited`, it takes a token."""
 
     among: Sequence[str] | None = None
     hedge: bool = False
@@ -275,35 +276,35 @@ class Elsewhere(NamedTuple):
 
 
 class Later(NamedTuple):
-    """All servers are asked once more, after a pause."""
+    """Ask all servers once more, after a pause."""
 
     pause_s: float
 
 
 class NotYet(NamedTuple):
-    """At this time it is asked whether the server that has it is late."""
+    """Check at the time `at` whether the server that has the message is late."""
 
     at: float
 
 
 class Look(NamedTuple):
-    """The servers are asked what they hold; then it goes on, as `Looked`."""
+    """Ask the servers what they hold; then continue with `Looked`."""
 
 
 class Move(NamedTuple):
-    """Its parts are routed anew, by the current table."""
+    """Route the message's parts again, by the current table."""
 
 
 class Again(NamedTuple):
-    """The same server is asked once more."""
+    """Ask the same server once more."""
 
 
 class Alone(NamedTuple):
-    """It is sent once more as a separate call, which will show what is wrong."""
+    """Send the message once more as a separate call, which will show what is wrong."""
 
 
 class GiveUp(NamedTuple):
-    """It ends with its error; `look`, if the next messages need to know where the servers are."""
+    """End the message with its error; `look` if later ones need to know where the servers are."""
 
     look: bool = False
 
@@ -313,7 +314,7 @@ Decision: TypeAlias = Done | Elsewhere | Later | NotYet | Look | Move | GiveUp
 
 
 def after(outcome: Outcome, message: Any, now: float) -> Decision:
-    """What is done about a message, a `lane.Message`."""
+    """What to do about a message, a `lane.Message`."""
     if message.ended:
         return Done()
     if isinstance(outcome, Failed):
@@ -330,15 +331,15 @@ def after(outcome: Outcome, message: Any, now: float) -> Decision:
 
 
 def _after_failure(outcome: Failed, message: Any, now: float) -> Decision:
-    """Another server is asked once, within the budget. While servers drain or warm up, one after
-    another is, outside the budget: that is not a failure, and there are only so many.
+    """Another server is asked once, within the budget. While servers drain or warm up, they are
+    asked one after another, outside the budget, since that is not a failure.
 
-    A damaged reply and rejected credentials count, too: the host or its tokens may be at fault. A
+    A damaged reply and rejected credentials also count: the host or its tokens may be at fault. A
     server that has just become ready in a rolling restart may not be known yet, so the message
     waits. If servers are silent, callers get the error at once.
     """
     error = outcome.error
-    if message.out:  # another server still has it: if it keeps it, the third may get it
+    if message.out:  # another server still has it; if it is slow, a third may get it
         return NotYet((now + message.deadline) / 2) if message.untried else Done()
     if outcome.closed:
         return GiveUp()
@@ -357,7 +358,7 @@ def _after_failure(outcome: Failed, message: Any, now: float) -> Decision:
         return Later(pause_s)
     if isinstance(error, StaleShardSet) or (outcome.due and gone and not message.untried):
         return Look()
-    # It may have returned elsewhere; the next calls will know.
+    # The server may be back at another address; the next calls will know.
     return GiveUp(look=outcome.due and (gone or isinstance(error, DeadlineExceeded)))
 
 
@@ -379,27 +380,27 @@ def _after_delay(outcome: Late, message: Any, now: float) -> Decision:
 def after_stream(
     wanted: bool, left_s: float, *, changed: bool, lost: bool
 ) -> Elsewhere | Alone | GiveUp:
-    """What is done with a message whose stream the server has ended: `wanted` if anybody waits for
-    its answer, `changed` if the token has since then, `lost` if gRPC lost the reason."""
+    """What to do with a message whose stream the server ended: `wanted` if anybody waits for its
+    answer, `changed` if the token has changed since, `lost` if gRPC lost the reason."""
     if wanted and changed:
         return Elsewhere()
     return Alone() if wanted and lost and left_s > 0 else GiveUp()
 
 
 def after_call(settled: bool, calls: int, left_s: float) -> Move | GiveUp:
-    """What is done with a call of an utterance whose model no server holds any longer: `settled` if
-    its caller has states, ids or scores of that model; `calls` of the utterance are in progress."""
+    """What to do with a call of an utterance whose model no server holds any longer: `settled` if
+    its caller has states, ids or scores of that model; `calls` is how many of its calls run."""
     return GiveUp() if settled or calls > 1 or left_s <= 0.0 else Move()
 
 
 def after_file(tries: int, *, wrong: bool, resumed: bool) -> Again | Elsewhere:
-    """What is done after a server sent a file wrong, or not all of it: a broken download is
-    resumed, and one that was begun elsewhere and turns out wrong is fetched whole."""
+    """What to do after a server sent a wrong or incomplete file: a broken download is resumed; one
+    that another server began and that turns out wrong is fetched as a whole."""
     return Elsewhere() if tries > 1 or (wrong and not resumed) else Again()
 
 
 def after_files(error: UnavailableError, pause_s: float, left_s: float) -> Later | GiveUp:
-    """What is done after all servers failed to send a file: some may have been too busy."""
+    """What to do after all servers failed to send a file: some may have been too busy."""
     return Later(pause_s) if error.retryable and pause_s < left_s else GiveUp()
 
 
@@ -411,13 +412,13 @@ def is_moving(error: DlmError) -> bool:
 # -------------------------------------------------------------------------------------------------
 # When a message is sent: a shard's queue has its waiting parts and its messages in flight.
 
-# Nothing here waits or knows the time: the loop, which alone uses queues, passes it in.
+# No queue waits or knows the time: the loop, which alone uses queues, passes the time in.
 #
 # Idle shards are asked at once. While a message is in flight to any shard of the set, parts of
 # other calls gather, and are sent together when the last comes back, since a call waits for its
-# slowest shard: so batching needs no timer. If that takes twice as long as a shard mostly does
-# (`holds_s`), or its own message longer than it usually does, its next one is sent, up to `limit`:
-# neither a slow shard nor a stall may hold up the others.
+# slowest shard: so batching needs no timer. If the last message takes twice as long as a shard
+# mostly does (`holds_s`), or a shard's own message longer than usual, the shard's next message is
+# sent, up to `limit`: neither a slow shard nor a stall may hold up the others.
 #
 # =========  ======================================  =============================================
 # event      while                                   then
@@ -438,18 +439,19 @@ def is_moving(error: DlmError) -> bool:
 # Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is
 # ours.
 
-MAX_QUEUED_ITEMS = 4096  # waiting parts, however small: each is a caller
+MAX_QUEUED_ITEMS = 4096  # most waiting parts, whatever their size: each has a caller that waits
 # Queries that may wait for a shard: a few messages' worth, and a minimum if messages are small.
 MAX_WAITING_MESSAGES = 4
 MIN_WAITING = 4096
 # Busy seconds after which an observation counts half: much longer than one message, and much
-# shorter than the minute in which an operator reacts.
+# shorter than the minute that an operator needs to react.
 HORIZON_S = 1.0
-# The first answers are ignored: they include connecting, and waking up.
+# The first answers are ignored: their times include connecting and waking up.
 FIRST_ANSWERS = 8
-# A message takes as long as so many queries, even if it has fewer: what waits goes in larger ones.
+# A message takes as long as this number of queries even if it has fewer: waiting queries go in
+# larger messages.
 LEAST_QUERIES = 256
-# By the estimate, waiting may take this share of the time left; the rest covers its error.
+# The estimated wait may take this share of the time left; the rest covers errors of the estimate.
 PATIENCE = 0.5
 
 
@@ -469,7 +471,7 @@ class Pace(NamedTuple):
             return Pace(answers, queries, busy_s, now)
         busy_s += now - at
         if busy_s > HORIZON_S:
-            # However long nothing came, keep half a horizon, and the queries in proportion.
+            # After any silence, keep half a horizon of busy seconds, and queries in proportion.
             keep = 0.5 * HORIZON_S / busy_s
             return Pace(answers, queries * keep, busy_s * keep, now)
         return Pace(answers, queries, busy_s, now)
@@ -481,20 +483,20 @@ class Pace(NamedTuple):
         return Pace(answers, self.queries + max(queries, LEAST_QUERIES), self.busy_s, self.at)
 
     def seconds(self, queries: int, since_s: float = 0.0) -> float:
-        """How long `queries` queries will take, with `since_s` busy seconds after `at`; 0 while too
-        little is known."""
+        """The time that `queries` queries will take, with `since_s` busy seconds after `at`; 0
+        while too little is known."""
         return queries * (self.busy_s + since_s) / self.queries if self.queries > 0.0 else 0.0
 
 
-# Callers who were answered ask together if all ask again within this many times what the answer
-# took, and within `LEAST_S`: one who came later would wait for the messages of the others.
+# Answered callers ask together if all ask again within this many times the answer's duration, and
+# within `LEAST_S`: a later one would wait for the messages of the others.
 AGAIN = 3.0
 
 
 class Round:
-    """When all shards of a set are asked together: not while messages are under way to any of them,
-    since `began`; nor before all callers who were answered have asked again, if last time all did
-    so in time."""
+    """Decides when all shards of a set are asked together: not while messages are in flight to any
+    of them, since `began`; nor before all answered callers have asked again, if all did so in time
+    before."""
 
     __slots__ = ("_answered_at", "_came", "_expected", "_waits", "began", "under_way")
 
@@ -522,7 +524,7 @@ class Round:
         return self._answered_at + min(AGAIN * (self._answered_at - self.began), LEAST_S)
 
     def free_at(self, usual_s: float) -> float:
-        """When a shard with no message under way may be sent one that waits."""
+        """When a waiting message may be sent to a shard that has none in flight."""
         if self.under_way:
             return self.began + usual_s
         return self._again_by if self._waits and self._came < self._expected else -inf
@@ -532,13 +534,13 @@ class Queue:
     """One shard's queue of parts of calls, or whatever has `queries` and a `deadline`.
 
     Args
-        round        that of all shards of its set
-        limit        messages in flight, at most
-        max_queries  of one message; larger work is sent alone
+        round        the round of all shards of its set
+        limit        maximum number of messages in flight
+        max_queries  maximum queries in one message; larger work is sent alone
         usual_s      how long a message to this shard usually takes
     Attributes
-        in_flight  number of the message -> its queries; `asked` in all
-        earliest   no waiting work has a deadline before this
+        in_flight  number of a message -> its number of queries; `asked` is the sum of these
+        earliest   no waiting work has an earlier deadline
     """
 
     __slots__ = (
@@ -574,18 +576,19 @@ class Queue:
         """Whether new work would be refused; any thread may ask."""
         full = self.queued >= self.max_waiting or len(self.waiting) >= MAX_QUEUED_ITEMS
         if full and (self.in_flight or self.round.under_way):
-            return self.earliest > now  # late work makes room
+            return self.earliest > now  # work past its deadline makes room
         if not self.in_flight:
             return False
         ahead, pace = self.queued + self.asked + queries, self.pace
         return pace.seconds(ahead, now - pace.at) > PATIENCE * (deadline - now)
 
-    def submit(self, work: Any) -> None:
-        """Queues `work`; the caller has asked `refuses`."""
+    def submit(self, work: Any) -> float:
+        """Queues `work`, after the caller has asked `refuses`; returns when it is `due`."""
         self.waiting.append(work)
         self.queued += work.queries
         if work.deadline < self.earliest:
             self.earliest = work.deadline
+        return self.due()
 
     def expire(self, now: float) -> list[Any]:
         if self.earliest > now:
@@ -597,7 +600,7 @@ class Queue:
         return late
 
     def ready_at(self) -> float:
-        """When a message may be sent; inf if nothing waits or too many are in flight."""
+        """The time when a message may be sent; inf if nothing waits or too many are in flight."""
         if not self.waiting or len(self.in_flight) >= self.limit:
             return inf
         return self._last + self.usual_s if self.in_flight else -inf
@@ -606,7 +609,7 @@ class Queue:
         """When to look at the queue; inf if nothing waits."""
         at = self.ready_at()
         if at == -inf:
-            # Not past its deadline, nor later than other callers' messages take.
+            # In time for the first deadline, and no later than other callers' messages take.
             at = min(self.round.free_at(self.holds_s), self.earliest - self.usual_s)
         return min(at, self.earliest)
 
@@ -632,9 +635,9 @@ class Queue:
         return number, works
 
     def done(self, number: int, now: float, *, answered: bool = True, gone: bool = False) -> bool:
-        """A message came back; False if it had already. Only if `answered` does it show the shard's
-        pace; if it is `gone`, since no server took it or lets this client in, the known pace ends
-        with the servers."""
+        """Notes that a message came back; False if it already had. It shows the shard's pace only
+        if `answered`; if it is `gone`, since no server accepted it or this client, the known pace
+        is forgotten."""
         queries = self.in_flight.pop(number, None)
         if queries is None:
             return False

@@ -1,5 +1,5 @@
-"""One client in one process: its connections and threads, its steps on the loop, what it knows of
-its servers, and what it may spend on those that fail or are late.
+"""One client in one process: its connections and threads, its steps on the loop, its knowledge of
+its servers, and its budget for servers that fail or are late.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dlm.tracing import Tracer
 log = EventLog(__name__)
 
 AVOID_S = 1.0  # for this long, a server that a message did not reach is asked after all others
-CHECK_S = 1.0  # between checks of queues and messages, while there are any
+CHECK_S = 1.0  # seconds between checks of queues and messages, while there are any
 # Share of messages that may be sent again when they fail, and the size of a burst.
 RETRIED, RETRY_BURST = 0.1, 20.0
 # Share of messages that may be sent to a second server when they are late, likewise.
@@ -46,12 +46,12 @@ Connected: TypeAlias = Callable[[Connection | Exception], None]
 
 
 class Runtime:
-    """Fields below "of the loop" are used only there; `lock` guards the rest. It is reentrant,
-    since a signal handler may run while its own thread has it. `before` is the watch of the parent
-    process, whose mode stays until there is one here; `ready`, lanes that may have something to
-    send."""
+    """Fields below "of the loop" are used only there; `lock` guards the rest. The lock is
+    reentrant, since a signal handler may run while its own thread has it. `before` is the watch of
+    the parent process, whose mode stays until this process has a watch; `ready` has the lanes that
+    may have something to send."""
 
-    # Of `core.Lanes`, for its shards:
+    # `core.Lanes` has these for its shards:
     table: Any  # `table.Table`
     tracer: Tracer | None
     route: Callable[[Snapshot, Any], None]
@@ -65,7 +65,7 @@ class Runtime:
         self.begin()
 
     def begin(self, before: CascadeMonitor | None = None) -> None:
-        """Begins with nothing open or in flight: when it is made, and in a forked child."""
+        """Begins with nothing open or in flight: at creation, and in a forked child."""
         self.lock = threading.RLock()
         self.connections: dict[str, Connection] = {}
         self.helper = ThreadPoolExecutor(1, thread_name_prefix="dlm-refresh")
@@ -77,9 +77,9 @@ class Runtime:
         # of the loop:
         self.lanes: dict[Any, Any] = {}  # each `lane.Lane`, by its `Place`
         self.ready: dict[Any, Any] = {}
-        self._connecting: dict[str, list[Connected]] = {}  # who waits for one, by address
-        self._busy = False  # a step is running, which looks at `ready` at its end
-        self._flushing = False  # it is looked at after the steps that wait now
+        self._connecting: dict[str, list[Connected]] = {}  # who waits for a connection, by address
+        self._busy = False  # whether a step is running, which looks at `ready` at its end
+        self._flushing = False  # whether a look at `ready` follows the waiting steps
         self._alarms: list[float] = []  # when shards are checked; the next is last
         self._chance = random.Random()
         self.retrying = TokenBucket(RETRIED, RETRY_BURST)
@@ -91,7 +91,7 @@ class Runtime:
         self._outage: Outage | None = None  # the current period of bigram-fallback scores
 
     def begin_in_child(self) -> None:
-        """After a fork: leaves everything of the parent's untouched."""
+        """After a fork: leaves all of the parent's objects untouched."""
         _INHERITED.append(dict(vars(self)))
         self.begin(self.watch or self.before)
 
@@ -105,8 +105,8 @@ class Runtime:
         self.end()
 
     def let_go(self) -> None:
-        """Ends what nobody can use any longer. The garbage collector may call this in any thread,
-        with any lock held, so it waits for nothing."""
+        """Closes a client that nobody can use any longer. The garbage collector may call this in
+        any thread, with any lock held, so it waits for nothing."""
         if self.connections or (self.watch is not None and not self._ended):
             loop.leave_for_next(self.end)
 
@@ -140,14 +140,15 @@ class Runtime:
     # -- connections --------------------------------------------------------------------------
 
     def connection(self, address: str) -> Connection:
-        """In any thread but the loop's, as it may take seconds."""
+        """The connection to a server; not for the loop's thread, since it may take seconds."""
         with self.lock:
             self.check_open()
             found = self.connections.get(address)
         if found is not None:
             return found
         # Outside the lock: resolving a name may take seconds, and closing the client would wait. If
-        # another thread was faster, its connection is used: this one has opened nothing yet.
+        # another thread was faster, its connection is used, since this one has not opened anything
+        # yet.
         made = self.connect(address)
         with self.lock:
             self.check_open()
@@ -155,7 +156,7 @@ class Runtime:
 
     def reach(self, address: str, then: Connected) -> None:
         """On the loop: calls `then` there, in a step of its own, with the connection to `address`,
-        once there is one. A thread makes it, since resolving a name may take seconds."""
+        which a thread makes, since resolving a name may take seconds."""
         found = self.connections.get(address)
         if found is not None:
             then(found)
@@ -180,7 +181,7 @@ class Runtime:
     # -- steps on the loop: one after another, so none sees anything half changed ---------------
 
     def tell(self, step: Callable[..., None], *args: Any) -> None:
-        """From any thread: has the loop carry out a step. If it raises, `cut_off` of its first
+        """From any thread: makes the loop carry out a step. If it raises, `cut_off` of its first
         argument, or of its own object, is called with the error."""
         try:
             self._home.post(self._take, step, args)
@@ -188,15 +189,15 @@ class Runtime:
             loop.log_failure(exc)
 
     def carry_out(self, step: Callable[..., None], *args: Any) -> None:
-        """The same at once, if this is the loop."""
+        """Like `tell`, but at once if this is the loop's thread."""
         (self.step if self._home.is_here() else self.tell)(step, *args)
 
     def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
         self._home.later(delay_s, self.step, step, *args)
 
     def check_by(self, at: float) -> None:
-        """Schedules a check of shards by then, but within a second: a scheduled check keeps alive a
-        client that nobody references."""
+        """Schedules a check of shards by this time, but within a second: a scheduled check keeps
+        alive a client that nobody references."""
         alarms = self._alarms
         if at < (alarms[-1] if alarms else inf):
             now = self.clock()
@@ -207,7 +208,7 @@ class Runtime:
     def _ring(self) -> None:
         self._alarms.pop()
         now = self.clock()
-        next_at = now + CHECK_S  # if it raises
+        next_at = now + CHECK_S  # if a check raises
         try:
             lanes = list(self.lanes.values())
             next_at = min([lane.check(now, self.step) for lane in lanes], default=inf)
@@ -215,8 +216,8 @@ class Runtime:
             self.check_by(next_at)
 
     def _take(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Carries out a step of another thread. What it made ready is sent after all steps that
-        wait now: so simultaneous parts are sent together."""
+        """Carries out a step of another thread. Messages that become ready are sent after all steps
+        that wait now, so that simultaneous parts are sent together."""
         self._busy = True
         self.attempt(step, *args)
         self._busy = False
@@ -225,8 +226,8 @@ class Runtime:
             self._home.post(self._flush)
 
     def step(self, step: Callable[..., None], *args: Any) -> None:
-        """Carries out a step, and sends what it made ready. If steps nest, the outermost sends, so
-        immediate failures do not deepen the stack."""
+        """Carries out a step, and sends the messages that became ready. If steps nest, the
+        outermost one sends, so immediate failures do not deepen the stack."""
         if self._busy:
             self.attempt(step, *args)
         else:
@@ -262,8 +263,8 @@ class Runtime:
     def unwell(
         self, replicas: Sequence[str], now: float
     ) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        """Servers that were not reached lately; these and all others to avoid; and those that are
-        far slower than another of these replicas."""
+        """Servers that were not reached recently; all servers to avoid; and those that are far
+        slower than another of these replicas."""
         missed = avoided = frozenset(a for a, at in self._missed.items() if now - at < AVOID_S)
         usual = {a: self.usual[a] for a in replicas}
         answer = [a for a, one in usual.items() if one.known(now) and not one.stalls(now)]
@@ -305,8 +306,8 @@ class Runtime:
             self.usual[address].miss(now)
 
     def note_fallback(self, queries: int, error: DlmError, shard: int | None, now: float) -> None:
-        """Logs bigram-fallback scores once, when they begin, and once more if it turns out that
-        they will not end."""
+        """Logs bigram-fallback scores when they begin, and again if they turn out to be
+        permanent."""
         kind, outage = type(error).__name__, self._outage
         if outage is None:
             self._outage = Outage(now, now, queries, kind)
@@ -326,7 +327,7 @@ class Runtime:
             log.info("client.bigram_fallback.ended", extra=fields)
 
     def keep_only(self, snapshots: Sequence[Snapshot]) -> None:
-        """From any thread: forgets all shard sets and servers but these, except for what is in
+        """From any thread: forgets all shard sets and servers but these and those of messages in
         flight."""
         shard_sets = {each.shard_set for each in snapshots}
         replicas = (a for each in snapshots for a in each.topology.addresses.values())
@@ -342,6 +343,6 @@ class Runtime:
                 del known[address]
 
 
-# Of a parent process: never touched in a child, and never collected there either, since its helper
-# threads were not copied.
+# Objects of a parent process: a child never touches or collects them, since the helper threads were
+# not copied.
 _INHERITED: list[dict[str, Any]] = []

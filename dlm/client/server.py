@@ -1,4 +1,4 @@
-"""Bytes to a shard server and back.
+"""Carries bytes to a shard server and back.
 
 Scores travel on streams that stay open (`stream`), everything else as separate calls.
 Sending never waits: a stream that is not open yet is opened on the loop, and the message waits.
@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
@@ -49,14 +49,14 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.certificates import Contents
 
-# Pause before a server that was not reached is tried again: each attempt costs a connection, and
-# beside another live connection a message, too.
+# Pause before a server that was not reached is tried again: each attempt costs a connection and, if
+# another connection is live, also a message.
 PAUSE_S = 0.1
 PAUSE_BESIDE_S = 2.0
 # A call that gRPC has not ended this long after its deadline is considered lost.
 END_S = 5.0
 # A new token is used for new streams at once, but open ones stay for this long: servers reread
-# their own files within a second, and one that does not know it yet still knows the old one.
+# their own files within a second; one that does not know the new token yet still knows the old one.
 TOKEN_SETTLE_S = 2.0
 
 BEAT = "Heartbeat"
@@ -64,11 +64,10 @@ BEAT = "Heartbeat"
 Came: TypeAlias = SimpleQueue[tuple[bytes | None, DlmError | None]]
 Chunks = Generator[pb.DownloadChunk, None, None]
 Withdraw = Callable[[], None]
-Post = Callable[..., Withdraw | None]  # `Connection.score` or `Connection.context_block`
 
 
 def client_closed() -> ClientClosed:
-    return ClientClosed("this client is closed; open another")
+    return ClientClosed("this client is closed; open another client")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -89,7 +88,7 @@ class Calls:
         self._opened_with: Contents | None = None
         self._out: set[Ask] = set()
         self._channel: grpc.aio.Channel | None = None
-        self._closing: asyncio.Future[None] | None = None  # somebody must hold it
+        self._closing: asyncio.Future[None] | None = None  # else it could be collected too early
 
     def send(self, home: LoopThread, ask: Ask) -> None:
         self._out.add(ask)
@@ -106,7 +105,7 @@ class Calls:
             ask.end(None, closed_error(self._address))
 
     def _close(self) -> None:
-        """A channel never reads its certificates again: the next call opens another."""
+        """A channel never reads its certificates again: the next call opens another channel."""
         channel, self._channel = self._channel, None
         if channel is not None and loop.is_here():
             self._closing = asyncio.ensure_future(channel.close())
@@ -126,7 +125,7 @@ class Calls:
                 ask.end(data, error)
 
     async def _call(self, ask: Ask) -> tuple[bytes | None, DlmError | None]:
-        if ask not in self._out:  # meanwhile
+        if ask not in self._out:  # `suspend` took it meanwhile
             return None, None
         try:
             if self._channel is None:
@@ -137,7 +136,7 @@ class Calls:
             metadata = (*self._security.metadata, *ask.metadata) or None
             data: bytes | None = await method(ask.request, timeout=left_s, metadata=metadata)
             if data is None:  # a success for gRPC, but the message's frame was damaged
-                raise ProtocolError(f"{self._address}: its reply was damaged in transit; retry")
+                raise ProtocolError(f"the reply of {self._address} was damaged in transit; retry")
         except Exception as exc:  # noqa: BLE001 - the caller must be told
             error = failed(self._address, exc)
             if isinstance(error, REFUSED):
@@ -153,9 +152,9 @@ class Calls:
 
 
 class ReceivedFile:
-    """A file being received, over a channel of its own: it must not delay heartbeats. The loop
-    reads a chunk ahead of `chunks`; the last is empty, with an error unless the server had sent
-    all."""
+    """A file being received, over a separate channel, so that it does not delay heartbeats. The
+    loop reads one chunk ahead of the reader of `chunks`; the last item has no data, and an error
+    unless the server sent all."""
 
     def __init__(
         self, address: str, request: bytes, deadline: float, security: SecurityFiles
@@ -165,14 +164,14 @@ class ReceivedFile:
         self._request, self._deadline, self._security = request, deadline, security
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._error: DlmError | None = closed_error(address)  # unless it ends otherwise
+        self._error: DlmError | None = closed_error(address)  # unless the task ends otherwise
 
     def begin(self, home: LoopThread) -> None:
-        if home.ending:  # resumed by whoever wants the file
+        if home.ending:  # the caller that wants the file resumes it
             self._ended()
         else:
             self._task = home.start(self._run())
-            # Not in `_run`: of a task that is cancelled before it starts, nothing runs.
+            # Not in `_run`, since a task that is cancelled before it starts runs no code.
             self._task.add_done_callback(self._ended)
 
     def _ended(self, _: object = None) -> None:
@@ -182,8 +181,8 @@ class ReceivedFile:
         self._more.set()
 
     def end(self) -> None:
-        """On the loop: the reader stops early, which must not keep the server busy; or its
-        connection is closed."""
+        """On the loop: ends the call when the reader stops early, so that the server is not kept
+        busy, or when the connection is closed."""
         if self._task is not None:
             self._task.cancel()
 
@@ -212,26 +211,27 @@ class ReceivedFile:
 
 
 class Connection:
-    """A connection to one server, over gRPC channels of its own, opened when they are needed: one
-    per stream, since processes that share a port share the load by connections, and the next when
-    all are busy. Tests replace it with scripted ones to make the network fail.
+    """A connection to one server, over separate gRPC channels that are opened when needed: one per
+    stream, since processes that share a port share the load by connections, and another when all
+    are busy. Tests replace it with scripted connections to make the network fail.
 
-    Failures are a `DlmError`, raised or passed to `reply`; one that a server sent has its `reason`.
+    A failure is a `DlmError`, raised or passed to `reply`; one that a server sent has its `reason`.
     """
 
     def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
         self.address = address
-        # Checked once: a name that later resolves to another machine is not looked up again.
+        # Checked once: the name is not looked up again, even if it later resolves to another
+        # machine.
         self._security = SecurityFiles(security.target(address), security)
         self._most = streams
         self._closed = False
         # of the loop:
         self._streams: list[Exchange | None] = [None]
-        self._retired: list[Exchange] = []  # with a token that is no longer the file's
-        # Of two channels: descriptions are large, and must not delay heartbeats.
+        self._retired: list[Exchange] = []  # streams with a token that is no longer in the file
+        # On two channels: descriptions are large, and must not delay heartbeats.
         self._beats = Calls(address, self._security)
         self._calls = Calls(address, self._security)
-        self._files: weakref.WeakSet[ReceivedFile] = weakref.WeakSet()  # their tasks hold them
+        self._files: weakref.WeakSet[ReceivedFile] = weakref.WeakSet()  # the files' tasks hold them
 
     # -- in any thread ------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class Connection:
     def context_block(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw:
-        """Sends a ContextBlockRequest in the same way."""
+        """Sends a ContextBlockRequest like `score`."""
         deadline, carried = time.monotonic() + timeout_s, codec.carry_block_request(request)
         unpack = codec.carried_block_reply
         ask = Ask("ContextBlock", request, deadline, reply, metadata, carried, unpack)
@@ -258,7 +258,7 @@ class Connection:
         request = pb.DescribeRequest(shard_set=shard_set).SerializeToString()
         message = codec.parse(pb.DescribeReply(), self._wait("Describe", request, timeout_s))
         if message.checksum != codec.describe_checksum(message):
-            raise ProtocolError(f"{self.address}: its description was damaged in transit; retry")
+            raise ProtocolError(f"a DescribeReply of {self.address} was damaged in transit; retry")
         return message
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
@@ -269,7 +269,7 @@ class Connection:
     def heartbeat_later(
         self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
     ) -> None:
-        """On the loop: the same, without waiting; `reply` is called once, on any thread."""
+        """On the loop: like `heartbeat`, without waiting; `reply` is called once, on any thread."""
 
         def came(data: bytes | None, error: DlmError | None) -> None:
             found = None
@@ -286,10 +286,10 @@ class Connection:
     def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
         message = codec.parse(pb.HeartbeatReply(), data)
         if message.checksum != codec.heartbeat_checksum(message):
-            raise ProtocolError(f"{self.address}: its heartbeat reply was damaged in transit")
+            raise ProtocolError(f"the heartbeat reply of {self.address} was damaged in transit")
         if message.sequence != request.sequence:
             raise ProtocolError(
-                f"{self.address}: its heartbeat reply has number {message.sequence}; expected "
+                f"the heartbeat reply of {self.address} has number {message.sequence}; expected "
                 f"{request.sequence}"
             )
         return message
@@ -306,11 +306,12 @@ class Connection:
 
     def _take(self, came: Came, left_s: float) -> bytes:
         try:
-            # It ends at its deadline, unless the loop is suspended.
+            # The call ends at its deadline, unless the loop is suspended.
             data, error = came.get(timeout=max(left_s, 0.0) + END_S)
         except Empty:
             raise DeadlineExceeded(
-                f"{self.address} did not answer before the deadline; retry, or give a longer one"
+                f"{self.address} did not answer before the deadline; retry, or give a longer "
+                "deadline"
             ) from None
         if error is not None:
             raise error
@@ -348,7 +349,7 @@ class Connection:
             return ask.withdraw
         try:
             loop.post(self._start, ask)
-        except Exception as exc:  # no loop can be started; the next one finds it withdrawn
+        except Exception as exc:  # no loop can be started; the next loop finds `ask` withdrawn
             ask.withdraw()
             raise failed(self.address, exc) from exc
         return ask.withdraw
@@ -383,13 +384,13 @@ class Connection:
             if not home.ending:
                 (self._beats if ask.method == BEAT else self._calls).send(home, ask)
                 return
-        loop.post(self._start, ask)  # of the next loop
+        loop.post(self._start, ask)  # the next loop starts it
 
     def _begin(self, file: ReceivedFile) -> None:
         loop.suspend_at_forks(self)
         self._files.add(file)
         file.begin(loop.running())
-        if self._closed:  # meanwhile
+        if self._closed:  # before this step ran
             file.end()
 
     def _stream(self) -> Exchange | None:
@@ -432,7 +433,7 @@ class Connection:
         if home.ending:
             return None
         if found is not None:
-            self._retire(found)  # takes nothing new, but may still answer
+            self._retire(found)  # the old stream may still answer
         found = Exchange(home, self._security, self.address, self._ask_again)
         self._streams[best] = found
         return found
@@ -478,7 +479,7 @@ class Connection:
             file.end()
 
 
-Connect = Callable[[str], Connection]  # makes one to an address
+Connect = Callable[[str], Connection]  # makes a connection to an address
 
 
 # -------------------------------------------------------------------------------------------------
@@ -486,7 +487,7 @@ Connect = Callable[[str], Connection]  # makes one to an address
 
 
 class ScoreAsks:
-    """Scores of words after contexts, answered by `Answers`. Each kind has queues of its own."""
+    """Asks for scores of words after contexts, as `Answers`. Each kind has its own queues."""
 
     name = "scores"
 
@@ -508,15 +509,15 @@ class ScoreAsks:
         codec.check_answers(answers, groups, manifest.order)
         return answers
 
-    def post(self, connection: Connection) -> Post:
-        """The method that sends such bytes."""
-        return connection.score
+    def send(self, connection: Connection, *message: Any) -> Withdraw:
+        """Sends a request like `Connection.score`."""
+        return connection.score(*message)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """A reply's content for one context, or a part of it: how many words are stored after it in
-    all; and, as in `StoredWords`, log10_backoffs (L - 1,), ranks (n,) and their answers."""
+    """A reply's content for one context, or a part of it: the number of words stored after it; and,
+    as in `StoredWords`, log10_backoffs (L - 1,), ranks (n,) and their answers."""
 
     total: int
     log10_backoffs: NDArray[np.float32]
@@ -525,8 +526,8 @@ class BlockPart:
 
 
 class BlockAsks:
-    """All words stored after contexts; answered by one `BlockPart` per context. A context is
-    requested like a word, with the number of words already received as its id."""
+    """Asks for all words stored after contexts; answered by one `BlockPart` per context. A context
+    is requested like a word, with the number of words already received as its id."""
 
     name = "blocks"
 
@@ -568,8 +569,8 @@ class BlockAsks:
             word_end, weight_end = word_end + count, weight_end + length - 1
         return parts
 
-    def post(self, connection: Connection) -> Post:
-        return connection.context_block
+    def send(self, connection: Connection, *message: Any) -> Withdraw:
+        return connection.context_block(*message)
 
 
 Asks: TypeAlias = ScoreAsks | BlockAsks

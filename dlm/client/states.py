@@ -1,6 +1,6 @@
-"""Input and output of utterances: states, and scores with the states after them.
+"""Input and output of utterances: states, and scores with the states that follow.
 
-Each carries its `ModelInfo`, so the scores of two models are never mixed in one sentence.
+Each carries its `ModelInfo`, so a sentence never mixes scores of two models.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FULL_MODEL, LOCAL_MODEL = "full", "local_fallback"
 
 # A state as bytes: this version, the first bytes of its model's id, the number of its words, and
 # order - 1 ids, uint32 LE, right-aligned, zero where unused. With phrases it has their version, and
-# before the number the first bytes of their digest and the node, uint32 LE. DO NOT CHANGE: others
-# store them.
+# before the number the first bytes of their digest and the node, uint32 LE. DO NOT CHANGE: programs
+# store these bytes.
 STATE_VERSION, PHRASE_STATE_VERSION, MODEL_BYTES, PHRASES_BYTES = 1, 2, 8, 8
 
 
@@ -42,29 +42,26 @@ class ModelInfo:
         if found is not self and found != self:
             if found.phrases != self.phrases:
                 raise ModelMismatch(
-                    f"a state of an utterance {_with(found)} was given to an utterance "
-                    f"{_with(self)}; a sentence begins and ends with the same phrases"
+                    "the state comes from an utterance whose phrases differ from those of this "
+                    "utterance; use the same phrases throughout a sentence"
                 )
             raise ModelMismatch(
                 f"a state of the {found.kind} model {found.model} (shard set {found.shard_set}) "
                 f"was given to an utterance of the {self.kind} model {self.model} "
-                f"(shard set {self.shard_set}); a sentence cannot mix the scores of two models"
+                f"(shard set {self.shard_set}). Begin the sentence again: it cannot mix the scores "
+                "of two models"
             )
-
-
-def _with(info: ModelInfo) -> str:
-    return "with other phrases" if info.phrases else "without phrases"
 
 
 @lru_cache(maxsize=64)
 def model_info_of(kind: str, model: str, shard_set: str, phrases: str = "") -> ModelInfo:
-    """The same object for all utterances on a model, so that comparing two is quick."""
+    """The same object for all utterances on a model, so that comparisons are quick."""
     return ModelInfo(kind, model, shard_set, phrases)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The words so far that still matter; opaque, hashable, picklable.
+    """The words so far that still matter for later scores; opaque, hashable, picklable.
 
     Two states of one model are equal exactly if every continuation scores the same by the n-grams
     the model has (KenLM's rule: the longest suffix that an n-gram extends or that has a back-off
@@ -80,8 +77,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class PhraseState(State):
-    """A state of an utterance with phrases. Equal ones have also said the same beginning of a
-    phrase (`_node`, see `dlm.client.phrases`)."""
+    """A state of an utterance with phrases. Equal ones also have the same beginning of a phrase
+    (`_node`, see `dlm.client.phrases`)."""
 
     _node: int = 0
 
@@ -145,7 +142,7 @@ class States:
 
     def keys(self) -> list[bytes]:
         """A bytes key for each state of the flattened array: within a model, two keys are equal
-        exactly if their states are. Many times faster than making a `State` for each."""
+        exactly if their states are. This is many times faster than creating a `State` for each."""
         flat = self.reshape(-1)
         words = np.column_stack([flat._lengths.astype(np.uint32), flat._contexts])
         if flat._nodes is not None:
@@ -162,7 +159,7 @@ class States:
         return each
 
     def packed(self) -> NDArray[np.uint8]:
-        """The same as rows of one array; see `to_bytes`."""
+        """The states as rows of one array; see `to_bytes`."""
         flat = self.reshape(-1)
         head, size = state_head(self.model_info)
         rows = np.empty((len(flat), size + 1 + 4 * flat._contexts.shape[1]), np.uint8)
@@ -200,8 +197,8 @@ class States:
 
 
 def state_head(model_info: ModelInfo) -> tuple[bytes, int]:
-    """What the bytes of every state begin with; and where the number of its words is, before which
-    one of an utterance with phrases has its node."""
+    """The bytes that every state begins with; and the place of the number of its words, before
+    which the node stands if there are phrases."""
     model = bytes.fromhex(model_info.model)[:MODEL_BYTES]
     if not model_info.phrases:
         return bytes([STATE_VERSION]) + model, 1 + len(model)
@@ -217,7 +214,7 @@ class Extension:
     Shapes
         log10_prob     (K, W)  float32
         matched_order  (K, W)  uint8   order of the longest n-gram found
-        ngram_length   (K, W)  uint8   the same as KenLM counts it
+        ngram_length   (K, W)  uint8   the same, as KenLM counts it
         states         (K, W)          the state after each word
         source         (K, W)  uint8   `FULL`, or `BIGRAM_FALLBACK` where no shard answered in time;
                                        all `LOCAL_FALLBACK` if the local fallback answered
@@ -252,7 +249,7 @@ class SentenceScore:
     token_log10_prob (tokens,) float32; token_matched_order (tokens,) uint8;
     token_oov (tokens,) bool; token_source (tokens,) uint8, `FULL`, `BIGRAM_FALLBACK` or
     `LOCAL_FALLBACK`
-    bonus        log10, that of each phrase of the utterance, as often as the sentence has it
+    bonus        log10, the sum over the utterance's phrases, as often as each occurs
     """
 
     log10_prob: float

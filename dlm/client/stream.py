@@ -1,8 +1,8 @@
 """Scores over a stream that stays open: dlm.v1.Shard/Exchange (proto/README.md).
 
 A message on a stream costs a third of the processor time of a call, on both sides; in return, this
-module matches replies to requests, and times them out. While one is in flight, the next takes
-another gRPC call on the same connection.
+module matches replies to requests, and handles timeouts. While one message is in flight, the next
+takes another gRPC call on the same connection.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from dlm.wire.status import Reason, error_from_refusal, error_from_rpc, reason_o
 SERVICE = "dlm.v1.Shard"
 MAX_TIMEOUT_US = (1 << 32) - 1
 LATE_TOO_SOON_S = 0.02
-# A stream takes no more once it was silent for this long while messages timed out on it: it may
-# stay silent as long as its connection lives. Longer than a busy server's handshake, so that the
-# next stream is not given up before it is open.
+# A stream that was silent for this long while messages timed out on it gets no further messages, as
+# it may stay silent while its connection lives. The time exceeds a busy server's handshake, so that
+# the next stream is not given up before it is open.
 SILENT_S = 5.0
 MAX_SILENT = 2
-MAX_CALLS = 32  # of one stream: far more messages in flight than a client has by default
-MOST_FREE = 1  # calls that stay open: a server counts them, and to begin one takes its time
-# Files of tokens and certificates are read again this often while they are used; and whoever needs
-# them waits so long for a file system that stalls.
+MAX_CALLS = 32  # per stream: far more messages in flight than a client has by default
+MOST_FREE = 1  # idle calls that stay open: a server counts them, and opening one takes time
+# Files of tokens and certificates are read again every LOOK_S while they are used; callers wait
+# LOOK_WAIT_S for a file system that stalls.
 LOOK_S = 1.0
 LOOK_WAIT_S = 0.1
 FROM_CORE = "Internal error from Core"  # from gRPC's asyncio API
@@ -60,8 +60,8 @@ def error_of_call(exc: grpc.RpcError, address: str) -> DlmError:
 
 
 def is_lost(exc: grpc.RpcError) -> bool:
-    """Whether gRPC lost a stream without knowing why: if a write finds it ended, gRPC does not read
-    the status that it ended with."""
+    """Whether gRPC lost a stream and the reason: if a write finds the stream ended, gRPC does not
+    read its status."""
     return (
         exc.code() is grpc.StatusCode.INTERNAL
         and reason_of(exc) is None
@@ -79,7 +79,8 @@ def failed(address: str, cause: Exception) -> DlmError:
     if isinstance(cause, grpc.RpcError):
         return error_of_call(cause, address)
     error = DlmError(
-        f"{address}: a message could not be sent: {cause!r}; retry, and report it if it stays"
+        f"a message to {address} could not be sent: {cause!r}; retry, and report the error if it "
+        "persists"
     )
     error.__cause__ = cause
     return error
@@ -91,16 +92,16 @@ class NotSent(DlmError):
 
 @dataclass(eq=False, slots=True)
 class Ask:
-    """A request to a server; its bytes are kept, so that it can be sent again after a fork.
+    """A request to a server; it keeps its bytes, so that it can be sent again after a fork.
 
-    carried  what a stream carries of it; None: it goes as a call of its own
-    unpack   what its reply on a stream is, as the reply of such a call; may raise DlmError
-    wanted   it is not sent once nobody wants its answer
+    carried  the part that a stream carries; None if it is sent as a separate call
+    unpack   turns its reply on a stream into that of a separate call; may raise DlmError
+    wanted   whether anybody still wants its answer; else it is not sent
     """
 
     method: str
     request: bytes
-    deadline: float  # on `monotonic`
+    deadline: float  # a time of `monotonic`
     reply: Reply  # called once, on the loop, with bytes or an error
     metadata: Metadata = ()
     carried: bytes | None = None
@@ -111,7 +112,7 @@ class Ask:
         self.wanted = False
 
     def drop(self) -> None:
-        """Reports that it was withdrawn and never sent."""
+        """Reports that the request was withdrawn and never sent."""
         self.end(None, NotSent())
 
     def end(self, data: bytes | None, error: DlmError | None = None) -> None:
@@ -122,7 +123,7 @@ class Ask:
             log.error("client.reply.failed", extra={"error": type(exc).__name__})
 
     def answer(self, data: bytes) -> None:
-        """Ends it with the reply of a stream."""
+        """Ends the request with the reply of a stream."""
         try:
             found = data if self.unpack is None else self.unpack(data)
         except DlmError as exc:
@@ -152,9 +153,9 @@ REFUSED = (AuthenticationError, ShardDown)  # errors that another token may prev
 
 
 class SecurityFiles:
-    """What the files of a connection's token and certificates last held, and channels with these.
-    The files are read in a thread: while their file system stalls, the loop must go on. It does all
-    but the first look, which raises ConfigError if a file is missing or unusable."""
+    """The last content of a connection's token and certificate files, and channels that use it. The
+    files are read in a thread, since the loop must not wait for a file system that stalls. The
+    first read blocks, and raises ConfigError if a file is missing or unusable."""
 
     def __init__(self, target: str, security: ClientSecurity) -> None:
         self._target, self._security = target, security
@@ -172,7 +173,7 @@ class SecurityFiles:
         return certificates, self._token() if self._token else ()
 
     def look(self, since: float) -> asyncio.Future[None] | None:
-        """Begins to read the files, or is about it; None if what is known is not older."""
+        """Starts reading the files, or joins a read; None if the known content is recent enough."""
         if not self._has_files or self._as_of >= since:
             return None
         if self._looking is None:
@@ -182,7 +183,7 @@ class SecurityFiles:
         return self._looking
 
     async def read(self, age_s: float = LOOK_S) -> None:
-        """Reads the files again if what is known is older."""
+        """Reads the files again if the known content is older than `age_s`."""
         since = time.monotonic() - age_s
         while (looking := self.look(since)) is not None:
             left_s = max(self._begun + LOOK_WAIT_S - time.monotonic(), 0.0)
@@ -206,7 +207,7 @@ class SecurityFiles:
         looking.set_result(None)
 
     def suspend(self) -> None:
-        """Before a fork: the next loop does not wait for what this one began."""
+        """Before a fork: makes the next loop not wait for a read that this one began."""
         self._looking = None
 
     def open_channel(self) -> grpc.aio.Channel:
@@ -224,12 +225,12 @@ class SecurityFiles:
 
 class Exchange:
     """One connection to one server; used only on the loop. Calls of Exchange carry its messages,
-    each one at a time; one stays open when it has nothing to do.
+    each call one at a time; one call stays open when idle.
 
     Args
         again  called for each message in flight if the server ended the stream, with whether the
-               token has changed since, and whether gRPC lost the status; whether it sends the
-               message again
+               token has changed since, and whether gRPC lost the status; returns whether it
+               sends the message again
     Guarantees  each accepted message ends once, with the bytes or an error, at the deadline at the
                 latest (plus the time that the machine needs to run a thread)
     """
@@ -242,30 +243,30 @@ class Exchange:
         again: Callable[[Ask, bool, bool], bool],
     ) -> None:
         self.address = address
-        self.metadata = security.metadata  # with the token of its calls
+        self.metadata = security.metadata  # the metadata of its calls, with the token
         self._again = again
-        self.pending: dict[int, Ask] = {}  # by sequence
+        self.pending: dict[int, Ask] = {}  # messages by sequence number
         self.ended = False
         self._home, self._loop = home, asyncio.get_running_loop()
         self._security = security
         self._sequence = 0
         self._outgoing: deque[int] = deque()
         self._open: Callable[[], Any] | None = None  # makes a call on the channel
-        # What is done with calls that are open: a task, or an operation of gRPC's.
+        # A task or an operation of gRPC -> the open call that it works on.
         self._at_work: dict[asyncio.Future[Any], Any] = {}
-        self._connecting: set[asyncio.Task[None] | None] = set()  # of these
+        self._connecting: set[asyncio.Task[None] | None] = set()  # tasks that wait for a connection
         self._free: dict[int, Any] = {}  # open calls that have nothing to do, by their `id`
-        self._broken: BaseException | None = None  # how one of them ended
-        self._opened = self._heard = time.monotonic()  # heard: when anything came, or this
+        self._broken: BaseException | None = None  # the first error that ended a call
+        self._opened = self._heard = time.monotonic()  # `_heard` is when a reply last came
         self._looks = inf  # when deadlines are checked next
-        self._answers = False  # whether anything ever came
-        self._silent = 0  # messages that timed out since anything came
+        self._answers = False  # whether anything was ever received
+        self._silent = 0  # messages that timed out since the last reply
         self.failure: tuple[float, str] | None = None  # when the server was not reached, and why
         self._task = home.start(self._run())
 
     @property
     def load(self) -> int:
-        """Messages in flight, and those that timed out since anything came: a stuck server must
+        """Messages in flight, and those that timed out since the last reply: a stuck server must
         not look idle."""
         return len(self.pending) + self._silent
 
@@ -284,7 +285,7 @@ class Exchange:
             self._home.call_at(deadline, self._expire, deadline)
 
     def end(self, error: DlmError, *, by_server: bool = False, lost: bool = False) -> None:
-        """Fails every message in flight with `error`; nothing can be sent any more."""
+        """Fails every message in flight with `error`; nothing more can be sent."""
         refused = by_server and isinstance(error, REFUSED)
         changed = self.metadata != self._security.metadata
         for ask in self.suspend():
@@ -297,7 +298,7 @@ class Exchange:
                 ask.end(None, error)
 
     def retire(self) -> None:
-        """Takes nothing new; what is in flight is still answered, then the stream is closed."""
+        """Accepts nothing new; messages in flight are still answered, then the stream is closed."""
         self.ended = True
         self._close_if_done()
 
@@ -306,8 +307,7 @@ class Exchange:
         self._task.cancel()
 
     def suspend(self) -> list[Ask]:
-        """Takes nothing new, and returns the messages in flight, which can be sent again after a
-        fork."""
+        """Accepts nothing new; returns the messages in flight, to be sent again after a fork."""
         self.ended = True
         pending, self.pending = self.pending, {}
         self._outgoing.clear()
@@ -317,7 +317,7 @@ class Exchange:
         if self._looks != planned:
             return  # an earlier check was scheduled since, and schedules the next
         now = time.monotonic()
-        self._looks = inf  # whatever happens here, the next message schedules a check
+        self._looks = inf  # if this fails, the next message schedules a check
         late = [self.pending.pop(n) for n, a in list(self.pending.items()) if a.deadline <= now]
         self._silent += len(late)
         if self._silent >= MAX_SILENT and now - self._heard >= SILENT_S:
@@ -329,7 +329,9 @@ class Exchange:
         if self._looks < inf:
             self._home.call_at(self._looks, self._expire, self._looks)
         self._close_if_done()
-        over = f"{self.address} did not answer before the deadline; retry, or give a longer one"
+        over = (
+            f"{self.address} did not answer before the deadline; retry, or give a longer deadline"
+        )
         for ask in late:
             ask.end(None, DeadlineExceeded(over))
 
@@ -343,10 +345,10 @@ class Exchange:
                 )
                 try:
                     self._begin(self._open())
-                    await self._loop.create_future()  # until it is cancelled
+                    await self._loop.create_future()  # waits until `_task` is cancelled
                 finally:
                     # Nothing may reference the channel once this ends: see `loop.suspend`. Tasks
-                    # with an operation are not cancelled: it must end before its loop does.
+                    # with an operation are not cancelled: the operation must end before its loop.
                     self._open = None
                     for call in (*self._free.values(), *self._at_work.values()):
                         pairs.cancel(call)
@@ -384,7 +386,8 @@ class Exchange:
             error = exc
         else:
             error = DlmError(
-                f"the stream to {self.address} failed: {exc!r}; retry, and report it if it stays"
+                f"the stream to {self.address} failed: {exc!r}; retry, and report the error if it "
+                "persists"
             )
             error.__cause__ = exc
         return error, False
@@ -396,7 +399,7 @@ class Exchange:
         self._connecting.add(self._work(call, self._connect(call)))
 
     def _open_more(self) -> None:
-        """Each message that waits gets a call that connects."""
+        """Opens a call for each message that waits."""
         while self._open is not None and len(self._connecting) < len(self._outgoing):
             if len(self._at_work) >= MAX_CALLS:
                 break
@@ -413,21 +416,21 @@ class Exchange:
         self._connecting.discard(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
             self._break(exc)
-        self._open_more()  # it counted among those at work
+        self._open_more()  # the ended call counted among those at work
 
     def _break(self, exc: BaseException) -> None:
         self._broken = self._broken or exc
         self._task.cancel()
 
     async def _connect(self, call: Any) -> None:
-        """Goes on once messages can be sent, or the call has ended: then reading says why."""
+        """Continues once messages can be sent, or the call has ended: then reading shows why."""
         with contextlib.suppress(grpc.RpcError):
             await call.wait_for_connection()
         self._connecting.discard(asyncio.current_task())
         self._next(call)
 
     def _next(self, call: Any) -> None:
-        """Sends the next message on a call that has nothing to do."""
+        """Sends the next message on an idle call."""
         while self._outgoing and not call.done():
             sequence = self._outgoing.popleft()
             if self._wants(sequence):
@@ -450,7 +453,7 @@ class Exchange:
     def _bytes_of(self, sequence: int) -> bytes:
         ask, now = self.pending[sequence], time.monotonic()
         assert ask.carried is not None
-        # What is left now: it may have waited for a call.
+        # The remaining time: the message may have waited for a call.
         timeout_us = min(max(int((ask.deadline - now) * 1e6), 1), MAX_TIMEOUT_US)
         sent_us = int((now - self._opened) * 1e6)
         return ask.carried + codec.exchange_tail(sequence, timeout_us, sent_us)
@@ -469,7 +472,7 @@ class Exchange:
             self._work(call, self._read(call))
             return
         try:
-            self._next(call)  # first: what the reply lets out may take this call
+            self._next(call)  # first: messages that the reply releases may take this call
             self._receive(data, sequence)
         except Exception as exc:  # noqa: BLE001 - the other messages must end
             self._break(exc)
@@ -480,16 +483,16 @@ class Exchange:
             self._work(call, self._read(call))
 
     async def _read(self, call: Any) -> None:
-        """Raises what a call ended with."""
+        """Reads, or raises the error that a call ended with."""
         self._receive(await call.read())
 
     async def _close(self, call: Any) -> None:
-        """Ends a call well, after the replies to all messages."""
+        """Ends a call regularly, after the replies to all messages."""
         await call.done_writing()
         await call.read()
 
     def _wants(self, sequence: int) -> bool:
-        """Whether to send a message; a withdrawn one ends here."""
+        """Whether to send a message; ends it if it was withdrawn."""
         ask = self.pending.get(sequence)
         if ask is None or ask.wanted:
             return ask is not None
@@ -499,16 +502,17 @@ class Exchange:
         return False
 
     def _receive(self, data: Any, sequence: int = 0) -> None:
-        # The number is that of the message which the call carries.
+        # `sequence` is the number of the message that the call carries.
         if data is grpc.aio.EOF:
             raise ShardDown(f"{self.address} ended the stream; retry")
         self._answers = True
         self._heard = time.monotonic()
         self._silent = 0
         message = codec.parse(pb.ScoreReply(), data)
-        if message.sequence != sequence:  # then the true one would be unread until the next is sent
+        if message.sequence != sequence:  # the right reply would stay unread for a while
             raise ProtocolError(
-                f"{self.address} sent a reply to message {message.sequence}; expected {sequence}"
+                f"{self.address} replied to message {message.sequence}; expected a reply to "
+                f"message {sequence}"
             )
         ask = self.pending.pop(sequence, None)
         if ask is not None and message.reason:
@@ -530,7 +534,7 @@ class Exchange:
         if message.reason == Reason.LATE and time.monotonic() < ask.deadline - LATE_TOO_SOON_S:
             # The server's estimate of our clock is wrong (a machine was paused): a new stream makes
             # a new one. Messages in flight on this one are still answered.
-            self.ended = True  # before the caller gets the error, who may send again at once
+            self.ended = True  # before the caller gets the error, since it may send again at once
         if message.reason == Reason.DRAINING:
             # If several servers share the address, a new connection may reach another.
             self.ended = True

@@ -1,4 +1,4 @@
-"""Which shard set a client uses, where its shards are, and its low orders; refreshed when stale.
+"""A client's shard set, the places of its shards, and its low orders; refreshed when stale.
 
 One helper thread refreshes the table, so many calls that find it stale at once cause one refresh; a
 second fetches the low orders of the next model, while calls continue with the current one. Models
@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import (
+    CancelledError,
+    Future,
+    ThreadPoolExecutor,
+    TimeoutError as FutureTimeout,
+)
 from dataclasses import replace
 
 from dlm.client import kernels
@@ -62,44 +66,44 @@ KERNELS = (
 
 log = EventLog(__name__)
 
-MAX_ASKED = 256  # servers asked at once; each silent one takes its whole timeout
+MAX_ASKED = 256  # servers asked at the same time; a silent one takes its whole timeout
 STAMP_S = 1.0  # how often new utterances check whether cluster.toml has changed, in seconds
-LOOK_AGAIN_S = 1.0  # between searches for servers while a shard is down
-FOLLOW_S = 10.0  # and how often servers are asked, if no heartbeats notice that one was started
+LOOK_AGAIN_S = 1.0  # seconds between searches for servers while a shard is down
+FOLLOW_S = 10.0  # seconds between looks at servers, if no heartbeats notice new ones
 
 
 class Table:
-    """The snapshots in use: `known` is that for new utterances, None before one is found. The
-    endpoints, with the default model, are asked again whenever it is stale; `model` overrides the
-    default."""
+    """The snapshots in use: `known` is the one for new utterances, None before it is found. The
+    endpoints, with the default model, are read again whenever the table is stale; `model`
+    overrides the default."""
 
     def __init__(self, endpoints: Servers, model: str | None, runtime: Runtime) -> None:
         self.endpoints = endpoints
         self.model = check_model(model)
         self.known: Snapshot | None = None
-        self._others: Mapping[str, Snapshot] = {}  # by model; replaced whole
+        self._others: Mapping[str, Snapshot] = {}  # snapshots by model; replaced as a whole
         self._gone = False  # no server holds `known`
         self._missed: frozenset[str] = frozenset()  # models that utterances ask for in vain
         self._kept: frozenset[str] = frozenset()  # settings that changed without effect
         self._unread = ""  # why the last look failed
-        self._rollout: Rollout | None = None  # its model is one of `_others`; with its whole id
-        self._unserved: str | None = None  # the default that no servers hold all shards of
+        self._rollout: Rollout | None = None  # its model is one of `_others`, by its complete id
+        self._unserved: str | None = None  # the default model, while servers lack shards of it
         self._stamp = endpoints.stamp()
         self._runtime, self._config, self._clock = runtime, runtime.config, runtime.clock
         self._stamp_seen = self._read_at = self._follows = self._clock()
         self.begin()
 
     def begin(self) -> None:
-        """Begins with no look in progress: when it is made, and in a forked child."""
+        """Begins with no look in progress: at creation, and in a forked child."""
         self._refreshing: Future[Snapshot] | None = None
         self._queued: Future[Snapshot] | None = None  # the last refresh, which many may share
-        self._looking = False  # quietly, on the helper thread
+        self._looking = False  # whether a quiet refresh is queued or runs
         self._looked = -LOOK_AGAIN_S
         self._fetching: Future[None] | None = None  # low orders of the next model
-        self._fetched: dict[str, LowGrams] = {}  # those fetched, until they are in use
+        self._fetched: dict[str, LowGrams] = {}  # fetched low orders, until they are in use
 
     def snapshot(self) -> Snapshot:
-        """The shard set in use; found and fetched at the first call. Raises UnavailableError,
+        """The current shard set; found and fetched at the first call. Raises UnavailableError,
         ProtocolError, ConfigError."""
         known = self.known
         return self._refresh_shared() if known is None else known
@@ -116,17 +120,17 @@ class Table:
         return next((s for s in every if s is not None and s.shard_set == shard_set), None)
 
     def named(self, model: str) -> Snapshot | None:
-        """Of the model whose id begins so, if servers hold it."""
+        """The snapshot of the model whose id begins with `model`, if servers hold it."""
         every = (None if self._gone else self.known, *self._others.values())
         return next((s for s in every if s is not None and s.model.startswith(model)), None)
 
     def current(
         self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
     ) -> Snapshot:
-        """For a new utterance: as `snapshot`; if servers no longer hold that model (or refused
-        `unlike`), its replacement, once that is fetched; in a roll-out, the next model if `key` is
-        among its share. Raises StaleShardSet if the replacement is not ready in time; otherwise as
-        `snapshot`."""
+        """The snapshot for a new utterance: `snapshot`; if servers no longer hold that model (or
+        refused `unlike`), its replacement, once that is fetched; in a roll-out, the next model if
+        `key` falls into its share. Raises StaleShardSet if the replacement is not ready in time,
+        and what `snapshot` raises."""
         self.follow()
         known, rollout = self.snapshot(), self._rollout
         if rollout is not None and unlike is None and rollout.takes(key):
@@ -171,7 +175,7 @@ class Table:
         now, runtime = self._clock(), self._runtime
         if now - self._stamp_seen >= STAMP_S:
             self._stamp_seen = now
-            if self.endpoints.stamp() != self._stamp:  # until a refresh has read it
+            if self.endpoints.stamp() != self._stamp:  # true until a refresh has read it
                 self.refresh_later()
                 return
         # Heartbeats go only to the servers in use, not to others that are listed.
@@ -181,7 +185,7 @@ class Table:
             self.refresh_later()
 
     def follow_later(self) -> None:
-        """On the loop: `follow` on the helper thread, since reading a file may take long."""
+        """On the loop: runs `follow` on the helper thread, since reading a file may take long."""
         now = self._clock()
         if self.known is None or now - self._follows < STAMP_S:
             return
@@ -213,8 +217,8 @@ class Table:
         self._runtime.help(self.refresh_quietly, snapshot)
 
     def look(self, snapshot: Snapshot, timeout_s: float, stale: bool) -> None:
-        """On the helper thread: refreshes, unless another did since `snapshot`, or lately if it is
-        not `stale`."""
+        """On the helper thread: refreshes, unless another call did since `snapshot`, or recently if
+        it is not `stale`."""
         if self.of(snapshot.model) is snapshot and (stale or self.may_look()):
             self.refresh(snapshot, timeout_s)
 
@@ -229,7 +233,7 @@ class Table:
                 if running is None:
                     running = self._refreshing = runtime.helper.submit(self.refresh, None)
             except RuntimeError as exc:
-                self._runtime.check_open()  # closed meanwhile; or no thread can be started
+                self._runtime.check_open()  # raises if closed; else no thread can be started
                 raise _unread(exc) from exc
         try:
             return running.result()
@@ -247,7 +251,7 @@ class Table:
         first time it also fetches the low orders; later, those of another model are fetched in the
         background, and the model is used once they are there."""
         runtime, known = self._runtime, self.known
-        stamp = self.endpoints.stamp()  # before the servers are read
+        stamp = self.endpoints.stamp()  # taken before the servers are read
         try:
             if stamp != self._stamp:
                 self._note_settings(self.endpoints.kept())
@@ -319,7 +323,7 @@ class Table:
     def _note_settings(self, kept: list[str]) -> None:
         for name in kept:
             if name not in self._kept:
-                advice = "restart the client to apply it"
+                advice = "restart the client to apply the setting"
                 log.warning(
                     "client.setting.needs_restart", extra={"setting": name, "advice": advice}
                 )
@@ -335,7 +339,7 @@ class Table:
 
     def note_gone(self, model: str, error: DlmError) -> None:
         """Logs, once per model, that an utterance is open on a model that no server holds: if its
-        low orders answer, nothing else shows it."""
+        low orders answer, nothing else shows this."""
         with self._runtime.lock:
             if model in self._missed:
                 return
@@ -375,7 +379,7 @@ class Table:
         def get() -> None:
             try:
                 grams = self._fetch(topology)
-                _ = grams.vocabulary.ids  # made here, not while a caller waits
+                _ = grams.vocabulary.ids  # made now, not while a caller waits
                 self._fetched = {model: grams}
                 runtime.helper.submit(self.refresh, self.known).result()
             except Exception as exc:
@@ -418,7 +422,7 @@ def _describe(
     census: Census,
     clock: Callable[[], float],
 ) -> list[pb.DescribeReply | DlmError]:
-    """A server's descriptions of its default shard set, then of each other, within `timeout_s`,
+    """A server's descriptions of its default shard set, then of its others, within `timeout_s`,
     which includes reading the manifests."""
     until = clock() + timeout_s
     replies: list[pb.DescribeReply | DlmError] = []
@@ -453,7 +457,7 @@ def take_census(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Census:
-    """Asks every server what it holds; each has `timeout_s` for all its descriptions. Raises
+    """Asks every server what it holds; each server has `timeout_s` for all its descriptions. Raises
     ConfigError if the client's own credentials cannot be read."""
     census = Census()
     with ThreadPoolExecutor(max_workers=min(len(endpoints), MAX_ASKED) or 1) as pool:
@@ -473,8 +477,8 @@ def _with(topology: Topology, grams: LowGrams) -> Snapshot:
     for name in ("order", "counts", "blanks", "unk_in_model"):
         if getattr(known, name) != getattr(found, name):
             raise ProtocolError(
-                f"shard set {found.shard_set} claims to be of model {found.model}, as "
-                f"{known.shard_set} is, but its {name} is {getattr(found, name)}; expected "
+                f"shard set {found.shard_set} claims to be of model {found.model}, like shard set "
+                f"{known.shard_set}, but its {name} is {getattr(found, name)}; expected "
                 f"{getattr(known, name)}"
             )
     return Snapshot(topology, grams)
@@ -482,8 +486,8 @@ def _with(topology: Topology, grams: LowGrams) -> Snapshot:
 
 def _unread(cause: Exception) -> DlmError:
     return DlmError(
-        f"this process could not ask the servers what they hold: {cause!r}; retry, and report it "
-        "if it stays"
+        f"this process could not ask the servers for their models: {cause!r}; retry, and report "
+        "the error if it persists"
     )
 
 

@@ -1,4 +1,4 @@
-"""Handles on one utterance, which decoders call: synchronous, and for asyncio."""
+"""The utterances that decoders use: synchronous, and for asyncio."""
 
 from __future__ import annotations
 
@@ -155,11 +155,11 @@ class _Fetched:
 
 
 class BlockFetch:
-    """The blocks of some states as they arrive: what to ask for next, until they are complete.
+    """The blocks of some states as they arrive, and what to request next until they are complete.
 
     Args
         states  (K,)
-        source  of the low orders' answers
+        source  the source of the low orders' answers
     Attributes
         wanted  (n,) int64: rows to ask for, starting at `skips`. At first, those whose contexts may
                 have something stored after them that the low orders lack
@@ -192,7 +192,7 @@ class BlockFetch:
             ):
                 raise ProtocolError(
                     "the words stored after a context changed between two replies. The server is "
-                    "faulty; use another"
+                    "faulty; use another server"
                 )
             fetched.total, fetched.source = part.total, source
             fetched.parts.append(part)
@@ -201,7 +201,7 @@ class BlockFetch:
         self.wanted = np.array(left, np.int64)
 
     def skip_all(self) -> None:
-        """Asks for nothing: the servers do not know the call."""
+        """Requests nothing more, since the servers do not know the call."""
         for row in self.wanted.tolist():
             self._fetched[row].source = UNKNOWN
         self.wanted = self.wanted[:0]
@@ -210,7 +210,7 @@ class BlockFetch:
         return [row for row, f in enumerate(self._fetched) if f.source == UNKNOWN]
 
     def blocks(self, low: LowOrders, instead: dict[int, Answers]) -> tuple[ContextBlock, ...]:
-        """The block of each row; `instead`: for each `unknown` one, the answers to every word."""
+        """The block of each row; `instead` has the answers to every word for each `unknown` row."""
         return tuple(
             _block(low, context, fetched, instead.get(row))
             for row, (context, fetched) in enumerate(
@@ -223,7 +223,7 @@ def _block(
     low: LowOrders, context: NDArray[np.uint32], fetched: _Fetched, whole: Answers | None
 ) -> ContextBlock:
     if whole is not None:
-        if source_of(whole).any():  # no shard gave all of it in time
+        if source_of(whole).any():  # no shard gave all answers in time
             return ContextBlock.low_only(low, context, BIGRAM_FALLBACK)
         every = np.arange(low.manifest.vocabulary_size, dtype=np.uint32)
         return ContextBlock(low, context, ContextBlock.low_only(low, context).sums, every, whole)
@@ -237,15 +237,15 @@ def _block(
 
 
 # -------------------------------------------------------------------------------------------------
-# The handles.
+# The utterances: handles by which callers use a model.
 
 
 def _no_memory(cause: MemoryError) -> DlmError:
-    return DlmError(f"out of memory for this call ({cause!r}); make smaller calls")
+    return DlmError(f"this call ran out of memory ({cause!r}); split it into smaller ones")
 
 
 def waited(steps: Steps[T]) -> T:
-    """What a call returns; waits in the caller's thread for whatever it waits for."""
+    """The result of a call, for which the caller's thread waits."""
     try:
         try:
             while True:
@@ -265,7 +265,7 @@ def waited(steps: Steps[T]) -> T:
 
 
 async def awaited(steps: Steps[T]) -> T:
-    """The same on an event loop, which goes on meanwhile."""
+    """The result of a call, for which a task waits on an event loop."""
     try:
         try:
             while True:
@@ -286,17 +286,17 @@ async def awaited(steps: Steps[T]) -> T:
 
 
 class WithBlocks(BaseUtterance):
-    """The calls of an utterance that need everything stored after a state."""
+    """The calls of an utterance that need everything that is stored after a state."""
 
     def _next_words(
         self, asking: Asking, state: State, k: int
     ) -> Steps[list[tuple[int, np.float32]]]:
         if not isinstance(k, (int, np.integer)) or k < 1:
-            raise QueryError(f"k is {k!r}; expected a number of words above 0")
+            raise QueryError(f"k is {k!r}; expected an integer of 1 or more")
         log10_prob = yield from self._next_distribution(asking, state)
         words = np.arange(len(log10_prob))
         begin = self._inputs.words.begin_id
-        if begin != UNK_ID:  # <s> follows nothing, whatever probability the file gives it
+        if begin != UNK_ID:  # <s> follows nothing, whatever probability a model gives it
             words = np.delete(words, begin)
         if k < len(words):
             found = log10_prob[words]
@@ -312,16 +312,16 @@ class WithBlocks(BaseUtterance):
     def _context_blocks(
         self, asking: Asking, states: States | Sequence[State]
     ) -> Steps[ContextBlocks]:
-        self._core.check_open()  # what low orders know is asked of nobody
+        self._core.check_open()  # else low orders would answer after `close`
         file = self._core.local_model
-        if isinstance(file, KenlmFile):  # it cannot list what follows a context
+        if isinstance(file, KenlmFile):  # a KenLM file cannot list the words after a context
             asked = self._inputs.states(states)
             return ContextBlocks(asked, self._inputs, tuple(map(file.block, asked.each())))
         fetches: list[BlockFetch] = []
         is_known = time.monotonic() >= self._blocks_unknown_until
 
         def first() -> Parts:
-            # Here, since a new utterance may switch to another model with its first call.
+            # Made only now, since a new utterance may switch to another model with its first call.
             source = LOCAL_FALLBACK if self.model_info.kind == LOCAL_MODEL else FULL
             fetch = BlockFetch(self._inputs.states(states), source)
             fetches.append(fetch)
@@ -352,10 +352,10 @@ class WithBlocks(BaseUtterance):
 
 
 class Utterance(WithBlocks):
-    """A synchronous handle; made by `Client.utterance`. Any thread may use it.
+    """A synchronous utterance, created by `Client.utterance`. Any thread may use it.
 
     It is pinned to a model, and its states carry that model: a state given to an utterance of
-    another model is a type error, never a wrong score.
+    another model is a type error, and never a wrong score.
     """
 
     def _run(
@@ -416,7 +416,7 @@ class Utterance(WithBlocks):
     def next_words(
         self, state: State, k: int, *, deadline_s: float | None = None
     ) -> list[tuple[int, np.float32]]:
-        """The `k` likeliest next words: (id, log10 P), best first, ties by id.
+        """The `k` most probable next words: (id, log10 P), best first, ties by id.
 
         They may include the sentence end and id 0, the unknown word, which stands for every word
         that the vocabulary lacks; never <s>. `vocabulary.words[id]` is the word of an id, in bytes.
@@ -440,7 +440,7 @@ class Utterance(WithBlocks):
     ) -> ContextBlocks:
         """Everything stored after each of K states, to score any word without a message.
 
-        For decoders that ask for many words after few states. Takes one message per shard, or
+        It suits decoders that query many words after few states. It takes one message per shard, or
         several if much is stored. If the servers do not know the call, it asks for every word of
         the vocabulary.
 
@@ -450,7 +450,7 @@ class Utterance(WithBlocks):
 
 
 class AsyncUtterance(WithBlocks):
-    """An asynchronous handle; made by `AsyncClient.utterance`. It has the methods of `Utterance`.
+    """An asynchronous utterance from `AsyncClient.utterance`, with the methods of `Utterance`.
 
     Awaiting the utterance returns it; if its client has not connected yet, it connects first.
     """
@@ -462,7 +462,7 @@ class AsyncUtterance(WithBlocks):
     def later(
         cls, opened: Callable[[], Opened], core: Scorer, deadline_s: float | None
     ) -> AsyncUtterance:
-        """An utterance of `core` whose first call gets, in a thread, what `opened` returns."""
+        """An utterance of `core` whose first call runs `opened` in a thread to connect."""
         handle = cls.__new__(cls)
         handle._core, handle._deadline_s = core, deadline_s
         handle._open_later = opened
@@ -478,15 +478,15 @@ class AsyncUtterance(WithBlocks):
         if self._open_later is not None:
             if self._opening is None or self._opening.done():
                 self._opening = asyncio.create_task(self._connect(self._open_later))
-                # Nobody may be waiting any longer when it fails.
+                # When it fails, possibly nobody is waiting any longer.
                 self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
             opening = self._opening
-            # Not cancelled at the deadline: others may wait for it, and the next call will.
+            # It is not cancelled at the deadline: others may wait for it, and the next call will.
             await asyncio.wait([opening], timeout=None if asking is None else asking.left_s)
             if not opening.done():
                 raise DeadlineExceeded(
-                    "the client had not connected by the deadline of this call; retry, or raise "
-                    "the deadline"
+                    "the client was not yet connected at the deadline of this call; retry, or "
+                    "give a longer deadline"
                 )
             opening.result()
         return self

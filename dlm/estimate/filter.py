@@ -34,12 +34,12 @@ U32, F32, F64 = np.uint32, np.float32, np.float64
 # Called before the model is written, with its comments, and counts before and after.
 Comment = Callable[[list[str], tuple[int, ...], tuple[int, ...]], list[str]]
 
-_RENORMALISE_BYTES = 60  # an n-gram of the two largest orders next to each other, beside the model
+_RENORMALISE_BYTES = 60  # per n-gram of the two largest adjacent orders, besides the model
 
 
 @dataclass(frozen=True)
 class FilterResult:
-    """N-grams by order, before and after, and how many words of the vocabulary the model lacks."""
+    """N-grams by order, before and after, and how many vocabulary words the model lacks."""
 
     counts_before: tuple[int, ...]
     counts: tuple[int, ...]
@@ -64,19 +64,19 @@ def filter_arpa(
 
     Args
         words       to keep; words in angle brackets (<s>, </s>, <unk> and tags) always stay
-        contexts    the last word of an n-gram need not be in it, so that every word is kept
-        tmp         folder for what is kept, 4 * (order + 2) bytes per n-gram, until the counts are
-                    known; beside the output if not given
+        contexts    the last word of an n-gram need not be in the list, so that every word is kept
+        tmp         folder for the kept n-grams, 4 * (order + 2) bytes each, until the counts are
+                    known; by default beside the output
     Raises          ConfigError  the model has no word of the vocabulary
-    Guarantees      the n-grams of KenLM's `filter single`, or `context` with it, in their order,
-                    with their values to the bit; the output is written whole, or stays as it was
+    Guarantees      the n-grams of KenLM's `filter single` (with `contexts`, of its `context` mode)
+                    in order, values unchanged; the output is written whole, or stays as it was
     Cost            memory: the words, and 64 MiB
     """
     say = progress or (lambda line: None)
     place = Path(output)
     folder = Path(tmp) if tmp is not None else place.absolute().parent
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; create it, or name another with --tmp")
+        raise ConfigError(f"{folder} is not a folder; create it, or name another folder with --tmp")
     say(f"reading {os.fspath(model)}")
     with (
         scratch_folder(folder, "dlm-filter") as scratch,
@@ -161,8 +161,8 @@ def kept_words(
     of_words = int((keep & ~np.array(tags, np.bool_)).sum())
     if not of_words:
         raise ConfigError(
-            f"{path} has no word of the vocabulary ({len(wanted):,} words); list words "
-            "separated by white space, in the spelling, case and encoding of the model"
+            f"{path} has none of the {len(wanted):,} words of the vocabulary; list words separated "
+            "by white space, in the model's spelling, case and encoding"
         )
     keep |= np.array(tags, np.bool_)
     return keep, len(wanted) - sum(found)
@@ -179,13 +179,13 @@ def renormalised(
 ) -> tuple[Vocabulary, list[SectionColumns], int]:
     """The n-grams whose words are all in a vocabulary, given that every word is.
 
-    With Z(h) the probability after h of all words that stay, p'(w | h) = p(w | h) / Z(h). That is a
-    backoff model again, with weights gamma'(h) = gamma(h) Z(h') / Z(h), h' being h without its
-    oldest word: for a word that h does not list, gamma'(h) p'(w | h') = gamma(h) p(w | h') / Z(h).
+    If Z(h) is the probability after h of all words that stay, p'(w | h) = p(w | h) / Z(h). That is
+    a backoff model, with weights gamma'(h) = gamma(h) Z(h') / Z(h), h' being h without its oldest
+    word: for a word that h does not list, gamma'(h) p'(w | h') = gamma(h) p(w | h') / Z(h).
 
     Returns     the vocabulary, the sections that `write_arpa` takes, how many `words` are missing
     Raises      ConfigError  the model has no word of the vocabulary
-    Guarantees  every context sums to 1, <s> left out, as far as float32 can say it
+    Guarantees  every context sums to 1, <s> left out, as far as float32 allows
     """
     keep, missing = kept_words(model.vocabulary, words, path)
     new_id = (np.cumsum(keep) - 1).astype(U32)
@@ -224,7 +224,7 @@ def renormalised(
                 own = np.bincount(nodes.prefix[listed], prob[listed], size)
                 same = np.bincount(nodes.prefix[listed], shorter[listed], size)
                 z = own + gamma_below * np.maximum(z_shorter - same, 0.0)
-                # A context of no mass has no word that stays, and backs off in full.
+                # A context without mass keeps no word, and backs off completely.
                 safe = np.where(z > 0.0, z, 1.0)
                 weight = np.where(z > 0.0, gamma_below * z_shorter / safe, 1.0)
                 z = safe

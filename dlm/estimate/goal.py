@@ -1,4 +1,4 @@
-"""How much to prune: the settings, and the goal that follows from them."""
+"""The settings of how much to prune, and the goal that follows from them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from dlm.resources import parse_size
 
 @dataclass(frozen=True)
 class Goal:
-    """How much to prune; exactly one is given."""
+    """How much to prune; exactly one field is given."""
 
     threshold: float | None = setting(
         None,
         "Drop n-grams whose score is below this, such as 1e-8.",
         low=0,
-        why="The relative growth of perplexity; 1e-8 takes a quarter of a 3-gram model of some "
-        "million words.",
+        why="The score is the relative growth of perplexity; 1e-8 drops a quarter of the n-grams "
+        "of a 3-gram model made from some million words.",
     )
-    ngrams: int | None = setting(None, "N-grams that stay, of all orders, words counted.", low=1)
+    ngrams: int | None = setting(
+        None, "N-grams to keep in all orders together, including words.", low=1
+    )
     by_order: tuple[int | None, ...] | None = setting(
-        None, "N-grams that stay of each order from 1 up, None for all; words always stay."
+        None, "N-grams to keep in each order, from 1 up; None keeps all. Words always stay."
     )
     text_bytes: int | None = setting(
-        None, "Size of the ARPA text, not compressed.", name="bytes", low=1
+        None, "Size of the uncompressed ARPA text.", name="bytes", low=1
     )
 
     def __post_init__(self) -> None:
@@ -38,7 +40,7 @@ class Goal:
         check("prune", self)
         for number in self.by_order or ():
             if number is not None and number < 0:
-                raise ConfigError(f"{number} is negative; expected 0 or more")
+                raise ConfigError(f"--ngrams has the entry {number}; expected 0 or more")
 
     def facts(self) -> dict[str, float | int | tuple[int | None, ...]]:
         return {k: v for k, v in asdict(self).items() if v is not None}
@@ -46,18 +48,18 @@ class Goal:
 
 @dataclass(frozen=True)
 class PruneSettings:
-    """What to prune: the options of `dlm prune`. One of the first three is given."""
+    """What to prune: the options of `dlm prune`, of which exactly one of the first three is set."""
 
     threshold: float | None = like(Goal, "threshold")
     ngrams: str | int | None = setting(
         None,
-        "N-grams to keep in total, words included; or per order, with - for no limit: "
+        "N-grams to keep in total, including words; or per order, with - for no limit: "
         "-,500000,300000.",
         metavar="COUNTS",
     )
     size: str | int | None = setting(
         None,
-        "Keep what fits in a plain ARPA file of this size: 2G.",
+        "Keep as many n-grams as fit in an uncompressed ARPA file of this size, such as 2G.",
         name="bytes",
         metavar="SIZE",
     )
@@ -82,5 +84,6 @@ def _numbers(text: str) -> tuple[int | None, ...]:
         return tuple(None if n.strip() == "-" else int(n) for n in text.split(","))
     except ValueError as exc:
         raise ConfigError(
-            f"--ngrams is {text!r}; expected a number, or numbers and - separated by commas"
+            f"--ngrams is {text!r}; expected a number, or one entry per order separated by commas, "
+            "each a number or -"
         ) from exc

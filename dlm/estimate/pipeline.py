@@ -1,4 +1,4 @@
-"""Estimates an ARPA model from text: the stages, and how they share memory. counts -> adjust ->
+"""Estimates an ARPA model from text: the stages, and their shares of memory. counts -> adjust ->
 discount -> interpolate -> arpa"""
 
 from __future__ import annotations
@@ -67,24 +67,25 @@ def discounts(
         raise EstimationError(
             f"order {order}: {fault}, so Kneser-Ney discounts cannot be computed from these counts "
             f"(n-grams with counts 1, 2, 3, 4: {', '.join(str(int(c)) for c in counts_of_counts)}; "
-            "expected some of each, falling). The text is small or repeats itself: remove repeated "
-            "lines, or pass --discount-fallback"
+            "expected at least one of each, and fewer of each higher count). The text is small or "
+            "repeats itself: remove repeated lines, or pass --discount-fallback"
         )
     return np.array([0.0, *fallback], np.float32), True
 
 
 MIB = 1 << 20
 
-# The least memory beside the interpreter and the compiled code.
+# The minimum memory besides the interpreter and the compiled code.
 MIN_WORKSPACE_BYTES = 24 * MIB
 
-# Of a model's .xz file: a tenth smaller than the fastest, in two to eight times as long.
+# Level of a model's .xz file, which is a tenth smaller than with the fastest level, in two to eight
+# times the time.
 XZ_PRESET = 6
 
-# What is not counted elsewhere: text blocks, thread stacks, what an allocator keeps.
+# Memory not counted elsewhere: text blocks, thread stacks, and what an allocator keeps.
 RESERVE_BYTES = 40 * MIB
 
-_M_MMAP_THRESHOLD = -3  # of malloc.h
+_M_MMAP_THRESHOLD = -3  # its value in malloc.h
 
 
 def estimate(
@@ -112,7 +113,7 @@ def estimate(
     place = Path(output)
     folder = tmp or (temporary_folder() if str(place) == "-" else place.parent)
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; create it, or name another with --tmp")
+        raise ConfigError(f"{folder} is not a folder; create it, or name another folder with --tmp")
     progress = progress or ProgressReporter(lambda _: None)
     try:
         with ThreadPoolExecutor(settings.threads, thread_name_prefix="dlm-estimate") as pool:
@@ -121,8 +122,9 @@ def estimate(
         if exc.errno in NO_ROOM:
             what = exc.filename or f"{folder} or {place.parent}"
             raise EstimationError(
-                f"no space left for {what} ({exc.strerror}); free some, or name another with "
-                "--tmp or --output. The model was not written, and nothing partial is left"
+                f"no space left for {what} ({exc.strerror}); free some space, or name another "
+                "folder with --tmp or --output. The model was not written, and nothing partial is "
+                "left"
             ) from exc
         raise
 
@@ -142,7 +144,9 @@ class _Estimation:
         self._folder = folder
         self._progress = progress
         self._pool = pool
-        self._reader = Reader(sources, skip=settings.skip, column=settings.column)
+        self._reader = Reader(
+            sources, skip=settings.skip, column=settings.column, pieces=settings.pieces
+        )
         self._sources = sources
         self._table = WordTable([b"<unk>", b"<s>", b"</s>"])
         self._summary = EstimationSummary(self._reader.totals, output=str(output))
@@ -207,7 +211,7 @@ class _Estimation:
         order, threads = settings.order, settings.threads
         self._progress.stage("counting")
         found: list[Column] = []
-        # Room for ids that is not touched costs nothing.
+        # Unused room for ids costs nothing.
         capacity = max(self._workspace // block.bytes_per_token(), 1 << 12)
         tokens = np.empty(capacity, np.uint32)
         n = 0
@@ -227,7 +231,8 @@ class _Estimation:
                 )  # fmt: skip
                 self._table.settle(np.append(state[:2], -1))
                 if at == before:
-                    # Lines are taken whole: one may have more new words than there is room for.
+                    # Lines are read completely: a line may have more new words than there is room
+                    # for.
                     end = text.find(b"\n", at, size)
                     line_bytes = (size if end < 0 else end) - at
                     if new_words <= line_bytes // 2:
@@ -249,7 +254,7 @@ class _Estimation:
             f"{counted(len(self._table) - 3, 'different word')}"
         )
         if not found and n == 0:
-            raise EstimationError("the text has no line that can be counted; is it the right file?")
+            raise EstimationError("the text has no line that can be counted; give text with words")
         words = len(self._table)
         known = known_words(settings, self._table)
         room = max(min(1 << 18, self._workspace // (64 * order)), 1 << 10)
@@ -325,11 +330,11 @@ class _Estimation:
         buffers = _table_bytes(self._table) + chunk * 4 * 8 * (threads + 1)
         buffers += rows * (24 * (1 + order // 2) + 4 * (order + 4)) * (2 * threads + 8)
         remaining = max(self._workspace - buffers - 16 * sizes[0], self._workspace // 4)
-        # Contexts, which are of the orders below the highest, and those that are searched.
+        # Bytes for the contexts of all orders but the highest, and for the contexts searched.
         most = max([0, *(CONTEXT_BYTES * s + 4 * q for q, s in pairwise(sizes[:-1]))])
         work = min(most, remaining // 2)
         self._memory.limit_bytes = remaining - work
-        # What is read from end to end is as well on disk.
+        # Data that is read sequentially can as well be on disk.
         for column in [*reversed(trie.counts), *reversed(trie.words), *reversed(trie.children)]:
             if self._memory.used_bytes <= self._memory.limit_bytes:
                 break
@@ -352,7 +357,7 @@ def estimate_discounts(
     summary: EstimationSummary,
     progress: ProgressReporter,
 ) -> list[NDArray[np.float32]]:
-    """The discounts of each order, reported, and noted in the summary with the counts;
+    """Computes and reports each order's discounts, and notes them with the counts in the summary;
     EstimationError if an order has none."""
     summary.counts = statistics[:, KEPT].tolist()
     summary.counts_before_pruning = statistics[:, ALL].tolist()
@@ -415,8 +420,8 @@ def _load_code(threads: int) -> None:
 
 
 def _give_memory_back() -> None:
-    """Has the C library return large arrays to the system as soon as they are freed; it would
-    otherwise keep arrays of up to 32 MiB, which no limit includes."""
+    """Makes the C library return large arrays to the system as soon as they are freed; otherwise it
+    keeps arrays of up to 32 MiB, which no limit includes."""
     with contextlib.suppress(OSError, AttributeError):  # a library without it
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 4 * MIB)
 

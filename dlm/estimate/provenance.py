@@ -8,6 +8,8 @@ from typing import Any
 
 from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.ngram.arpa import provenance_line
+from dlm.record.provenance import file_digest
+from dlm.record.sidecar import PIECES_DIGEST
 
 
 def provenance(
@@ -18,6 +20,8 @@ def provenance(
         "order": settings.order,
         "prune": settings.thresholds,
         "vocabulary": None if settings.vocabulary is None else len(settings.vocabulary),
+        # The same digest as in the record of wordpieces from `dlm pieces`.
+        "pieces": settings.pieces and {PIECES_DIGEST: file_digest(settings.pieces)},
         "discounts": [[round(d, 7) for d in own] for own in summary.discounts],
         "fallback_orders": summary.fallback_orders,
         "sources": ["-" if s == "-" else Path(s).name for s in sources],

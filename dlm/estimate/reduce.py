@@ -1,8 +1,8 @@
-"""A model without its highest orders: what a cascade falls back to.
+"""Drops a model's highest orders, to make the model that a cascade falls back to.
 
 The n-grams up to order K, with their weights, are a model of order K: an n-gram's probability is
-complete in itself. It is not the model that would be estimated with order K from the same text:
-Kneser-Ney's lower orders say in how many contexts a word occurs.
+complete in itself. This is not the model that would be estimated with order K from the same text:
+Kneser-Ney's lower orders count the contexts in which a word occurs.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def reduce_arpa(
     """Writes the n-grams of an ARPA or KenLM file up to `order` as a model of that order.
 
     Raises
-        ConfigError  an order that the model lacks, or too low a limit of memory
-        ArpaError    malformed, up to `order`: the file is read no further
+        ConfigError  the model lacks the order, or the memory limit is too low
+        ArpaError    malformed up to `order`: the file is not read further
     Guarantees
         the same n-grams and values in the same order, except the weights of the highest; `output`
         has its old content or all of the new
@@ -83,13 +83,13 @@ def _first(batches: Iterator[NgramBatch], left: int) -> Iterator[NgramBatch]:
         yield batch
         left -= len(batch)
         if left == 0:
-            if batch.order == 1:  # the words are known once they are all passed
+            if batch.order == 1:  # the words are known once all have been read
                 next(batches, None)
             return
 
 
 def _by_id(sections: list[SectionColumns]) -> list[SectionColumns]:
-    """Words in the order of their ids, as the writer takes them: `<unk>` may stand anywhere."""
+    """Words in the order of their ids, for the writer; `<unk>` may be anywhere in the file."""
     ids, prob, weight = sections[0]
     place = np.argsort(ids[:, 0], kind="stable")
     return [(ids[place], prob[place], None if weight is None else weight[place]), *sections[1:]]

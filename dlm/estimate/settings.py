@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from dlm.config import check, like, setting
@@ -15,25 +16,25 @@ if TYPE_CHECKING:
 N = TypeVar("N", int, float)
 Fallback: TypeAlias = tuple[float, float, float]
 
-# Default discounts of adjusted counts 1, 2, and 3 or more, for where the closed form fails.
+# Default discounts of adjusted counts 1, 2, and 3 or more, for orders where the closed form fails.
 DEFAULT_FALLBACK: Fallback = (0.5, 1.0, 1.5)
 
 
 @dataclass(frozen=True)
 class EstimationSettings:
-    """What model to estimate, and with what resources."""
+    """The model to estimate, and the resources to use."""
 
     order: int = setting(5, "Order of the model: words per n-gram.", low=1, high=8, short="-n")
     prune: tuple[int, ...] = setting(
         (),
-        "N-grams that occur at most this often are left out, by order; the last number applies to "
-        "the orders above.",
+        "N-grams of each order that occur at most this often are left out; the last number applies "
+        "to all higher orders.",
     )
     vocabulary: frozenset[bytes] | None = setting(
         None, "N-grams with other words are left out; None: all words stay."
     )
     fallback: Fallback | None = setting(
-        None, "Discounts for orders whose own cannot be computed; None: that is an error."
+        None, "Discounts for orders whose discounts cannot be computed; None makes that an error."
     )
     skip: bool = setting(
         False,
@@ -43,22 +44,30 @@ class EstimationSettings:
     column: str = setting(
         "text", "Text column of parquet files.", name="text_column", metavar="NAME"
     )
-    memory_bytes: int = setting(1 << 30, "Limit of the process; suggested: half of what is free.")
-    workspace_bytes: int | None = setting(
-        None, "Limit of what is allocated here, in place of memory_bytes; for tests."
+    memory_bytes: int = setting(
+        1 << 30, "Memory limit of the process; half of the free memory is a good value."
     )
-    block_tokens: int | None = setting(None, "Most ids that are counted at once; for tests.")
+    workspace_bytes: int | None = setting(
+        None, "Limit on the memory allocated here, instead of memory_bytes; for tests."
+    )
+    block_tokens: int | None = setting(None, "Maximum number of ids counted at once; for tests.")
     threads: int = setting(2, "Number of threads.", low=1)
+    pieces: Path | None = setting(
+        None, "SentencePiece model that splits the text; None counts words."
+    )
 
     def __post_init__(self) -> None:
         check("estimate", self)
         if len(self.prune) > self.order:
             raise ConfigError(
-                f"{len(self.prune)} pruning thresholds for a model of order {self.order}; give at "
-                "most one per order"
+                f"{len(self.prune)} pruning thresholds were given for a model of order "
+                f"{self.order}; give at most one per order"
             )
         if any(t < 0 for t in self.prune):
-            raise ConfigError("a pruning threshold is negative; 0 keeps every n-gram of its order")
+            raise ConfigError(
+                "a pruning threshold is negative; expected 0 (keep every n-gram of that order) or "
+                "more"
+            )
         if any(a > b for a, b in zip(self.prune, self.prune[1:], strict=False)):
             raise ConfigError(
                 f"pruning thresholds must not decrease: {','.join(map(str, self.prune))}; an "
@@ -73,7 +82,7 @@ class EstimationSettings:
 
 @dataclass(frozen=True)
 class EstimateOptions:
-    """The options of `dlm estimate`, as the command line and a pipeline's file have them."""
+    """The options of `dlm estimate`, on the command line and in a pipeline's file."""
 
     order: int = like(EstimationSettings, "order")
     prune: str = setting(
@@ -84,8 +93,8 @@ class EstimateOptions:
     )
     discount_fallback: bool = setting(
         False,
-        "Use fixed discounts for orders whose counts yield none; small or repetitive text needs "
-        "this.",
+        "Use fixed discounts for orders whose counts yield no discounts; small or repetitive text "
+        "needs this.",
     )
     fallback_discounts: str = setting(
         ",".join(f"{one:g}" for one in DEFAULT_FALLBACK),
@@ -103,12 +112,14 @@ class EstimateOptions:
         memory_bytes: int = EstimationSettings.memory_bytes,
         threads: int = EstimationSettings.threads,
         vocabulary: frozenset[bytes] | None = None,
+        pieces: Path | None = None,
     ) -> EstimationSettings:
         fallback = numbers("fallback_discounts", self.fallback_discounts, float)
         return EstimationSettings(
             order=self.order,
             prune=numbers("prune", self.prune, int),
             vocabulary=vocabulary,
+            pieces=pieces,
             fallback=checked_fallback(fallback) if self.discount_fallback else None,
             skip=self.skip,
             column=self.column,
@@ -130,8 +141,8 @@ def checked_fallback(values: Sequence[float]) -> Fallback:
     """One to three discounts as three, the last of them repeated; ConfigError for any others."""
     if not 1 <= len(values) <= 3:
         raise ConfigError(
-            f"{len(values)} fallback discounts; expected one to three, for counts 1, 2 and 3 or "
-            "more"
+            f"{len(values)} fallback discounts were given; expected one to three, for counts 1, 2 "
+            "and 3 or more"
         )
     padded = [*values, *[values[-1]] * (3 - len(values))]
     for j, value in enumerate(padded, 1):

@@ -1,7 +1,7 @@
 """Text in files, compressed files, parquet files or a pipe, as clean blocks of whole lines.
 
 Every command that takes text reads it here. A line is a sentence. A line that cannot be a sentence
-(see `LineFault`) is an error that names its place, or it is left out and counted. Nothing else is.
+(see `LineFault`) raises an error with its place, or is left out and counted. All others are used.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from dlm.estimate.counts import kernels
 from dlm.ngram.arpa.header import holds_header
 from dlm.ngram.arpa.source import TEXT_COMPRESSIONS, DamagedStream, TextSource, compression_of
 from dlm.ngram.wordtable import PADDING
+from dlm.pieces import Pieces
 from dlm.units import counted
 
 BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
-# A row of ARPA has eight of them, and at most 1 MiB.
+# A row of an ARPA file has up to eight words, and at most 1 MiB.
 MAX_WORD_BYTES = 100_000
 
 PARQUET_MAGIC = b"PAR1"
@@ -45,16 +46,16 @@ class LineFault(StrEnum):
     NULL_ROW = "null row"
 
 
-# Faults in text that is counted, but not in text that is scored: there a word is its bytes, as in
-# KenLM, `<unk>` is the unknown word, and nothing is written that must be read again.
+# Faults in text to count, but not in text to score: there, words are bytes, as in KenLM, `<unk>` is
+# the unknown word, and nothing is written that must be read again.
 SCORED_ANYWAY = frozenset({LineFault.NOT_UTF8, LineFault.RESERVED, LineFault.LONG_WORD})
 
 _ADVICE = {
     LineFault.NOT_UTF8: "convert the file (iconv -t UTF-8)",
-    LineFault.NUL: "check that the file is text, or remove it (tr -d '\\000')",
+    LineFault.NUL: "check that the file is text, remove NUL bytes (tr -d '\\000')",
     LineFault.RESERVED: "the sentence marks and the unknown word are added by dlm: remove them",
-    LineFault.LONG_LINE: "is the text one sentence per line? Split it",
-    LineFault.LONG_WORD: "is the text split at spaces? Split it",
+    LineFault.LONG_LINE: "put one sentence on each line",
+    LineFault.LONG_WORD: "put spaces between words",
     LineFault.NULL_ROW: "filter such rows out",
 }
 
@@ -88,9 +89,9 @@ class Totals:
 
 
 class Block(NamedTuple):
-    """Some lines of a text without a fault, of `size` bytes, then PADDING; after how many of them
-    each faulty line stood, and what was wrong; and whether the next block may have to wait for the
-    writer of the text."""
+    """Lines of a text without a fault, `size` bytes, then PADDING; for each faulty line, how many
+    of them came before it, and its fault; and whether the next block may have to wait for the
+    text's writer."""
 
     text: bytes
     size: int
@@ -99,7 +100,7 @@ class Block(NamedTuple):
 
     @property
     def lines(self) -> bytes:
-        """The lines, joined by newlines; a block without any has none (`size` is 0)."""
+        """The lines, joined by newlines; a block without lines has no text (`size` is 0)."""
         return self.text[: self.size - 1]
 
 
@@ -110,11 +111,12 @@ class Reader:
         sources  paths, `-` for standard input
         skip     leave faulty lines out and count them, instead of raising
         column   of parquet files
-        scored   the text is scored and not counted: reserved words are words like others, bytes
-                 that are not UTF-8 too unless `skip` leaves such lines out, and blocks of a pipe
-                 end where it would have to be waited for
+        scored   the text is scored and not counted: reserved words, and bytes that are not UTF-8,
+                 are ordinary words (unless `skip` leaves such lines out), and blocks of a pipe end
+                 where reading would have to wait
+        pieces   file of the SentencePiece model that splits each line after its check
     Raises
-        ConfigError  a parquet file without the column, or in a pipe
+        ConfigError  a parquet file without the column, or in a pipe; no SentencePiece model
         TextError    a faulty line, not text, or a damaged compressed file
     """
 
@@ -125,6 +127,7 @@ class Reader:
         skip: bool = False,
         column: str = "text",
         scored: bool = False,
+        pieces: Path | None = None,
         block_bytes: int = BLOCK_BYTES,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
@@ -134,6 +137,7 @@ class Reader:
         self._skip = skip
         self._column = column
         self._prompt = scored
+        self._cut = bytes if pieces is None else Pieces.read(pieces).cut
         self._accepted = frozenset[LineFault]()
         if scored:
             self._accepted = SCORED_ANYWAY - ({LineFault.NOT_UTF8} if skip else set())
@@ -164,7 +168,7 @@ class Reader:
             self.totals.sources += 1
             place = _Place(source)
             for block, waits in self._whole_lines(source, place):
-                clean = self._checked(block, place)
+                clean = self._cut(self._checked(block, place))
                 self.totals.bytes += len(block)
                 place.bytes += len(block)
                 place.lines += block.count(b"\n")
@@ -256,8 +260,8 @@ class Reader:
                     held, size = [], 0
         except DamagedStream as exc:
             raise TextError(
-                f"{place.name} does not decompress: the {opened.compression} stream is cut short "
-                f"or damaged ({exc}). Copy the file again from where it was made"
+                f"{place.name} cannot be decompressed: the {opened.compression} stream is cut "
+                f"short or damaged ({exc}). Copy the file again"
             ) from exc
         if held:
             yield b"".join(held), False
@@ -267,8 +271,8 @@ class Reader:
 
         if source == "-" or not Path(source).is_file():
             raise ConfigError(
-                f"{place.name} is a parquet file in a pipe, which cannot be read from its end; "
-                "give the path of the file"
+                f"{place.name} is a parquet file in a pipe, but parquet files must be read from "
+                "their end; give the path of the file"
             )
         try:
             with pq.ParquetFile(source) as file:
@@ -306,7 +310,7 @@ class Reader:
                 raise
             raise TextError(
                 f"{source} begins like a parquet file but cannot be read as one: {exc}. Copy the "
-                "file again from where it was made"
+                "file again"
             ) from exc
 
 
@@ -334,7 +338,7 @@ class _Place:
 
 
 def lines_of(column: Any) -> bytes:
-    """Text of the rows of an Arrow column of text or bytes without nulls, each with a newline."""
+    """The rows of an Arrow column of text or bytes without nulls as text, each with a newline."""
     import pyarrow.compute as pc
 
     column = pc.cast(column, pa.large_binary())
@@ -355,7 +359,7 @@ def may_have_fault(
 ) -> bool:
     """Whether lines must be checked one by one; if not, none has a fault beyond `accepted`."""
     if {LineFault.RESERVED, LineFault.LONG_WORD} <= set(accepted):
-        # The rest is found without checking each byte here.
+        # These expressions find the other faults without a loop over bytes.
         return (
             b"\0" in block
             or _has_long_line(block, max_line_bytes)
@@ -383,10 +387,7 @@ def complaint(fault: LineFault, where: str, max_line_bytes: int = MAX_LINE_BYTES
         LineFault.NUL: "a NUL byte",
         LineFault.NOT_UTF8: "bytes that are not UTF-8",
     }[fault]
-    return (
-        f"{where} has {what}; {_ADVICE[fault]}, or pass --skip to leave such lines out and count "
-        "them"
-    )
+    return f"{where} has {what}; {_ADVICE[fault]}, or pass --skip to leave out and count such lines"
 
 
 def fault_of(
@@ -394,19 +395,16 @@ def fault_of(
     max_line_bytes: int = MAX_LINE_BYTES,
     accepted: Collection[LineFault] = frozenset(),
 ) -> LineFault | None:
-    """What is wrong with a line, if anything; faults in `accepted` do not count."""
-    if len(line) > max_line_bytes:
-        return LineFault.LONG_LINE
-    if b"\0" in line:
-        return LineFault.NUL
-    if LineFault.NOT_UTF8 not in accepted and not _is_utf8(line):
-        return LineFault.NOT_UTF8
+    """The fault of a line, if any; faults in `accepted` do not count."""
     words = line.replace(b"\t", b" ").replace(b"\r", b" ").split(b" ")
-    if LineFault.RESERVED not in accepted and any(word in RESERVED for word in words):
-        return LineFault.RESERVED
-    if LineFault.LONG_WORD not in accepted and max(map(len, words)) > MAX_WORD_BYTES:
-        return LineFault.LONG_WORD
-    return None
+    found = {
+        LineFault.LONG_LINE: len(line) > max_line_bytes,
+        LineFault.NUL: b"\0" in line,
+        LineFault.NOT_UTF8: not _is_utf8(line),
+        LineFault.RESERVED: any(word in RESERVED for word in words),
+        LineFault.LONG_WORD: max(map(len, words)) > MAX_WORD_BYTES,
+    }
+    return next((fault for fault, holds in found.items() if holds and fault not in accepted), None)
 
 
 def _has_long_line(block: bytes, most: int) -> bool:

@@ -1,1 +1,1 @@
-"""Any language, any person: a model's scores by gRPC and by HTTP with JSON, from one contract."""
+"""Serves a model's scores to any language, over gRPC and over HTTP with JSON, from one contract."""

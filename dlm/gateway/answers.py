@@ -1,5 +1,5 @@
-"""Requests to answers: what each call of dlm.v1.LanguageModel asks of the client. Knows nothing of
-doors: gRPC and HTTP hand in a message, and get the bytes of one or a `Refusal`."""
+"""Answers requests: maps each call of dlm.v1.LanguageModel to the client. It does not know the
+protocols: gRPC and HTTP pass a message, and get the bytes of a reply or a `Refusal`."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from dlm.wire.status import Reason
 SERVICE = "dlm.v1.LanguageModel"
 # Models whose states are accepted: the one in use, the one before it, and the local fallback.
 MODELS_KEPT = 3
-DEFAULT_COUNT = 10  # of NextWords
-PAUSE = 128  # sentences or words of a reply that are written before the event loop looks up
+DEFAULT_COUNT = 10  # words that NextWords returns by default
+PAUSE = 128  # sentences or words of a reply that are written between looks at the event loop
 
 
 T = TypeVar("T")
 Left: TypeAlias = Callable[[], float]
-# What a function returns, in a thread; with the bytes that it reads, and the seconds that are left.
+# Takes a function to run in a thread, the number of bytes that it reads, and the seconds left.
 Aside: TypeAlias = Callable[[Callable[[], Any], int, float], Awaitable[Any]]
 SENTENCES_AT_ONCE = 256
 LENGTH_DELIMITED = 2  # the wire type of bytes, strings, messages and packed lists
@@ -49,12 +49,12 @@ _FIELDS = pb.ExtendReply.DESCRIPTOR.fields_by_name
 
 
 class LanguageModel:
-    """The calls of the service, on one client, for so many seconds that are left; `held` is closed
-    once the reply is written.
+    """The calls of the service, on one client, within the seconds left; `held` is closed once the
+    reply is written.
 
     Raises, in each call
         Refusal                        the request breaks a rule of the contract
-        QueryError, UnavailableError, ProtocolError  what the client raises
+        QueryError, UnavailableError, ProtocolError  from the client
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LanguageModel:
     async def score(
         self, request: pb.SentencesRequest, left: Left, held: ExitStack
     ) -> tuple[bytes, int]:
-        """A SentencesReply, and how many words were scored."""
+        """A SentencesReply, and the number of scored words."""
         if request.sentences and request.ids:
             raise _malformed("sentences and ids are both given; expected one of them")
         self._check_count(len(request.sentences) + len(request.ids), "sentences")
@@ -108,7 +108,7 @@ class LanguageModel:
     async def extend(
         self, request: pb.ExtendRequest, left: Left, held: ExitStack
     ) -> tuple[bytes, int]:
-        """An ExtendReply, and how many words were scored."""
+        """An ExtendReply, and the number of scored words."""
         if request.words and request.word_ids:
             raise _malformed("words and word_ids are both given; expected one of them")
         count, rows = len(request.words or request.word_ids), max(len(request.states), 1)
@@ -152,7 +152,7 @@ class LanguageModel:
     async def rescore(
         self, request: pb.RescoreRequest, left: Left, held: ExitStack
     ) -> tuple[bytes, int]:
-        """A RescoreReply, and how many words were scored."""
+        """A RescoreReply, and the number of scored words."""
         self._check_count(len(request.hypotheses), "hypotheses")
         given = (
             request.acoustic_scale if request.HasField("acoustic_scale") else 1.0,
@@ -174,7 +174,7 @@ class LanguageModel:
             texts = tuple(word.decode("utf-8", "replace") for word in words)
             bonus = score.bonus * LN_10
             total = Hypothesis(texts, one.acoustic, lm).total(scales) + bonus
-            # Too large, or a scale of 0 of -inf; a sentence may have no probability.
+            # Too large a total, or 0 times -inf; but -inf is right for a sentence of probability 0.
             if not math.isfinite(total) and (math.isfinite(lm) or total != -math.inf):
                 raise _malformed(
                     f"the total of hypothesis {index} is {total}; expected scales and acoustic "
@@ -212,9 +212,9 @@ class LanguageModel:
         )
         try:
             servers = self.client.cascade.servers
-        except ConfigError:  # no heartbeats: a shard set in this process, or switched off
+        except ConfigError:  # no heartbeats: the shard set is in this process, or they are off
             servers = ()
-        # Of the cluster, which may not have answered yet; looking for it would block the loop.
+        # The cluster may not have answered yet, and looking for it would block the loop.
         shards = max((one.shard + 1 for one in servers), default=utterance.manifest.shards)
         reply.traffic.CopyFrom(traffic(self._metrics, self.client, shards))
         for one in servers:
@@ -251,7 +251,8 @@ class LanguageModel:
         return utterance, utterance.states_from_bytes(packed)
 
     def _utterance(self, model: bytes) -> AsyncUtterance:
-        """An utterance that stays on the model whose id begins with these bytes; b"": any."""
+        """An utterance that stays on the model whose id begins with these bytes; b"" for any
+        model."""
         known = self._pin(self.client.utterance())
         if len(model) == MODEL_BYTES and model not in self._pinned:
             # Another gateway may have drawn the next model of a roll-out before this one did.
@@ -261,17 +262,18 @@ class LanguageModel:
         if found is None:
             raise Refusal(
                 Reason.WRONG_SHARD_SET,
-                "the states are not of a model that this gateway has in use; begin the sentence "
-                "again, with the states of this gateway",
+                "the states belong to a model that this gateway does not use; begin the sentence "
+                "again, here and without states",
             )
         return _open_to_caller(found)
 
     def _pin(self, fresh: AsyncUtterance) -> bytes:
-        """Keeps an utterance, unless one is on its model; returns how that model's id begins."""
+        """Keeps an utterance, unless there is one on its model; returns the beginning of the
+        model's id."""
         known = bytes.fromhex(fresh.model_info.model)[:MODEL_BYTES]
         kept = self._pinned.get(known)
-        if kept is None or kept.model_info != fresh.model_info:  # new, or its shards are
-            _ = fresh.vocabulary  # which fixes it to its model
+        if kept is None or kept.model_info != fresh.model_info:  # the model or its sharding is new
+            _ = fresh.vocabulary  # fixes the utterance to its model
             self._pinned[known] = fresh
             if len(self._pinned) > MODELS_KEPT:
                 self._pinned.popitem(last=False)
@@ -279,8 +281,8 @@ class LanguageModel:
         return known
 
     def _sources(self, source: NDArray[np.uint8]) -> list[Any]:
-        """The values of `Source`, which are those of `dlm.ngram.query`; none if all are FULL. The
-        others are counted."""
+        """The values of `Source`, which are those of `dlm.ngram.query`; none if all are FULL.
+        Counts the answers of fallbacks."""
         fallbacks = int(np.count_nonzero(source))
         self._metrics.fallbacks += fallbacks
         return source.tolist() if fallbacks else []
@@ -293,7 +295,8 @@ class LanguageModel:
         if count > most:
             raise Refusal(
                 Reason.TOO_MANY_QUERIES,
-                f"the call has {count} {what}; expected at most {most}. Make several calls",
+                f"the call has {count} {what}; expected at most {most}. Split it into several "
+                "calls",
             )
 
 
@@ -301,34 +304,34 @@ class LanguageModel:
 class _Kept:
     phrases: Phrases
     size: int  # bytes
-    calls: int = 0  # that use it now
+    calls: int = 0  # calls that use it now
 
     def end(self) -> None:
         self.calls -= 1
 
 
 class PhraseStore:
-    """Phrases that callers sent, kept by their id for their later calls, as many as fit; nothing
-    logs one. On the event loop.
+    """Phrases that callers sent, stored by their id for later calls, as many as fit; no phrase is
+    logged. On the event loop.
 
-    Whoever guesses a list has its id, and must not learn whether another client sent it: each token
-    finds its own lists only.
+    A client that guesses a list knows its id, but must not learn whether another client sent it: so
+    each token finds only its own lists.
 
-    Args  max_bytes  of all lists together; one that is alone is kept even if it has more
+    Args  max_bytes  limit of all lists together; a single list is kept even if it is larger
     """
 
     def __init__(self, max_bytes: int, aside: Aside) -> None:
         self._max_bytes, self._aside = max_bytes, aside
-        # By the name of the token, and id; the last used is last.
+        # By the token's name and the id; the most recently used is last.
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self.bytes = 0
 
     async def of(
         self, request: Any, vocabulary_size: int, left: Left, held: ExitStack
     ) -> Phrases | None:
-        """The phrases of a request, None if it has none, read in the seconds left; until `held` is
-        closed, they are not forgotten. Raises Refusal for an id that is not known here, no memory,
-        or too late; QueryError as `Phrases`."""
+        """The phrases of a request, None without any, read within the seconds left; they are kept
+        until `held` is closed. Raises Refusal for an unknown id, a lack of memory, or lateness;
+        and the QueryError of `Phrases`."""
         kept = await self._find(request.phrases, vocabulary_size, left)
         if kept is None:
             return None
@@ -339,7 +342,7 @@ class PhraseStore:
     async def _find(self, given: Any, vocabulary_size: int, left: Left) -> _Kept | None:
         if given.id and given.phrases:
             raise Refusal(
-                Reason.MALFORMED, "phrases and their id are both given; expected one of them"
+                Reason.MALFORMED, "phrases and phrases_id were both given; give only one of the two"
             )
         if given.id:
             return self._known(given.id)
@@ -347,8 +350,8 @@ class PhraseStore:
             return None
         weights = {one.text: one.bonus for one in given.phrases}
         if len(weights) < len(given.phrases):
-            raise Refusal(Reason.MALFORMED, "a phrase is there twice; expected each once")
-        # While one is read, it is many times as large as its message.
+            raise Refusal(Reason.MALFORMED, "a phrase was given twice; give each phrase once")
+        # While phrases are read, they take many times the size of their message.
         size = given.ByteSize()
         found = await self._aside(lambda: Phrases(weights), size, left())
         return self._keep(found, found.memory_bytes(vocabulary_size))
@@ -358,8 +361,8 @@ class PhraseStore:
         if key not in self._kept:
             raise Refusal(
                 Reason.PHRASES_UNKNOWN,
-                "this gateway does not know, or no longer knows, the phrases of this id; send the "
-                "phrases in place of their id",
+                "this gateway does not know the phrases of this id, or no longer knows them; send "
+                "the phrases instead of the id",
             )
         self._kept.move_to_end(key)
         return self._kept[key]
@@ -374,9 +377,9 @@ class PhraseStore:
         if self._kept and self.bytes + size > self._max_bytes:
             raise Refusal(
                 Reason.OVERLOADED,
-                f"the phrases take {size:,} bytes, and those of calls in flight leave fewer of "
-                f"{self._max_bytes:,}. Ask another gateway, or retry later; the operator may raise "
-                "max_phrases_bytes",
+                f"the phrases take {size:,} bytes, but phrases of other calls in flight leave too "
+                f"little of the limit of {self._max_bytes:,} bytes. Ask another gateway, or retry "
+                "later; the operator can raise max_phrases_bytes",
             )
         self.bytes += size
         self._kept[key] = kept = _Kept(phrases, size)
@@ -389,7 +392,7 @@ def queries_of(request: pb.ExtendRequest) -> int:
 
 
 def _open_to_caller(utterance: AsyncUtterance) -> AsyncUtterance:
-    """`utterance`, if the token of the current call may ask for its model; or `Refusal`."""
+    """`utterance`, if the current call's token may ask for its model; else raises `Refusal`."""
     info = utterance.model_info
     if may_ask(info.model, info.shard_set):
         return utterance
@@ -399,7 +402,8 @@ def _open_to_caller(utterance: AsyncUtterance) -> AsyncUtterance:
 async def _scores(
     utterance: AsyncUtterance, sentences: list[Any], left: Left, bos: bool = True, eos: bool = True
 ) -> list[SentenceScore]:
-    """Some after the other: the client looks up only after thousands of words."""
+    """The scores of sentences, made in portions, since the client gives the event loop a turn only
+    after thousands of words."""
     found: list[SentenceScore] = []
     for at in range(0, len(sentences), SENTENCES_AT_ONCE):
         some = sentences[at : at + SENTENCES_AT_ONCE]
@@ -415,8 +419,8 @@ def _malformed(message: str) -> Refusal:
 
 def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
     """The bytes of an ExtendReply, made from arrays: objects cost more than scoring. Lists of
-    floats are packed as their bytes, and those of small whole numbers as a byte each: both are the
-    arrays."""
+    floats are packed as their bytes, and lists of small integers as a byte each, so both equal the
+    arrays' bytes."""
     parts = [
         _field("log10_probs", found.log10_prob.astype("<f4", copy=False).tobytes()),
         _field("matched_orders", found.matched_order.tobytes()),
@@ -433,7 +437,7 @@ def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
 
 def sealed(states: States, field: str = "") -> NDArray[np.uint8]:
     """Rows of the bytes of `States.to_bytes`, each followed by its checksum, as callers get them;
-    and after the head of a field, if one is named."""
+    after the head of a field, if one is given."""
     flat = states.reshape(-1)
     head, at = state_head(flat.model_info)
     count, width = flat._contexts.shape
@@ -456,7 +460,7 @@ def sealed(states: States, field: str = "") -> NDArray[np.uint8]:
 
 
 def opened(states: Sequence[bytes]) -> list[bytes]:
-    """What `sealed` was given, one of each; QueryError for bytes that it did not return."""
+    """States without the checksums of `sealed`; QueryError for bytes not from `sealed`."""
     if not states:
         return []
     size = max(*map(len, states), CHECKSUM_BYTES + 1)

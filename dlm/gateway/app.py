@@ -1,4 +1,4 @@
-"""A gateway from start to end: bind, connect, warm up, answer, drain."""
+"""Runs a gateway from start to end: bind, connect, warm up, answer, drain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dlm.signals import stopping
 
 logger = EventLog(__name__)
 
-# The thread that reads and writes JSON keeps the loop waiting for as long, at each of its looks.
+# The thread that reads and writes JSON makes the loop wait this long at each switch.
 SWITCH_S = 0.0005
 
 Opening = Callable[[], Awaitable[AsyncClient]]
@@ -41,8 +41,7 @@ def serve(
 ) -> int:
     """Answers until one of `stop_signals`, with the client that `opening` opens on the event loop.
     Returns 0 if every call in flight was answered, 1 if one was cut off. Raises what `opening`
-    does, and ConfigError if a port cannot be bound, or a file of tokens or certificates is
-    unusable."""
+    does; ConfigError if a port cannot be bound, or a file of tokens or certificates is unusable."""
     allow_connections()
     credentials = Credentials(config)
     compile_ahead((*KERNELS, kernels.write_states, kernels.changed_state))
@@ -70,7 +69,7 @@ def serve(
 
 
 class Gateway(Life):
-    """Both doors, on the running event loop."""
+    """Both protocols, gRPC and HTTP, on the running event loop."""
 
     def __init__(
         self,
@@ -93,7 +92,8 @@ class Gateway(Life):
 
     async def _start(self) -> None:
         self._make(RpcDoor(self.calls).handlers())
-        # One of several on a port listens once it can answer: it gets its share of connections.
+        # One of several processes on a port listens only once it can answer, since it gets its
+        # share of connections.
         if not self.config.share_port:
             await self._listen()
 
@@ -128,10 +128,10 @@ class Gateway(Life):
     def _shown(self) -> tuple[GatewayCollector, Callable[[], bytes]]:
         client = lambda: None if self._client is None else self._client.metrics  # noqa: E731
         collector = GatewayCollector(self.metrics, lambda: self._phase.state, client, self.process)
-        return collector, lambda: load_page(())  # it has no shards
+        return collector, lambda: load_page(())  # a gateway has no shards
 
     async def _warm_up(self) -> None:
-        """Connects the client and takes every path through its kernels, which may compile them."""
+        """Connects the client and runs every path through its kernels, which may compile them."""
         self._client = client = await self._open_client()
         utterance = client.utterance()
         await utterance.score_sentences([b"<unk> <unk> <unk>"])

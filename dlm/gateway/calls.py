@@ -1,5 +1,5 @@
-"""A call from its message to its reply or `Refusal`: admitted, timed, counted, traced; and the door
-by gRPC, dlm.v1.LanguageModel. Doors (`RpcDoor`, `http`) bring bytes here and take bytes back."""
+"""Handles a call from its message to its reply or `Refusal`: admission, time limit, counts, trace;
+and the gRPC service dlm.v1.LanguageModel. `RpcDoor` and `http` pass bytes to `Dispatcher`."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ logger = EventLog(__name__)
 
 
 DOOR = "grpc"
-# What a sentence and a word of it take, in queries of Extend; and NextWords, and a word of it.
+# The work of a sentence and of its words, in queries of Extend; and of NextWords and its words.
 SENTENCE_WORK, WORD_WORK = 128, 4
 VOCABULARY_WORK, NEXT_WORK = 2048, 12
 
-# Call -> its request, its reply, and the method of `LanguageModel` that answers it.
+# Name of a call -> its request, its reply, and the method of `LanguageModel` that answers it.
 CALLS: dict[str, tuple[Any, Any, str]] = {
     "Score": (pb.SentencesRequest, pb.SentencesReply, "score"),
     "Extend": (pb.ExtendRequest, pb.ExtendReply, "extend"),
@@ -51,27 +51,27 @@ CALLS: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-# Bytes of a call: it may take more than a few milliseconds to read, let alone to answer.
+# Bytes of a call above which reading it may take more than a few milliseconds.
 LARGE = 8 << 10
-QUERY_BYTES = 4  # of a call, to guess how many it asks before it is read
-# Of a small call, which takes a millisecond. The client cuts the work of larger ones into parts;
-# were many of them at work, a short call would wait for a part of each.
+QUERY_BYTES = 4  # bytes per query, to estimate a call's queries before it is read
+# Queries of a small call, which takes a millisecond. The client cuts the work of larger calls into
+# parts; if many of them were at work, a short call would wait for a part of each.
 SMALL_QUERIES = LARGE
 LARGE_AT_ONCE = 2
 
 
 class GatewayTurns(Turns):
-    """Of the calls of one gateway; on the event loop."""
+    """Turns of the calls of one gateway; on the event loop."""
 
     def __init__(self) -> None:
-        # A round takes two milliseconds.
+        # A round of this work takes two milliseconds.
         super().__init__(SMALL_QUERIES, LARGE_AT_ONCE, in_a_round=WORK_AT_ONCE // 2)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dlm-gateway")
         self._aside = TurnLane(1, inf)
 
     async def aside(self, work: Callable[[], T], size: int, left_s: float) -> T:
-        """What `work` returns or raises, in a thread that does one at a time; TimeoutError if it
-        has not ended in time. `size` is what it reads or writes, in bytes."""
+        """The result of `work`, run in a thread that does one job at a time; TimeoutError if it
+        does not end in time. `size` is the number of bytes that it reads or writes."""
         async with asyncio.timeout(left_s):
             await self._turn(self._aside, size)
             release = self._end_of(self._aside)
@@ -82,7 +82,8 @@ class GatewayTurns(Turns):
 
 
 def countdown(left_s: float) -> Left:
-    """Seconds that are left of these, whenever it is called; it raises `Refusal` when none are."""
+    """A function that returns how many of these seconds are left, or raises `Refusal` if none
+    are."""
     until = time.monotonic() + left_s
 
     def left() -> float:
@@ -97,23 +98,23 @@ def countdown(left_s: float) -> Left:
 def _others_took_it() -> Refusal:
     return Refusal(
         Reason.LATE,
-        "the deadline passed while this call waited or was read; allow more time, or ask another "
-        "gateway",
+        "the deadline passed while this call was waiting or being read; allow more time, or ask "
+        "another gateway",
     )
 
 
 class Form(Protocol):
-    """How a door writes messages, if not as their bytes."""
+    """How a protocol writes messages, if not as protobuf bytes."""
 
     async def read(self, kind: Any, data: bytes, left: Left) -> Any:
-        """The message of this kind; raises `Refusal` if it is none."""
+        """The message of this kind; raises `Refusal` if the bytes are not one."""
 
     async def write(self, kind: Any, reply: bytes, left: Left) -> bytes:
         """The bytes of a message of this kind, in this form."""
 
 
 class Dispatcher:
-    """On the event loop; `client` comes when it has connected."""
+    """Answers calls on the event loop; `client` is set once it has connected."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         self.config = config
@@ -138,12 +139,12 @@ class Dispatcher:
         held: ExitStack | None = None,
         streamed: bool = False,
     ) -> bytes:
-        """The reply to a message of `CALLS[call]`, both as bytes in the form of a door.
+        """The reply to a message of `CALLS[call]`, both as bytes in the form of a protocol.
 
-        Args    left_s    seconds that its caller waits; None: not said
-                held      where the call counts as in flight until its reply is written
-                streamed  while it waits for its turn, its caller's next one is not read, so it does
-                          not count as in flight yet
+        Args    left_s    seconds that the caller waits; None if it gave no limit
+                held      the stack in which the call counts as in flight until its reply is written
+                streamed  whether it came in a stream: it counts as in flight from its turn on,
+                          since the next message is not read before
         Raises  Refusal
         """
         began, result, queries = time.monotonic(), ABANDONED, 0
@@ -199,20 +200,17 @@ class Dispatcher:
     async def _read(self, kind: Any, data: bytes, form: Form | None, left: Left) -> Any:
         work = len(data) // QUERY_BYTES
         with ExitStack() as read:
-            if work > SMALL_QUERIES:  # reading it is much work, too
+            if work > SMALL_QUERIES:  # reading it is also much work
                 read.callback(await self.turns.take(work, left()))
             return parse(kind(), data) if form is None else await form.read(kind, data, left)
 
     def _enter(self, held: ExitStack) -> None:
-        overload = self.admission.overload()
-        if overload is not None:
-            raise overload
         self.admission.enter()
         held.callback(self.admission.leave)
 
 
 def work_of(call: str, request: Any) -> int:
-    """What it takes to answer, in queries of Extend."""
+    """The work of an answer, in queries of Extend."""
     if call == "Extend":
         return queries_of(request)
     if call == "NextWords":
@@ -226,24 +224,28 @@ def work_of(call: str, request: Any) -> int:
 
 
 def refusal_of(call: str, exc: Exception) -> Refusal:
-    """What a caller is told of an error; never an address, nor words of another's request."""
+    """What a caller learns about an error: never an address, or words of another's request."""
     if isinstance(exc, TimeoutError):
         return _others_took_it()
     if isinstance(exc, QueryError):
         return Refusal(Reason.MALFORMED, str(exc))
     if isinstance(exc, DeadlineExceeded):
-        return Refusal(Reason.LATE, "no answer came in time; allow more time, or ask for less")
+        return Refusal(
+            Reason.LATE, "no answer came in time; allow more time, or make smaller calls"
+        )
     if isinstance(exc, Overloaded):
         return Refusal(Reason.OVERLOADED, "the model's servers are busy; retry later")
     if isinstance(exc, StaleShardSet | ModelSwitched):
         return Refusal(Reason.WRONG_SHARD_SET, "the model was replaced; begin the sentence again")
     if isinstance(exc, UnavailableError):
-        return Refusal(Reason.NOT_READY, "no server of a shard of the model answers; retry later")
+        return Refusal(
+            Reason.NOT_READY, "a shard of the model has no server that answers; retry later"
+        )
     return of_exception(call.lower(), exc, part="gateway")
 
 
 class RpcDoor:
-    """Its handlers take and return bytes, so that what is no message is refused with a reason."""
+    """The gRPC handlers, which take bytes, so that invalid ones are refused with a reason."""
 
     def __init__(self, calls: Dispatcher) -> None:
         self._calls = calls
@@ -262,7 +264,7 @@ class RpcDoor:
             await refusal.abort(context)
 
     async def _many(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
-        """Each step has the time of a call: the stream itself lives as long as its caller wants."""
+        """Answers a stream, which ends when its caller wants; each step has the limit of a call."""
         async for data in requests:
             try:
                 reply = await self._answer("Extend", data, context, None, streamed=True)

@@ -1,4 +1,4 @@
-"""Every event that a gateway logs; `*` stands for a word. What it shares with servers is theirs."""
+"""Every event that a gateway logs; `*` stands for a word. Servers list the shared events."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from dlm.logs import DeclaredEvent
 
 EVENTS: dict[str, DeclaredEvent] = {
     "gateway.ready": DeclaredEvent(
-        "It has connected to the servers, and answers.",
+        "The gateway has connected to the servers, and answers calls.",
         ("cause", "to_state", "port", "http_port", "in_flight"),
     ),
     "gateway.state": DeclaredEvent(
-        "It drains, or could not start.",
+        "The gateway is draining, or could not start.",
         ("cause", "to_state", "port", "http_port", "in_flight"),
     ),
     "gateway.stopped": DeclaredEvent(
-        "It has ended. `whole`: true if every call in flight was answered.", ("whole",)
+        "The gateway has stopped. `whole`: true if every call in flight was answered.", ("whole",)
     ),
     "gateway.*.failed": DeclaredEvent(
-        "A fault in dlm. `*`: the call in lower case, or `http`. The stack follows; it has no "
-        "text of a query.",
+        "A fault in dlm; report it. `*` is the call in lower case, or `http`. A stack trace "
+        "follows, without any text of queries.",
         ("error",),
     ),
 }

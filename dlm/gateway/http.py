@@ -1,9 +1,9 @@
-"""The door by HTTP/1.1: POST of JSON, and what a browser gets: the page, and the contract.
+"""The HTTP/1.1 interface: POST of JSON, and the page and the contract for browsers.
 
 A call is the unary form of the Connect protocol: POST /dlm.v1.LanguageModel/METHOD with
 `application/json` (or `application/proto`), its deadline in `Connect-Timeout-Ms`; an error is
 {"code", "message", "reason"} with the status of its code. No path leads to a file, and no page of
-another origin may read an answer, nor of one whose name was made to lead here.
+another origin may read an answer, even if that origin's name was made to point here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ logger = EventLog(__name__)
 DOOR = "http"
 PROTO = "application/proto"
 RETRY_AFTER_S = 1  # HTTP has no finer unit
-# Of the Connect protocol.
+# The HTTP statuses of the Connect protocol's error codes.
 STATUS_OF = {
     "invalid_argument": 400,
     "failed_precondition": 400,
@@ -68,7 +68,7 @@ _BASE64 = re.compile(r"([A-Za-z0-9+/_-]+={0,2})?")
 
 
 class HttpDoor:
-    """Answers connections on the running loop; `pages` are what GET returns by path."""
+    """Answers connections on the running loop; `pages` has what GET returns, by path."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class HttpDoor:
     ) -> None:
         self._calls, self._guard, self._pages = calls, guard, pages
         config = calls.config
-        # A page of another site may give its own name the address of this machine, and then reads
-        # what it gets from that name.
+        # A page of another site could point its own name to this machine, and then read the
+        # answers.
         self._only_own_names = is_loopback(config.host) and not (
             config.tokens or config.tls_cert or config.insecure
         )
@@ -100,7 +100,7 @@ class HttpDoor:
     async def start(
         self, host: str, port: int, tls: Certificates | None, *, shares_port: bool = False
     ) -> int:
-        """Listens; returns the port. OSError if it cannot be bound."""
+        """Listens, and returns the port; OSError if it cannot be bound."""
         more: dict[str, Any] = {}
         if tls is not None:
             more = {"ssl": tls.listening(), "ssl_handshake_timeout": HEAD_S}
@@ -161,14 +161,14 @@ class HttpDoor:
         except TimeoutError as exc:
             raise Refusal(
                 Reason.LATE,
-                f"the body did not come within {BODY_S:g} seconds; send the call again, or a "
+                f"the body did not arrive within {BODY_S:g} seconds; send the call again, or a "
                 "shorter one",
             ) from exc
         if data is None:
             most = self._calls.config.max_message_bytes
             raise Refusal(
                 Reason.TOO_MANY_QUERIES,
-                f"the body is larger than expected: at most {most} bytes. Make several calls",
+                f"the body exceeds {most} bytes; split it into several calls",
             )
         form = None if kind == PROTO else Json(self._calls.turns)
         reply = await self._calls.answer(
@@ -178,7 +178,7 @@ class HttpDoor:
 
 
 class Json:
-    """Messages as JSON; see `Form`. Much of it is read and written in a thread."""
+    """Messages as JSON; see `Form`. Large messages are read and written in a thread."""
 
     def __init__(self, turns: GatewayTurns) -> None:
         self._turns = turns
@@ -209,8 +209,8 @@ class Json:
 
 
 def _is_own_name(host: str) -> bool:
-    """Whether a header Host has an address, or the name that every machine gives itself; a caller
-    by HTTP/1.0 may leave it out, a browser never does."""
+    """Whether a Host header has an address, or the name that every machine gives itself; HTTP/1.0
+    callers may omit it, but browsers never do."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name in ("", "localhost") or bool(ipaddress.ip_address(name))
@@ -219,16 +219,16 @@ def _is_own_name(host: str) -> bool:
 
 
 def _from_json(data: bytes, message: Any) -> Any:
-    """The message of a body; ParseError or ValueError if it is none."""
+    """The message of a body; raises ParseError or ValueError for anything else."""
     json_format.Parse(data, message, max_recursion_depth=16)
     names = [one.name for one in message.DESCRIPTOR.fields if one.type == one.TYPE_BYTES]
     given = json.loads(data) if names else {}
     for name in names:
         value = given.get(name)
         for one in value if isinstance(value, list) else [value]:
-            # Signs that base64 lacks are skipped by `Parse`: nothing would be left of some text.
+            # `Parse` skips characters outside base64, so some text would become empty.
             if isinstance(one, str) and not _BASE64.fullmatch(one):
-                raise ValueError(f"{name} has characters that base64 lacks")
+                raise ValueError(f"{name} has characters that are not base64")
     return message
 
 

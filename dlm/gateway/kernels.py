@@ -1,5 +1,5 @@
-"""Passes over the states of a call: to write each with its checksum, and to check those that come
-back."""
+"""Kernels over the states of a call, which write each with its checksum, and check returned
+ones."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a gateway counts, and how that is shown: to Prometheus, and as its traffic. No text, word,
-id or address is ever a label: only the closed sets of calls, doors and results."""
+"""A gateway's counts, for Prometheus and for its traffic page. No text, word, id or address is ever
+a label: only the closed sets of calls, protocols and results."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ OK = "ok"
 ABANDONED = "abandoned"
 
 
-MAX_SHARDS = 1024  # shown; later ones are not
+MAX_SHARDS = 1024  # most shards shown; later ones are left out
 _CALLS = len(SECONDS) + 1
-# Every family that a gateway shows. DO NOT CHANGE names or labels: dashboards and alerts use them.
+# Every family that a gateway exports. DO NOT CHANGE names or labels: dashboards and alerts use
+# them.
 FAMILIES: dict[str, Family] = {
     "dlm_gateway_calls_total": Family(
         "Calls by result: ok, abandoned, or the reason of a refusal.", ("call", "door", "result")
@@ -37,13 +38,13 @@ FAMILIES: dict[str, Family] = {
     "dlm_gateway_fallbacks_total": Family("Words scored by a fallback."),
     "dlm_gateway_call_seconds": Family("Seconds per answered call.", ("call", "door", "le")),
     "dlm_gateway_refused_total": Family(
-        "Calls refused before they were read: for load, or for their token.", ("reason",)
+        "Calls refused before they were read, because of the load or of their token.", ("reason",)
     ),
     "dlm_gateway_in_flight": Family("Calls being answered."),
-    "dlm_gateway_connections": Family("Open connections by HTTP."),
+    "dlm_gateway_connections": Family("Open HTTP connections."),
     "dlm_gateway_state": Family("1 for the state the gateway is in.", ("state",)),
     "dlm_gateway_certificate_days": Family(
-        "Days until the gateway's certificate expires, or one that signed it; none without TLS."
+        "Days until the gateway's certificate, or one that signed it, expires; absent without TLS."
     ),
     "dlm_gateway_info": Family("Always 1.", ("version",)),
 }
@@ -52,8 +53,7 @@ FAMILIES: dict[str, Family] = {
 @dataclass(slots=True)
 class GatewayMetrics(CallCounts):
     """Counts of a gateway: calls by (call, door, result), and seconds of those that were answered
-    by (call, door); of the queries, those that a fallback answered; and open connections by
-    HTTP."""
+    by (call, door); queries that a fallback answered; and open HTTP connections."""
 
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
@@ -131,7 +131,7 @@ def _family(name: str) -> Any:
 def traffic(metrics: GatewayMetrics, client: AsyncClient, shards: int) -> Any:
     calls = np.zeros(_CALLS, np.uint64)
     for (call, _), histogram in metrics.seconds.items():
-        if call != "Models":  # of those who watch
+        if call != "Models":  # monitoring calls `Models`
             calls += np.array(histogram.counts, np.uint64)
     sent_to = client.sent_to
     return pb.Traffic(

@@ -1,1 +1,1 @@
-"""KenLM's binary files: read and scored as they lie, and turned back into n-grams."""
+"""Reads and scores KenLM's binary files in place, and turns them back into n-grams."""

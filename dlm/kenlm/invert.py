@@ -1,8 +1,8 @@
-"""The n-grams of a file of hash tables, which stores only hashes of their words.
+"""Finds the n-grams of a file of hash tables, which stores only hashes of their words.
 
-Every n-gram's context and suffix are in a KenLM file too: so the n-grams of order n are looked for
-among those that two of order n - 1 make which share n - 2 words. Signs in the file say which have
-something after or before them, and a filter of the table's keys rejects most of the rest. The
+Every n-gram's context and suffix are in a KenLM file too: so the n-grams of order n are searched
+among pairs of n-grams of order n - 1 that share n - 2 words. Signs in the file show which n-grams
+begin or end a longer one, and a filter of the table's keys rejects most other candidates. The
 result is accepted only if every key of a table is claimed once, and none twice.
 
     2-grams        all pairs of words of which one may begin and the other may end a longer n-gram
@@ -46,11 +46,11 @@ KERNELS = (
     kernels.join,
     kernels.take,
 )
-LIMIT_S = 10 * 3600.0  # of one order, unless forced
-MOST_BUCKETS = (1 << 32) - 1  # of an order: places have 32 bits
-_TRIAL_S = 3.0  # after which the time is estimated
-_CLASS_BYTES = 1 << 14  # of the filter, of one class: half of a first cache
-_FILTER_BYTES = 4  # per key: of those that are not in a table, one in a thousand passes
+LIMIT_S = 10 * 3600.0  # limit for one order, unless forced
+MOST_BUCKETS = (1 << 32) - 1  # per order: places have 32 bits
+_TRIAL_S = 3.0  # seconds after which the time is estimated
+_CLASS_BYTES = 1 << 14  # bytes of the filter per class: half of a first-level cache
+_FILTER_BYTES = 4  # per key: one in a thousand of the keys outside the table passes
 _MOST_CLASS_BITS, _MOST_WORD_BITS = 16, 26
 _CLASS_WORD_BITS = 7  # so that a class has 64 words, on average
 _TURN = 1 << 26  # candidates between two looks at the clock
@@ -59,8 +59,8 @@ _FOUND_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class Effort:
-    """What an inversion may take: memory, beyond which arrays are files in `folder`, and seconds of
-    one order, from an estimate; None: any."""
+    """The limits of an inversion: memory, beyond which arrays are files in `folder`, and estimated
+    seconds per order; None: no limit."""
 
     memory_bytes: int
     folder: Path | None = None
@@ -76,7 +76,7 @@ class _Order:
         context  (n,)    uint32  rank of all but the last word in order k - 1
         suffix   (n,)    uint32  rank of all but the first word in order k - 1
         bucket   (n,)    uint32  in the file's table
-        contexts int             how many n-grams order k - 1 has
+        contexts int             the number of n-grams of order k - 1
     """
 
     ids: NDArray[np.uint32]
@@ -116,7 +116,7 @@ class _Claims:
         self.again = 0
 
     def add(self, found: NDArray[np.uint32]) -> None:
-        """Takes n-grams, the bucket of each in the last column."""
+        """Notes n-grams that were found; the last column has the bucket of each."""
         self._found += len(found)
         self.again += int(kernels.claim(found, self._claimed))
 
@@ -127,12 +127,12 @@ class _Claims:
             return
         order = self._table.level.order
         raise KenlmFormatError(
-            f"of {self._table.keys:,} keys, {lost:,} fit no {order}-gram of known words and "
-            f"{self.again:,} fit several, so the n-grams cannot be recovered",
+            f"of {self._table.keys:,} keys, {lost:,} match no {order}-gram of known words and "
+            f"{self.again:,} match several, so the n-grams cannot be recovered",
             path=self._layout.path,
             section=f"{order}-grams",
-            advice="A key that fits no n-gram comes from damage, or from an n-gram that the ARPA "
-            "file listed twice. Build the file again; as it is, it can only be searched",
+            advice="A key that matches no n-gram means that the file is damaged, or that the ARPA "
+            "file listed an n-gram twice. Build the file again; this one serves only for scoring",
         )
 
 
@@ -162,8 +162,8 @@ class _Turns:
         if limit_s is not None and needed_s > limit_s:
             raise ConfigError(
                 f"finding the {self._order}-grams would take about {needed_s / 3600:,.1f} hours, "
-                f"more than {limit_s / 3600:,.1f}. Pass --force to `dlm export`, and give its ARPA "
-                "file to other commands"
+                f"more than the limit of {limit_s / 3600:,.1f}. Pass --force to `dlm export`, and "
+                "give the ARPA file that it writes to other commands"
             )
 
 
@@ -188,7 +188,8 @@ class Inversion:
             if level.entries > MOST_BUCKETS:
                 raise ConfigError(
                     f"{layout.path} has {level.entries:,} buckets of {level.order}-grams; at most "
-                    f"{MOST_BUCKETS:,} can be turned back into n-grams"
+                    f"{MOST_BUCKETS:,} can be turned back into n-grams. Use the ARPA file of the "
+                    "model"
                 )
         arrays, least = needed_bytes(layout)
         if least > effort.memory_bytes:
@@ -199,7 +200,7 @@ class Inversion:
         self._in_files = arrays + least > effort.memory_bytes
 
     def batches(self, rows: int) -> Iterator[NgramBatch]:
-        compile_ahead(KERNELS)  # else the estimate of the time counts it
+        compile_ahead(KERNELS)  # otherwise the time estimate would include it
         with ExitStack() as stack:
             folder = stack.enter_context(scratch_folder(self._effort.folder, "dlm-kenlm"))
             storage = Storage(folder) if self._in_files else IN_MEMORY
@@ -218,9 +219,7 @@ class Inversion:
         widest = max(self._layout.words.bit_length() - _CLASS_WORD_BITS, 0)
         class_bits = min(max(bits - (_CLASS_BYTES.bit_length() - 4), 0), widest, _MOST_CLASS_BITS)
         word_bits = min(max(bits - class_bits, 0), _MOST_WORD_BITS)
-        words = pages(
-            1 << (class_bits + word_bits), I64
-        )  # zeros; large pages, for reads in no order
+        words = pages(1 << (class_bits + word_bits), I64)  # zeros, in large pages for random reads
         at = self._base + level.at
         keys = kernels.fill_filter(
             at, level.entries, level.entry_size, class_bits, word_bits, words
@@ -228,7 +227,7 @@ class Inversion:
         return _Table(level, at, class_bits, word_bits, words, int(keys))
 
     def _pairs(self, table: _Table, storage: Storage, folder: Path) -> _Order:
-        """The 2-grams: every word that may go on with every word that may be a suffix."""
+        """The 2-grams: every word that may continue, with every word that may be a suffix."""
         bits = self._unigrams.view(U32)
         first_ids = np.flatnonzero(bits[:, 1] != 1 << 31).astype(U32)
         last_ids = np.flatnonzero(bits[:, 0] < 1 << 31).astype(U32)
@@ -272,7 +271,7 @@ class Inversion:
         return order
 
     def _joined(self, table: _Table, below: _Order, storage: Storage) -> _Order:
-        """The n-grams of an order above 2, of two of the order below that overlap."""
+        """The n-grams of an order above 2, from overlapping pairs of the next lower order."""
         level = self._layout.levels[table.level.order - 3]
         at, size, n = self._base + level.at, level.entry_size, len(below.bucket)
         is_suffix, goes_on = storage.empty(n, U8), storage.empty(n, U8)
@@ -303,7 +302,7 @@ class Inversion:
                     state, candidates, found,
                 )  # fmt: skip
                 claims.add(found[:count])
-                if not claims.again:  # else there may be more of them than keys
+                if not claims.again:  # otherwise the n-grams may outnumber the keys
                     here = slice(rows, rows + count)
                     kernels.take(
                         found[:count], below.ids, rank, last, order.ids[here],
@@ -336,7 +335,7 @@ def _by_class(
 
 
 def needed_bytes(layout: Layout) -> tuple[int, int]:
-    """What the inversion of a file takes: arrays that may be files, and what must be memory."""
+    """The bytes that the inversion of a file takes: in arrays that can be files, and in memory."""
     rows = [(4 * level.order + 12) * level.count for level in layout.levels]
     joining = [17 * level.count for level in layout.levels]
     arrays = max(sum(rows[i : i + 2]) + joining[i] for i in range(len(rows)))

@@ -1,9 +1,9 @@
-"""Search of a KenLM file where it lies: words, and n-grams of hash tables and of tries.
+"""Searches a KenLM file in place: words, and n-grams in hash tables and in tries.
 
-Everything is behind a view, an array of int64 that `view.py` makes of a layout. The layout's
-sections lie inside of the file, but what they hold is not trusted: ids, pointers and ranges are
-clamped to their sections, and every probe is bounded by the size of its table. So a damaged file
-has wrong scores, but no read outside of it and no endless search.
+Everything is reached through a view, an array of int64 that `view.py` makes from a layout. The
+layout's sections are inside the file, but their content is not trusted: ids, pointers and ranges
+are clamped to their sections, and every probe is bounded by the size of its table. So a damaged
+file has wrong scores, but no read outside of it and no endless search.
 
 Arithmetic is KenLM's, float32 in its order (`lm/model.cc`, ScoreExceptBackoff and FullScore).
 """
@@ -81,7 +81,7 @@ _NEAR, _HALVINGS = np.int64(4), 3  # entries on both sides of an estimate, and t
 
 @inlined
 def level_of(view, n):  # type: ignore[no-untyped-def]
-    """The address of what the view has of order n, from 2 up."""
+    """The address of the view's fields for order n, from 2 up."""
     return view + ((np.int64(LEVELS) + (n - _2) * np.int64(LEVEL_PLACES)) << _3)
 
 
@@ -137,8 +137,8 @@ def probe(at, buckets, entry_bytes, here, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def rank_of(at, count, key):  # type: ignore[no-untyped-def]
-    """Where a hash is in the sorted hashes at an address, from 0; or -1. Hashes are spread evenly,
-    so a place is estimated, as in `child_of`."""
+    """The place of a hash among the sorted hashes at an address, from 0, or -1. Hashes are spread
+    evenly, so a place is estimated, as in `child_of`."""
     if count < _1:
         return np.int64(-1)
     place, each = multiply_high(key, count), np.float64(count) / 2.0**64
@@ -154,7 +154,7 @@ def rank_of(at, count, key):  # type: ignore[no-untyped-def]
         there = min(here + step, last)
         here = here if below(key, load64(there)) else there
     if load64(here) != key:
-        here, rest = at, count  # it is farther away, or not there: all are halved
+        here, rest = at, count  # it is farther away or missing: a binary search over all
         while rest > _1:
             half = rest >> _1
             there = here + (half << _3)
@@ -333,7 +333,7 @@ def values_of_word(view, is_trie, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def values_at(view, is_trie, n, place, node):  # type: ignore[no-untyped-def]
-    """What a file has of an n-gram.
+    """The values of an n-gram in a file.
 
     Args     place  where it lies: the address of its bucket, or its first bit
              node   its key, of hash tables

@@ -1,4 +1,4 @@
-"""What a KenLM binary file holds, and where: the header, and the sections that follow from it.
+"""The content of a KenLM binary file: the header, and the sections that follow from it.
 
 The header is read and every section is checked against the size of the file when it is opened;
 DESIGN.md has the layout. Beyond that, KenLM's files cannot be checked: they have no checksums.
@@ -21,20 +21,20 @@ from dlm.memory_options import MAPPED, MemoryOptions, hold
 
 Data = NDArray[np.uint8]
 
-# DO NOT CHANGE: on disk, KenLM's.
+# DO NOT CHANGE: KenLM's files on disk have these values.
 PREFIX = b"mmap lm http://kheafield.com/code "
 _VERSIONED = PREFIX + b"format version "
 _VERSION = 5
 _SANITY = struct.Struct("<56s3f3IQ")
 REFERENCE = _SANITY.pack(_VERSIONED + b"5\n\0", 0.0, 1.0, -0.5, 1, 0xFFFFFFFF, 0, 1)
 FIXED = struct.Struct("<B3xfIB3xI")
-_SEARCH_VERSION = {False: 0, True: 1}  # by whether it is a trie
+_SEARCH_VERSION = {False: 0, True: 1}  # version, by whether the file has a trie
 _QUANTISED_VERSION, _ARRAY_VERSION, _PROBING_VERSION = 2, 0, 0
 _FIRST_WORD = b"<unk>\0"
 DAMAGED = "Get the file again, or build it again from its ARPA file"
-MAX_ORDER = 15  # of any model in dlm: a state length is four bits on the wire
-_MAX_COUNT = 1 << 57  # KenLM's: a pointer is read in one load
-_MAX_CODE_BITS = 25  # KenLM's
+MAX_ORDER = 15  # limit of any model in dlm: a state length is four bits on the wire
+_MAX_COUNT = 1 << 57  # KenLM's limit: a pointer is read in one load
+_MAX_CODE_BITS = 25  # KenLM's limit
 
 
 class ModelType(IntEnum):
@@ -58,7 +58,7 @@ class ModelType(IntEnum):
 
     @property
     def has_arrays(self) -> bool:
-        """Whether the high bits of pointers lie in a table (`build_binary -a`)."""
+        """Whether the high bits of pointers are in a table (`build_binary -a`)."""
         return self in (ModelType.ARRAY_TRIE, ModelType.QUANT_ARRAY_TRIE)
 
 
@@ -73,10 +73,10 @@ class Level:
     prob_bits      trie: of the probability, or of its code
     backoff_bits   trie: of the back-off weight, or of its code; 0 at the longest order
     next_bits      trie: of the pointer to the first child, the last field; without what `highs` has
-    highs_at       trie with arrays: where the table is that has a pointer's high bits: u64, the
-                   first entry at which they have each value
-    highs          ... and how many values that is
-    probs_at       quantised: where the float32 of each code are
+    highs_at       trie with arrays: where the table of the pointers' high bits begins. For each
+                   value of these bits, it has the first entry with that value, u64
+    highs          number of these values
+    probs_at       quantised: where the float32 values of the codes are
     backoffs_at    quantised: ... of the back-off weights
     """
 
@@ -97,20 +97,18 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything lies in a file. Places are bytes from its start.
+    """The place of everything in a file, in bytes from its start.
 
     order, counts     `counts[n - 1]` n-grams of order n; those of a trie contain KenLM's blanks
     multiplier        probing: buckets per n-gram, in float32
-    words             the number of words, <unk> counted; ids are below it
+    words             the number of words, including <unk>; ids are below it
     hashes_at         of the words. Probing: buckets of u64 hash, u32 id. Trie: sorted u64; the id
                       is the rank, from 1
     hashes            buckets; or words without <unk>
     unigrams_at       by id: f32 probability, f32 back-off weight; then f32 rest cost
                       (REST_PROBING), or u64 first child (tries)
-    unigram_bytes     of one
     levels            orders 2, 3, ...
     words_at          where the words are: by id, each ended by a zero byte; None: not stored (`-v`)
-    size              of the file
     """
 
     path: str
@@ -146,9 +144,9 @@ def open_file(
 ) -> tuple[Data, Layout]:
     """A KenLM binary file, mapped: processes that open it share its pages.
 
-    Returns  the bytes of the file, read-only, (size,) uint8; and where everything lies in it
-    Raises  KenlmFormatError  the file is none of KenLM's, or is incomplete, damaged, cut, or of
-                              another version or byte order
+    Returns  the bytes of the file, read-only, (size,) uint8; and the place of everything in it
+    Raises  KenlmFormatError  the file is not KenLM's, or is incomplete, damaged, cut, or of another
+                              version or byte order
             OSError           the file cannot be read
     Cost     some pages are read, whatever the size of the file
     """
@@ -161,7 +159,7 @@ def open_file(
 
 
 def read_layout(data: Data, path: str) -> Layout:
-    """Where everything lies in the file with these bytes; KenlmFormatError, as `open_file`."""
+    """The layout of the file with these bytes; KenlmFormatError as in `open_file`."""
     _check_head(data[: len(REFERENCE)].tobytes(), path)
     at = len(REFERENCE)
     fault = _Faults(path, len(data))
@@ -216,7 +214,7 @@ def read_layout(data: Data, path: str) -> Layout:
 
 
 def buckets_of(count: int, multiplier: float) -> int:
-    with np.errstate(over="ignore"):  # of a damaged header
+    with np.errstate(over="ignore"):  # for a damaged header
         wanted = float(np.float32(multiplier) * np.float32(count))
     return max(count + 1, int(min(wanted, _MAX_COUNT * 8)))
 
@@ -345,7 +343,8 @@ def _trie(
 
 
 def _high_bits(entries: int, largest: int, most: int) -> int:
-    """How many high bits of its pointers a trie keeps in a table: as many as make it smallest."""
+    """The number of high bits of a trie's pointers that are kept in a table; of all numbers up to
+    `most`, it makes the trie smallest."""
     required = largest.bit_length()
 
     def change(high: int) -> int:
@@ -383,7 +382,7 @@ def _check_head(head: bytes, path: str) -> None:
     if head == REFERENCE:
         return
     fault = _Faults(path, len(head))
-    build = "Build it again from its ARPA file, with the current `build_binary`"
+    build = "Build the file again from its ARPA file, with the current `build_binary`"
     if not is_kenlm(head):
         raise fault(
             f"the file is not one of KenLM's: it begins with {head[:24]!r}",
@@ -404,5 +403,5 @@ def _check_head(head: bytes, path: str) -> None:
     if len(head) < len(REFERENCE):
         raise fault(f"the file ends after {len(head)} bytes, in its header", "header")
     swapped = struct.pack(">3f", 0.0, 1.0, -0.5)
-    found = "of a machine with another byte order" if swapped in head else "not those of x86-64"
+    found = "from a machine with another byte order" if swapped in head else "not those of x86-64"
     raise fault(f"the test values in the header are {found}", "header", 56, advice=build)

@@ -1,4 +1,4 @@
-"""A KenLM file as a model: scores of ids, of text and after contexts, from the file as it lies."""
+"""A KenLM file as a model: it scores ids, text and words after contexts from the file in place."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dlm.kenlm import kernels as words_kernels
-from dlm.kenlm import score_kernels as kernels
+from dlm.kenlm import kernels as words_kernels, score_kernels as kernels
 from dlm.kenlm.layout import Data, Layout, open_file
 from dlm.kenlm.view import find_ids, make_view, words_of
 from dlm.memory_options import MAPPED, MemoryOptions
@@ -22,7 +21,7 @@ from dlm.ngram.query import FULL, Answers, QueryGroups
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
 from dlm.ngram.wordtable import WordTable
 
-# What opening a file and scoring with it run; see jit.compile_ahead.
+# The kernels that open a file and score with it; see jit.compile_ahead.
 KERNELS = (
     kernels.score_tokens,
     kernels.score_groups,
@@ -31,7 +30,7 @@ KERNELS = (
     words_kernels.find_words,
 )
 LINE_SPACES, WHITE_SPACE = b" \t\r", b" \t\r\v\f"  # what splits words, besides the newline
-_SAMPLES, _SAMPLE_BYTES = 32, 64  # of a file, for its id
+_SAMPLES, _SAMPLE_BYTES = 32, 64  # samples of a file, for its id
 _KNOWN_WORDS = 1 << 20  # ids to remember, at most
 
 
@@ -39,7 +38,6 @@ class KenlmFile:
     """A KenLM binary file, mapped; make one with `KenlmFile.open`. Any thread may use it.
 
     Attributes
-        layout    what the file holds
         view      the address-based form that kernels read, (places,) int64
         model_id  32 hex digits, of the header, the size and a sample of the content: states of
                   other files are told apart by it
@@ -69,7 +67,7 @@ class KenlmFile:
         """Maps the file at `path`.
 
         Args    vocab  a list of the model's words, one per line, for a file that stores none; read
-                       when words are first needed, see `vocab.words_of`. Scoring text needs none
+                       when words are first needed, see `view.words_of`. Scoring text needs none
         Raises  KenlmFormatError  see `layout.open_file`
                 ConfigError       memory cannot be locked
                 OSError           the file cannot be read
@@ -87,12 +85,12 @@ class KenlmFile:
 
     @property
     def vocabulary_size(self) -> int:
-        """Words, the unknown word included; ids are below this."""
+        """The number of words, including the unknown word; ids are below it."""
         return self.layout.words
 
     @cached_property
     def word_table(self) -> WordTable:
-        """The words by id; raises as `vocab.words_of`."""
+        """The words by id; raises what `view.words_of` raises."""
         return words_of(self.data, self.layout, self.view, self._listed)
 
     @cached_property
@@ -143,7 +141,7 @@ class KenlmFile:
         return a
 
     def block(self, context: NDArray[np.uint32]) -> KenlmBlock:
-        """What scores any word after a context of (L,) ids, most recent last."""
+        """The block that scores any word after a context of (L,) ids, most recent last."""
         return KenlmBlock(self, context)
 
 
@@ -156,7 +154,7 @@ def splits_at(spaces: bytes) -> NDArray[np.uint8]:
 
 class FileVocabulary(Vocabulary):
     """The vocabulary of a file: ids by hash, as KenLM finds them; words are read when they are
-    asked for by id, which raises as `vocab.words_of`."""
+    asked for by id, which may raise what `view.words_of` raises."""
 
     __slots__ = ("_file", "_known")
 

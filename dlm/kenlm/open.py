@@ -1,4 +1,4 @@
-"""Opens a model's n-grams, whatever file it is in: what every command reads models with.
+"""Opens a model's n-grams from any kind of file; every command reads models with it.
 
 with open_ngrams("model.binary", progress=tell) as reader:
     for batch in reader.batches():
@@ -33,14 +33,14 @@ def open_ngrams(
 
     Args
         vocab         a list, one word per line, for a KenLM file that stores none
-        memory_bytes  of finding the n-grams in KenLM's hash tables; None: a quarter of what is free
-        folder        for what exceeds it; None: that of temporary files
+        memory_bytes  for finding n-grams in KenLM's hash tables; None: a quarter of what is free
+        folder        for data that exceeds this memory; None: the folder of temporary files
         force         search however long it takes
     Raises  ArpaError, KenlmFormatError, OSError
     """
     if not is_kenlm_file(path):
         return ArpaReader(path)
-    # Here, since commands that read an ARPA file would start 40 ms later.
+    # Imported late, since commands that read an ARPA file would start 40 ms later.
     from dlm.kenlm.invert import LIMIT_S, Effort
     from dlm.kenlm.reader import KenlmReader
 

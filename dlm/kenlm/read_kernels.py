@@ -1,5 +1,5 @@
-"""Gives back the n-grams of a file: of a trie one after another, of hash tables by a search, since
-these hold only hashes of the words.
+"""Recovers the n-grams of a file: from a trie one after another, from hash tables by a search,
+since these hold only hashes of the words.
 
 The key of an n-gram of words w1 ... wn, oldest first, is made from the last word backwards:
 k = wn, then k = (k * OF_SUFFIX) ^ ((1 + w) * OF_WORD) mod 2^64 for w = w(n-1) ... w1. So it is
@@ -54,7 +54,7 @@ def bucket_of(at, buckets, size, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def passes(word, key):  # type: ignore[no-untyped-def]
-    """1 if a key may have been entered in this word of the filter, else 0."""
+    """1 if a key may have been entered in this word of the filter, otherwise 0."""
     hit = (word >> ((key >> _FIRST) & _6_BITS)) & (word >> ((key >> _SECOND) & _6_BITS))
     return hit & (word >> ((key >> _THIRD) & _6_BITS)) & _1
 
@@ -242,7 +242,7 @@ def claim(found, claims):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, uint32[:], out uint8[:], out uint8[:]")
 def flags(at, size, bucket, is_suffix, goes_on):  # type: ignore[no-untyped-def]
-    """What signs say of n-grams: whether something longer ends in one, or may be listed after it.
+    """The meaning of signs: whether a longer n-gram ends in one, or may be listed after it.
 
     Shapes  bucket              (n,)  uint32
             is_suffix, goes_on  (n,)  uint8   filled
@@ -305,7 +305,7 @@ def take(found, ids, rank, last, new_ids, context, suffix, bucket):  # type: ign
 
 @kernel("int64, int64, bool, uint32[:], out float32[:], out float32[:]")
 def values(at, size, top, bucket, prob, backoff):  # type: ignore[no-untyped-def]
-    """The values of n-grams as they lie, the sign of a probability set.
+    """The stored values of n-grams, with the sign of probabilities set.
 
     Shapes  bucket         (n,)  uint32
             prob, backoff  (n,)  float32  filled; backoff is 0 at the highest order (`top`)
@@ -327,7 +327,7 @@ def values(at, size, top, bucket, prob, backoff):  # type: ignore[no-untyped-def
 # Columns of the cursor of each order: its n-gram, where the children of that end, and its word.
 NODE, CHILDREN_END, WORD = range(3)
 CURSOR_FIELDS = 3
-# What is wrong with a file, as `read_trie` returns it.
+# The faults of a file that `read_trie` returns.
 BAD_POINTER, BAD_WORD = -1, -2
 
 

@@ -1,4 +1,4 @@
-"""The n-grams of a KenLM binary file, read as `ArpaReader` reads those of an ARPA file."""
+"""Reads the n-grams of a KenLM binary file, like `ArpaReader` reads those of an ARPA file."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from dlm.resources import Closeable
 
 F32, I64, U32 = np.float32, np.int64, np.uint32
 
-KENLM = "kenlm"  # what `compression` says of these files
+KENLM = "kenlm"  # the value of `compression` for these files
 
 
 class KenlmReader(Closeable):
     """The n-grams of a KenLM binary file of any type, in one pass.
 
-    Values are the float32 of the file, signs apart, which KenLM uses as flags. An n-gram that
-    KenLM inserted because a longer one ends in it (a *blank*) is an n-gram here: its probability is
-    what backing off gave, and its weight 0.
+    Values are the file's float32 without their signs, which KenLM uses as flags. An n-gram that
+    KenLM inserted because a longer one ends in it (a *blank*) is read like any other: its
+    probability is that of backing off, and its weight is 0.
 
     Args    vocab     a list, one word per line, for a file that stores none
-            effort    of finding the words of n-grams in a file of hash tables
+            effort    limits for finding the words of n-grams in a file of hash tables
     Raises  KenlmFormatError  the file is damaged, or not all keys are those of n-grams
             ConfigError       the words are missing, or finding the n-grams takes too much
     Guarantees
@@ -63,7 +63,7 @@ class KenlmReader(Closeable):
         self._started = False
 
     def close(self) -> None:
-        """The map goes with the reader."""
+        """Does nothing: the map is released with the reader."""
 
     @property
     def order(self) -> int:
@@ -75,7 +75,7 @@ class KenlmReader(Closeable):
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """N-grams by order, blanks among them; of hash tables, the file is read to count these."""
+        """N-grams by order, including blanks; a file of hash tables is read to count them."""
         words = self.layout.words - (not self._has_unk)
         if self.layout.model_type.is_trie:
             return (words, *self.layout.counts[1:])
@@ -85,7 +85,7 @@ class KenlmReader(Closeable):
 
     @property
     def blanks(self) -> tuple[int, ...] | None:
-        """By order, how many n-grams are blanks; None for a trie, which does not say."""
+        """The number of blanks by order; None for a trie, which does not show them."""
         if self.layout.model_type.is_trie:
             return None
         pairs = zip(self.counts[1:], self.layout.counts[1:], strict=True)
@@ -99,10 +99,11 @@ class KenlmReader(Closeable):
         missing = [w for w in (BEGIN_SENTENCE, END_SENTENCE) if w not in vocabulary]
         if missing:
             raise KenlmFormatError(
-                f"the words lack {' and '.join(word.decode() for word in missing)}",
+                f"the vocabulary lacks {' and '.join(word.decode() for word in missing)}",
                 path=self.path,
                 section="words",
-                advice="A model of sentences has both <s> and </s>; this one can only be searched",
+                advice="A model of sentences needs both <s> and </s>; this one serves only "
+                "for scoring",
             )
         return vocabulary
 
@@ -112,7 +113,7 @@ class KenlmReader(Closeable):
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What the provenance says: the file, its blanks, and what it does not hold."""
+        """Facts for the provenance: the file, its blanks, and what it does not hold."""
         kind = self.layout.model_type
         lost = ["the decimal text of the ARPA file"]
         if kind.is_quantised:
@@ -140,7 +141,7 @@ class KenlmReader(Closeable):
         return self._error(message, order, DAMAGED if advice is None else advice)
 
     def batches(self) -> Iterator[NgramBatch]:
-        """As `ArpaReader.batches`; a file of hash tables is searched for its n-grams meanwhile."""
+        """Like `ArpaReader.batches`; finds the n-grams of hash tables while it runs."""
         if self._started:
             raise RuntimeError("a KenlmReader reads its file once; open another for a second pass")
         self._started = True
@@ -196,21 +197,21 @@ class KenlmReader(Closeable):
                 )
                 if status < 0:
                     what = "a pointer" if status == kernels.BAD_POINTER else "a word"
-                    raise self._error(f"{what} is not one that KenLM writes", order, DAMAGED)
+                    raise self._error(f"{what} has a value that KenLM never writes", order, DAMAGED)
                 yield NgramBatch(order, first, ids, prob, backoff)
 
     def _clean(self, batch: NgramBatch) -> NgramBatch:
-        """The batch without -0.0; raises if a value is none of a model's."""
+        """The batch without -0.0; raises if a value cannot be a model's."""
         with np.errstate(invalid="ignore"):  # NaN, which is refused below
             prob, backoff = batch.log10_prob + F32(0), batch.log10_backoff + F32(0)
         if not bool((prob < np.inf).all()) or not bool(np.isfinite(backoff).all()):
             raise self._error("a value is infinite or NaN", batch.order, DAMAGED)
         if prob.max(initial=F32(0)) > 0:
             raise self._error(
-                f"an n-gram has a log10 P of {prob.max():g}, above 0, as a quantised blank has "
-                "where a weight is above 0; an ARPA file cannot hold it",
+                f"an n-gram has a log10 probability of {prob.max():g}, above 0, which ARPA does "
+                "not allow; a quantised blank can have it, if a back-off weight is above 0",
                 batch.order,
-                "The file can be scored as it is",
+                "The file can score text as it is",
             )
         return NgramBatch(batch.order, batch.first_row, batch.ids, prob, backoff)
 

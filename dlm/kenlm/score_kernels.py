@@ -1,4 +1,4 @@
-"""Scores of words as KenLM's `FullScore` gives them: of text, in groups, and of one word.
+"""Scores words like KenLM's `FullScore`: in text, in groups, and one at a time.
 
 Words are scored one after another, as KenLM does; what a word reads first is prefetched some words
 before it is scored, so that memory is waited for at several places at once.
@@ -56,7 +56,7 @@ _0, _1, _2, _3, _4 = np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int6
 
 @inlined
 def ask_ahead(view, is_trie, order, word, length, context, step):  # type: ignore[no-untyped-def]
-    """Prefetches what `score_word` reads first of a word; its arguments."""
+    """Prefetches what `score_word` reads first for a word; same arguments."""
     prefetch(of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES))
     if not is_trie and length:
         key = key_of(word, load32(context))

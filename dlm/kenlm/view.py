@@ -1,5 +1,5 @@
-"""The view of a mapped file: the numbers that kernels read; and its words by id, stored in it, or
-given back by a list through their hashes."""
+"""The view of a mapped file (the numbers that kernels read), and the words of the file by id. The
+file stores the words, or their hashes find them in a list."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_view(data: Data, layout: Layout) -> NDArray[np.int64]:
         return base + at if at else 0
 
     def share(size: int) -> int:
-        """See `kernels.remainder`; its 64 bits as a signed number."""
+        """See `kernels.remainder`; returns its 64 bits as a signed number."""
         found = min((1 << 64) // max(size, 1), (1 << 64) - 1)
         return found - (1 << 64) if found >> 63 else found
 
@@ -64,7 +64,7 @@ def make_view(data: Data, layout: Layout) -> NDArray[np.int64]:
 
 
 def find_ids(view: NDArray[np.int64], words: list[bytes]) -> NDArray[np.uint32]:
-    """Ids of words by their hashes, (n,) uint32; 0 where the model lacks one, as KenLM has it."""
+    """Ids of words by their hashes, (n,) uint32; 0 if the model lacks one, as in KenLM."""
     begin = np.zeros(len(words) + 1, np.int64)
     np.cumsum([len(word) for word in words], out=begin[1:])
     text = np.frombuffer(b"".join((*words, bytes(kernels.PAD_BYTES))), np.uint8)
@@ -85,7 +85,7 @@ def words_of(
     view: NDArray[np.int64],
     vocab: str | os.PathLike[str] | None = None,
 ) -> WordTable:
-    """The words of a file by id; that of `<unk>` is 0.
+    """The words of a file by id; the id of `<unk>` is 0.
 
     Args    vocab  a list, one word per line, for a file that stores none (`build_binary -v`). Words
                    that the model lacks are passed over. None: the file's own
@@ -98,8 +98,9 @@ def words_of(
         return _listed(layout, view, Path(vocab))
     if layout.words_at is None:
         raise ConfigError(
-            f"{layout.path} stores no words (it was built with `build_binary -v`), and this needs "
-            "them. Pass the list of its words, one per line (vocab=FILE; `dlm export --vocab FILE`)"
+            f"{layout.path} stores no words (it was built with `build_binary -v`), but this "
+            "command needs them. Pass a file of its words, one per line (vocab=FILE; `dlm export "
+            "--vocab FILE`)"
         )
     return _stored(data, layout, view, layout.words_at)
 
@@ -143,7 +144,7 @@ def _listed(layout: Layout, view: NDArray[np.int64], path: Path) -> WordTable:
         if found[i] is not None:
             raise FormatError(
                 f"{path}, line {number}: {word!r} has the same hash as the line {found[i]!r}; "
-                f"expected each word of {layout.path} once. Remove one of them"
+                f"expected each word of {layout.path} once. Remove one of the two lines"
             )
         found[i] = word
     missing = [i for i, word in enumerate(found) if word is None]

@@ -1,9 +1,9 @@
-"""Writes the n-grams of a reader as an ARPA file, and a model as a KenLM probing file, which KenLM
-opens and scores as one of `build_binary`.
+"""Writes a reader's n-grams as an ARPA file, and a model as a KenLM probing file, which KenLM opens
+and scores like a file of `build_binary`.
 
 KenLM wants the suffix of every n-gram. One that is missing, a *blank*, is added with the score of
-backing off, computed in KenLM's order. Signs are flags: that of a probability is clear where a
-longer n-gram ends in it, and a weight of 0 is -0.0 where nothing follows.
+backing off, computed in KenLM's order. Signs are flags: that of a probability is clear if a longer
+n-gram ends in it, and a weight of 0 is -0.0 if nothing follows.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 F32, U32, I64 = np.float32, np.uint32, np.int64
 
 MULTIPLIER = 1.5  # buckets per n-gram: KenLM's default
-NEEDED_BYTES = 130  # per n-gram, of which reading and writing take the most
+NEEDED_BYTES = 130  # bytes per n-gram, mostly for reading and writing
 _SIGN = U32(1 << 31)
-_SPARE = 1.1  # buckets per entry, at least
+_SPARE = 1.1  # minimum number of buckets per entry
 
 
 @dataclass(eq=False)
@@ -71,13 +71,13 @@ class _Order:
 
     @cached_property
     def by_key(self) -> NDArray[np.int64]:
-        """Rows by rising key; of the longest n-grams nobody asks."""
+        """Rows by ascending key; the longest n-grams are never searched."""
         return np.argsort(self.keys)
 
     def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         if not len(self.keys):
             return np.full(len(keys), -1, I64)
-        asked = np.argsort(keys)  # one search after another then reads what is beside
+        asked = np.argsort(keys)  # successive searches then read neighbouring rows
         at = np.searchsorted(self.keys[self.by_key], keys[asked])
         rows = np.empty(len(keys), I64)
         rows[asked] = self.by_key[np.minimum(at, len(self.keys) - 1)]
@@ -85,12 +85,12 @@ class _Order:
 
 
 def check_memory(model: Path, counts: Sequence[int], memory_bytes: int) -> None:
-    """ConfigError if a model of so many n-grams takes more memory than that to be read and written
-    as a probing file."""
+    """Raises `ConfigError` if reading a model of this many n-grams and writing it as a probing file
+    takes more than `memory_bytes`."""
     needed = NEEDED_BYTES * sum(counts)
     if needed > memory_bytes:
         raise ConfigError(
-            f"{model} has {sum(counts):,} n-grams; to write them as a probing file takes some "
+            f"{model} has {sum(counts):,} n-grams; writing them as a probing file takes about "
             f"{size_text(needed)} of memory, but the limit is {size_text(memory_bytes)}. Raise "
             "--memory on a larger machine, or give the model's ARPA file to KenLM's build_binary"
         )
@@ -104,20 +104,20 @@ def write_probing(
     multiplier: float = MULTIPLIER,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, ...]:
-    """Writes a model as a probing file, whole or not at all.
+    """Writes a complete probing file of a model, or nothing.
 
     Args    sections    n-grams of order 1, 2, ..., as `write_arpa` takes them
             multiplier  buckets per n-gram; more if blanks need it
-    Returns       by order, how many blanks were added
+    Returns       the number of blanks added, by order
     Raises
         ConfigError  order 1; an n-gram without its context, or two words or n-grams with one hash;
                      blanks in an order without n-grams; a word with a zero byte
         OSError
-    Cost    memory: some 100 bytes per n-gram; see `check_memory`
+    Cost    memory: about 100 bytes per n-gram; see `check_memory`
     """
     if len(sections) < 2:
         raise ConfigError(
-            "the model has order 1; a KenLM file has order 2 or more. Write an ARPA file"
+            "the model has order 1; a KenLM file needs order 2 or more. Write an ARPA file instead"
         )
     text = WordBytes.of(vocabulary)
     if bool((text.text[: text.begin[-1]] == 0).any()):
@@ -147,9 +147,9 @@ def write_probing(
     for k, order in enumerate(orders[1:], 2):
         if len(order.keys) > order.listed == 0:  # its table has one bucket, whatever the multiplier
             raise ConfigError(
-                f"the model lists no {k}-grams, but longer ones end in {len(order.keys):,} of "
-                "them, and a KenLM file has no room to add these; add them with `dlm shard "
-                "--repair`, and export that shard set"
+                f"the model lists no {k}-grams, but longer n-grams end in {len(order.keys):,} "
+                "that are unlisted, and a KenLM file has no room for those; add them with "
+                "`dlm shard --repair`, and export that shard set"
             )
         if order.listed and buckets_of(order.listed, multiplier) < _SPARE * len(order.keys):
             multiplier = 1.01 * _SPARE * len(order.keys) / order.listed
@@ -168,7 +168,7 @@ def write_probing(
         file.write(_table(hashes[1:], number, buckets_of(counts[0], multiplier), "words").data)
         first = orders[0]
         pairs = np.zeros((counts[0] + 1, 2), U32)
-        # KenLM reads the sign of a word's probability as it is written: 0 has none.
+        # KenLM reads the sign of a word's probability as it is in the file; a 0 has no sign.
         pairs[:words, 0] = np.where(first.is_suffix, np.abs(first.prob), first.prob).view(U32)
         pairs[:words, 1] = first.backoff.view(U32)
         file.write(pairs.data)
@@ -216,8 +216,8 @@ def _link(shorter: _Order, order: _Order) -> None:
     if bool((context < 0).any()):
         lost = int(np.count_nonzero(context < 0))
         raise ConfigError(
-            f"{lost:,} n-grams of {k} words have a context that is not in the model, which KenLM "
-            "refuses; `dlm shard --repair` adds them"
+            f"{lost:,} n-grams of {k} words have a context that is not in the model, so KenLM "
+            "refuses them; `dlm shard --repair` adds the contexts"
         )
     blank = slice(order.listed, None)
     order.prob[blank] = -np.abs(shorter.prob[suffix[blank]]) + shorter.backoff[context[blank]]
@@ -233,8 +233,8 @@ def _table(
     table = np.zeros((buckets, 2 + values.shape[1]), U32)
     if bool((keys == 0).any()) or kernels.fill_table(keys, values, table) != len(keys):
         raise ConfigError(
-            f"two of the {what} have the same hash, so KenLM cannot tell them apart; remove one, "
-            "or write an ARPA file"
+            f"two of the {what} have the same hash, so KenLM cannot tell them apart; remove one of "
+            "them, or write an ARPA file"
         )
     return table
 
@@ -245,7 +245,7 @@ def _table(
 def export_ngrams(
     reader: NgramReader, target: Path | IO[bytes], *, progress: Tell = lambda line: None
 ) -> int:
-    """Writes a model as an ARPA file, whole or not at all; returns how many n-grams. The reader
+    """Writes a complete ARPA file of a model, or nothing; returns the number of n-grams. The reader
     must not have begun. Raises ArpaError, KenlmFormatError, ConfigError, OSError."""
     counts = tuple(reader.counts)
     batches = _Batches(reader.batches(), ProgressReporter(progress), counts)
@@ -257,7 +257,7 @@ def export_ngrams(
 
 
 class _Batches:
-    """The batches of each order, as a writer takes them; the first of the next is held."""
+    """The batches of each order, for a writer; the first batch of the next order is held back."""
 
     def __init__(
         self, batches: Iterator[NgramBatch], reporter: ProgressReporter, counts: tuple[int, ...]

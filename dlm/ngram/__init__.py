@@ -1,1 +1,1 @@
-"""What a model is: words, n-grams, the back-off recursion, and which shard owns a context."""
+"""The parts of a model: words, n-grams, the back-off recursion, and the shard of each context."""

@@ -52,21 +52,21 @@ class DictModel:
                     f"the {len(ngram)}-gram {self.spell(ngram)} has no prefix "
                     f"{self.spell(ngram[:-1])}",
                     order=len(ngram),
-                    advice="Add it, or build the model again",
+                    advice="Add the prefix, or build the model again",
                 )
         # Every suffix of an n-gram is a node of the tree, with a blank where the model lacks it.
         self.closure = {(UNK_ID,)}
         for ngram in self.ngrams:
             for start in range(len(ngram)):
                 self.closure.add(ngram[start:])
-        # A context matters to the right if something follows it, blanks included as in KenLM,
-        # or if leaving it behind costs something.
+        # A context matters to the right if something follows it, including blanks as in KenLM, or
+        # if backing off from it has a weight.
         self.extended = {ngram[:-1] for ngram in self.closure if len(ngram) > 1}
         for ngram, (_, log10_backoff) in self.ngrams.items():
             if log10_backoff != 0 and len(ngram) < self.order:
                 self.extended.add(ngram)
-        # KenLM keeps the unknown word in its states where the model lacks it; so do we, to
-        # recombine exactly when it does.
+        # KenLM keeps the unknown word in its states if the model lacks it; so do we, to recombine
+        # exactly as KenLM does.
         if not self.vocabulary.unk_in_model and self.order > 1:
             self.extended.add((UNK_ID,))
 
@@ -98,7 +98,7 @@ class DictModel:
                             f"{batch.order - 1}-grams",
                             order=batch.order,
                             row=row,
-                            advice="Add it, or build the file again",
+                            advice="Add the prefix, or build the file again",
                         )
                     ngrams[ngram] = (log10_prob, log10_backoff)
             return cls(reader.vocabulary, reader.order, ngrams)
@@ -118,8 +118,8 @@ class DictModel:
 
     def state(self, context: Sequence[int]) -> Ngram:
         """The most recent words of `context` that can matter to the right (KenLM's state): the
-        longest suffix of at most order - 1 words that some n-gram extends or whose back-off weight
-        is not 0."""
+        longest suffix of up to order - 1 words that an n-gram extends or whose back-off weight is
+        not 0."""
         kept = tuple(context)[-(self.order - 1) :] if self.order > 1 else ()
         best = 0
         for length in range(1, len(kept) + 1):

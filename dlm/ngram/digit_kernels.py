@@ -1,4 +1,4 @@
-"""Numbers to text: arrays in, bytes out, no Python object, no GIL.
+"""Turns numbers into text. The kernels use no Python objects and no GIL.
 
 The inverse of `read_number`. A float32 gets the fewest digits that read back as itself, and among
 those the ones nearest to it, written as JavaScript and JSON writers do.
@@ -126,7 +126,7 @@ def shortest_digits(bits):  # type: ignore[no-untyped-def]
 
 @kernel
 def put_number(text, at, number):  # type: ignore[no-untyped-def]
-    """Writes a float32 from text[at] on; where it ends.
+    """Writes a float32 from text[at] on; returns where it ends.
 
     Guarantees  0 and -0 are `0`; infinities are `inf` and `-inf`; a decimal exponent from -6 to 9
                 is written out, others follow an `e`
@@ -205,7 +205,7 @@ def _put_digits(text, at, digits, count):  # type: ignore[no-untyped-def]
 
 @kernel
 def put_count(text, at, number):  # type: ignore[no-untyped-def]
-    """Writes a whole number, 0 or more, from text[at] on; where it ends. COUNT_BYTES of room."""
+    """Writes an integer >= 0 from text[at] on, with COUNT_BYTES of room; returns the end."""
     rest = np.uint64(number)
     count = np.int64(1)
     while count < len(_ALL_TENS) and rest >= _ALL_TENS[count]:
@@ -216,12 +216,12 @@ def put_count(text, at, number):  # type: ignore[no-untyped-def]
 
 @kernel
 def put_fixed(text, at, number):  # type: ignore[no-untyped-def]
-    """Writes a float64 with DECIMALS decimals, as Python's `.6f`, from text[at] on; where it ends.
+    """Writes a float64 with DECIMALS decimals, like `.6f`, from text[at] on; returns the end.
 
     Guarantees  rounded from the number's exact value, halves to even
     Trusts      below FIXED_LIMIT in size, and not NaN; FIXED_BYTES of room
     """
-    if math.copysign(1.0, number) < 0:  # of -0.0, too
+    if math.copysign(1.0, number) < 0:  # also for -0.0
         text[at] = _MINUS
         at += 1
         number = -number

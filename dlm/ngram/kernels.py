@@ -1,4 +1,4 @@
-"""Text to words and ids: arrays in, arrays out, no Python object, no GIL.
+"""Turns text into words and ids. The kernels use no Python objects and no GIL.
 
 Words are found in a hash table with open addressing. A *slot* is two numbers: the *entry*, with a
 tag of the hash, the length and the id of a word, and the first eight bytes of the word, so that a
@@ -29,7 +29,7 @@ WORDS, WORD_BYTES, UNK_ROW = 0, 1, 2
 # Rows, or words, whose slots are prefetched before the first is looked up.
 _AT_ONCE = 16
 
-# In place of the rank of a word, or the number of a 2-gram, that there is not.
+# Stands for the rank of a missing word, or the number of a missing 2-gram.
 NO_RANK = 0xFFFFFFFF  # DO NOT CHANGE: on the wire
 
 TAB, NEWLINE, RETURN, SPACE = 9, 10, 13, 32
@@ -76,7 +76,7 @@ def prefetch(context, slots, at):  # type: ignore[no-untyped-def]
             ir.FunctionType(ir.VoidType(), [byte, number, number, number]),
             "llvm.prefetch.p0i8",
         )
-        # To be read, soon and again, as data.
+        # The line will be read soon and repeatedly, as data.
         how = [ir.Constant(number, n) for n in (0, 3, 1)]
         place = builder.bitcast(builder.gep(args[0], [args[1]]), byte)
         builder.call(function, [place, *how])

@@ -1,4 +1,4 @@
-"""Memory by its address, an int64: what kernels read of mapped files, and of bits packed in them.
+"""Access to memory by its address, an int64, with which kernels read mapped files and packed bits.
 
 A field has at most 57 bits: with a shift of up to seven it still lies in one eight-byte load.
 Arrays as arguments count references, which costs more than most functions here do.
@@ -21,7 +21,7 @@ _ONE = np.int64(1)
 
 
 def _loading(result: Any, stored: Any, align: int) -> Any:
-    """Reads what is stored at an address; what is narrower than an int64 is widened."""
+    """Reads the value at an address; a value narrower than an int64 is widened."""
 
     @intrinsic
     def load(typingctx, address):  # type: ignore[no-untyped-def]
@@ -36,7 +36,7 @@ def _loading(result: Any, stored: Any, align: int) -> Any:
 
 
 def _storing(value: Any, stored: Any, align: int) -> Any:
-    """Writes a value at an address, of an int64 the low bits that are stored."""
+    """Writes a value at an address: the low bits of an int64 that fit there."""
 
     @intrinsic
     def store(typingctx, address, value_type):  # type: ignore[no-untyped-def]
@@ -86,7 +86,7 @@ def multiply_high(typingctx, a, b):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
-    """Asks for the cache line at `address`; harmless at any address."""
+    """Prefetches the cache line at `address`; harmless at any address."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         byte_pointer = ir.IntType(8).as_pointer()
@@ -112,7 +112,7 @@ def as_float32(typingctx, bits):  # type: ignore[no-untyped-def]
 
 
 def _counting(emit: Callable[[Any, Any], Any]) -> Any:
-    """What one instruction makes of an int64."""
+    """The result of one instruction on an int64."""
 
     @intrinsic
     def count(typingctx, value):  # type: ignore[no-untyped-def]
@@ -124,8 +124,8 @@ def _counting(emit: Callable[[Any, Any], Any]) -> Any:
     return count
 
 
-# Zero bits above the highest one, and below the lowest; 64 for 0. How many bits are 1. The low 32
-# bits in reverse order.
+# The first two count the zeros above the highest 1 and below the lowest, and give 64 for 0;
+# `ones_in` counts the 1s, and `mirrored_32` puts the low 32 bits in reverse order.
 leading_zeros = _counting(lambda builder, x: builder.ctlz(x, ir.IntType(1)(0)))
 trailing_zeros = _counting(lambda builder, x: builder.cttz(x, ir.IntType(1)(0)))
 ones_in = _counting(lambda builder, x: builder.ctpop(x))

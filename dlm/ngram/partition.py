@@ -1,4 +1,4 @@
-"""Which shard owns a context: the global index.
+"""Determines which shard owns a context: the global index.
 
 A context of two words or more belongs to the shard of its two most recent words (u, v). XXH64 of
 the two ids gives one of 4,096 slots, and a table in the manifest gives each slot a shard, so that
@@ -51,7 +51,7 @@ def check_shards(shards: int) -> None:
     if not 1 <= shards <= MAX_SHARDS:
         raise ConfigError(
             f"{shards} shards were requested; expected 1 to {MAX_SHARDS:,}, the number of hash "
-            "values that shards divide among them"
+            "values that the shards share out"
         )
 
 

@@ -1,4 +1,4 @@
-"""Queries and answers as arrays: the shape in which they pass from client to kernel and back."""
+"""Queries and answers as arrays, as they pass from client to kernel and back."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class QueryGroups:
 
     Shapes  context_lengths  (C,)                     words of each context
             context_words    (sum(context_lengths),)  word ids, most recent last
-            word_counts      (C,)                     words asked of each context, >= 1
+            word_counts      (C,)                     words queried for each context, >= 1
             words            (Q,)                     Q = sum(word_counts)
-            pairs            (C,)  where a shard is asked, which has no low orders: the number of
-                the 2-gram of each context's last two words. Then `words` are ranks: their places
-                among the words that follow the last of their context, or NO_RANK
+            pairs            (C,)  for a shard, which has no low orders: the number of the 2-gram
+                of each context's last two words. With `pairs`, `words` has ranks: places among the
+                words that follow the last word of the context, or NO_RANK
     """
 
     context_lengths: NDArray[np.uint8]
@@ -28,7 +28,7 @@ class QueryGroups:
     pairs: NDArray[np.uint32] | None = None
 
 
-# Where an answer comes from: values of `source`. DO NOT CHANGE: callers store them.
+# The origin of an answer: values of `source`. DO NOT CHANGE: callers store them.
 FULL, BIGRAM_FALLBACK, LOCAL_FALLBACK = 0, 1, 2
 
 
@@ -36,7 +36,7 @@ FULL, BIGRAM_FALLBACK, LOCAL_FALLBACK = 0, 1, 2
 class Answers:
     """Answers to Q queries, in their order; each array is (Q,).
 
-    matched_order  order of the longest n-gram found;  ngram_length  the same, counting blanks
+    matched_order  order of the longest n-gram found;  ngram_length  the same, but counting blanks
     state_length   words of (context, word) that matter to the right
     source         FULL, or BIGRAM_FALLBACK where no shard answered; all LOCAL_FALLBACK, where the
                    local fallback replaces the servers. None: all are FULL
@@ -63,10 +63,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class StoredWords:
-    """What is stored after each of C contexts of two words or more, or a part of that.
+    """The words stored after each of C contexts of two words or more, or a part of them.
 
     Shapes  totals  (C,)  words stored after the last two words of each context
-            counts  (C,)  of these, how many are here
+            counts  (C,)  how many of those words are listed
             log10_backoffs  (sum(context_lengths - 1),)  of each context, the weights of its last
                     two words, three, ..., all
             ranks   (sum(counts),)  as in `QueryGroups`, rising in each context; `answers` each

@@ -17,7 +17,7 @@ UNK_SPELLINGS = (b"<unk>", b"<UNK>")
 AT_ONCE = 4096
 BEGIN_SENTENCE = b"<s>"
 END_SENTENCE = b"</s>"
-MARKS = (b"<unk>", BEGIN_SENTENCE, END_SENTENCE)  # ids 0, 1, 2 of vocabularies that are made here
+MARKS = (b"<unk>", BEGIN_SENTENCE, END_SENTENCE)  # ids 0, 1, 2 of vocabularies that dlm makes
 
 # log10 P of an unknown word where the model has no n-gram for it; KenLM's default.
 MISSING_UNK_LOG10_PROB = np.float32(-100.0)
@@ -32,7 +32,7 @@ def is_mark(word: bytes) -> bool:
 
 
 def as_bytes(word: str | bytes) -> bytes:
-    """The bytes of `word`; a str is UTF-8, with surrogate escapes for bytes that are not.
+    """The bytes of `word`; a str is encoded as UTF-8, with surrogate escapes for other bytes.
 
     Other lone surrogates, which broken JSON can contain, are encoded as if they were characters. No
     well-formed text has them, so such a word is an unknown word.
@@ -51,7 +51,7 @@ def as_text(word: bytes) -> str:
 
 class _Table(Protocol):
     def __len__(self) -> int:
-        """How many words."""
+        """The number of words."""
 
     def words(self) -> list[bytes]:
         """All words, by id."""
@@ -106,7 +106,7 @@ class Vocabulary:
         """The id of each word, and of both spellings of the unknown word."""
         if self._ids is None:
             ids, words = dict.fromkeys(UNK_SPELLINGS, UNK_ID), self.words
-            for begin in range(0, self._size, AT_ONCE):  # between which other threads have the GIL
+            for begin in range(0, self._size, AT_ONCE):  # other threads get the GIL in between
                 some = words[begin : begin + AT_ONCE]
                 ids.update(zip(some, range(begin, begin + len(some)), strict=True))
             self._ids = ids
@@ -129,7 +129,7 @@ class Vocabulary:
     __hash__ = None  # type: ignore[assignment]
 
     def id_of(self, word: str | bytes) -> int:
-        """The id of `word`; 0 where the vocabulary lacks it."""
+        """The id of `word`; 0 if the vocabulary lacks it."""
         return self.ids.get(as_bytes(word), UNK_ID)
 
     def ids_of(self, words: Iterable[str | bytes]) -> NDArray[np.uint32]:

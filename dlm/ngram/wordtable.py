@@ -53,7 +53,7 @@ class WordTable:
 
     @classmethod
     def from_vocabulary(cls, vocabulary: Vocabulary) -> WordTable:
-        """The table of all words of `vocabulary`; its own, if made from one: not to be added to."""
+        """The table of all words of `vocabulary`, or its original one, which must not grow."""
         return vocabulary.table if isinstance(vocabulary.table, cls) else cls(vocabulary.words)
 
     @classmethod
@@ -61,7 +61,7 @@ class WordTable:
         cls, word_bytes: NDArray[np.uint8], word_begin: NDArray[np.integer]
     ) -> WordTable:
         """The table of words in arrays, which are copied: word_bytes (bytes,), and word_begin (n +
-        1,) from 0 up to its length; ValueError, too, if that is not in order."""
+        1,) from 0 up to len(word_bytes); ValueError also if word_begin does not rise so."""
         table = cls.__new__(cls)
         table._build(word_bytes, word_begin.astype(np.int64))
         return table
@@ -75,7 +75,10 @@ class WordTable:
             or bool((np.diff(word_begin) < 0).any())
             or not is_unk_spelling(word_bytes[: word_begin[1]].tobytes())
         ):
-            raise ValueError("words must follow one another, from <unk> or <UNK> on")
+            raise ValueError(
+                "word_begin must start at 0, never decrease, and end at the length of word_bytes; "
+                "the first word must be <unk> or <UNK>"
+            )
         self._count = count
         self._bytes_used = len(word_bytes)
         self.word_begin = word_begin
@@ -112,7 +115,7 @@ class WordTable:
         return [data[b:e] for b, e in pairwise(begin.tolist())]
 
     def vocabulary(self, *, unk_in_model: bool) -> Vocabulary:
-        """These words as a `Vocabulary`; none may be added any more."""
+        """Returns a `Vocabulary` of these words. Do not add words afterwards."""
         return Vocabulary.of_table(
             self,
             begin_id=self.find(BEGIN_SENTENCE) or UNK_ID,
@@ -123,19 +126,18 @@ class WordTable:
     # --------------------------------------------------------------------------- lookups
 
     def find(self, word: bytes) -> int | None:
-        """The id of `word`; None where the table lacks it, 0 for the unknown word."""
+        """The id of `word`; None if the table lacks it, 0 for the unknown word."""
         found = np.zeros(1, np.uint32)
         text = np.frombuffer(word + PADDING, np.uint8)
         self._find(text, np.zeros(1, np.int64), np.array([len(word)], np.int64), found)
         return int(found[0]) if found[0] != UNK_ID or is_unk_spelling(word) else None
 
     def ids_of(self, words: Sequence[str | bytes]) -> NDArray[np.uint32]:
-        """Ids (n,) of `words`, as `Vocabulary.ids_of`. Strings outside ASCII are encoded one by
-        one."""
+        """Ids (n,) of `words`, as `Vocabulary.ids_of`. Non-ASCII strings are encoded one by one."""
         lengths = np.fromiter(map(len, words), np.int64, len(words))
         joined = b""
         try:
-            # Characters of ASCII are bytes, so the lengths are those of the bytes too.
+            # ASCII characters are bytes, so these are also the lengths in bytes.
             text = "".join(words)  # type: ignore[arg-type]
             plain = text.isascii()
             joined = text.encode() if plain else b""
@@ -164,7 +166,7 @@ class WordTable:
         Raises   ValueError  `spaces` holds another byte
         """
         chars, delimiters, lines = _prepared(text, spaces)
-        # Room for words of one byte; how many there are is known when they are found.
+        # Room for words of one byte; their number is known only when they are found.
         ids = np.empty((len(text) + 1) // 2, np.uint32)
         sentence_begin = np.empty(lines + 1, np.int64)
         words = kernels.find_text(
@@ -205,12 +207,12 @@ class WordTable:
 
     def spell_unk(self, spelling: bytes) -> None:
         if not is_unk_spelling(spelling):
-            raise ValueError("word 0 of a vocabulary must be <unk> or <UNK>")
-        # Both spellings have one length.
+            raise ValueError(f"word 0 of a vocabulary is {spelling!r}; expected <unk> or <UNK>")
+        # Both spellings have the same length.
         self.word_bytes[: len(spelling)] = np.frombuffer(spelling, np.uint8)
 
     def reserve(self, words: int, size_bytes: int) -> None:
-        """Makes room for more words and their bytes, at a cost proportional to what is added."""
+        """Makes room for more words and their bytes, at a cost proportional to the added size."""
         if self._count + words + 1 > len(self.word_begin):
             self.word_begin = _grown(self.word_begin, self._count + words + 1)
         if self._bytes_used + size_bytes + kernels.PAD_BYTES > len(self.word_bytes):
@@ -226,7 +228,7 @@ class WordTable:
         )
 
     def settle(self, state: NDArray[np.int64]) -> int | None:
-        """Takes over the words that `kernels.read_words` entered; the row of the unknown word."""
+        """Takes over the words of `kernels.read_words`; returns the row of the unknown word."""
         self._count = int(state[kernels.WORDS])
         self._bytes_used = int(state[kernels.WORD_BYTES])
         row = int(state[kernels.UNK_ROW])
@@ -235,7 +237,7 @@ class WordTable:
 
 def _prepared(text: bytes, spaces: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8], int]:
     if any(byte > kernels.SPACE for byte in spaces):
-        raise ValueError(f"words are split at ASCII white space, not at {spaces!r}")
+        raise ValueError(f"words can be split only at ASCII white space, not at {spaces!r}")
     delimiters = np.zeros(256, np.uint8)
     delimiters[[kernels.NEWLINE, *spaces]] = 1
     chars = np.frombuffer(b"".join((text, b"\n", PADDING)), np.uint8)

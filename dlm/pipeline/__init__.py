@@ -1,1 +1,1 @@
-"""From users' text to a shard set: runs the stages of private training in order."""
+"""Runs the stages of private training in order, from users' text to a shard set."""

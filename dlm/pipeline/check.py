@@ -1,4 +1,4 @@
-"""Finds what would stop a pipeline after hours, before its first stage."""
+"""Finds faults that would stop a pipeline after hours, before its first stage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAIN = ("", ".txt", ".tsv", ".arpa")
 
 
 def check(settings: PipelineSettings) -> None:
-    """Checks that inputs can be read, those that must be vouched for are, and the disk has room.
+    """Checks that inputs can be read and attested where necessary, and that the disk has room.
     Raises what a stage would have raised, and ModuleNotFoundError without the extra `train`."""
     import dp_accounting  # noqa: F401
 
@@ -98,11 +98,11 @@ def voids(settings: PipelineSettings) -> list[str]:
         found.append('federate.privacy.mechanism is "none", so training is without noise')
     if not inputs.public:
         if inputs.text is not None:
-            found.append(f"nobody says that {inputs.text} is public (inputs.public)")
+            found.append(f"nobody has attested that {inputs.text} is public (inputs.public)")
         elif inputs.topology is not None and not topology_records(inputs.topology):
             found.append(
-                f"{inputs.topology} has no privacy record, and nobody says that it is public "
-                "(inputs.public)"
+                f"{inputs.topology} has no privacy record, and nobody has attested that it is "
+                "public (inputs.public)"
             )
     if inputs.topology is not None:
         found += [
@@ -133,7 +133,7 @@ def needed_bytes(settings: PipelineSettings) -> int:
 
 
 def _check_training(settings: TrainingSettings) -> None:
-    """Does what training does with settings alone, so that errors come before words are counted."""
+    """Checks the training settings before users are counted, by building what needs no users."""
     from dlm.federated.training.train import mechanism_of
 
     with about("federate.privacy", "federate.sampling"):
@@ -146,20 +146,21 @@ def _check_training(settings: TrainingSettings) -> None:
 
 
 def _check_models(settings: PipelineSettings) -> None:
-    """Checks what the stages after training need of the topology's order and of the memory."""
+    """Checks that the topology's order and the memory suffice for the stages after training."""
     if settings.inputs.topology is not None:
         with open_ngrams(settings.inputs.topology) as reader:
             counts = tuple(reader.counts)
     else:
         assert settings.estimate is not None
-        counts = (1,) * settings.estimate.order  # the least that it can have
+        counts = (1,) * settings.estimate.order  # the smallest counts that a model can have
     least = max(distilling.needed_bytes(counts), sharding.least_bytes((1,)))
     if settings.prune is not None:
         numbers = settings.prune.goal.by_order
         if numbers is not None and len(numbers) != len(counts):
             raise ConfigError(
                 f"prune.ngrams has numbers for {counted(len(numbers), 'order')}, but the model "
-                f"will have {len(counts)}: give one per order from 1 up, - for no limit"
+                f"will have {len(counts)}: give one entry per order, from order 1 up, with - for "
+                "no limit"
             )
         one = (1,) * len(counts)
         least = max(least, min(pruning.needed_bytes(one), pruning.least_bytes(one)))
@@ -167,7 +168,7 @@ def _check_models(settings: PipelineSettings) -> None:
     if limit is not None and limit < least:
         raise ConfigError(
             f"run.memory is {settings.run.memory!r}; the stages after training need at least "
-            f"{least:,} bytes. Raise it, or leave it out to use the free memory"
+            f"{least:,} bytes. Raise run.memory, or leave it out to use the free memory"
         )
 
 

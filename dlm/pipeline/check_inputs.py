@@ -21,7 +21,7 @@ from dlm.record.provenance import Provenance, is_record_line
 def check_inputs(settings: PipelineSettings) -> None:
     """Checks that all inputs are complete, and that the topology's n-grams have words of the users.
 
-    Raises what reading them raises; ConfigError, too, for held-out users who are the users, and
+    Raises what reading them raises; also ConfigError for held-out users who are the users, and
     PrivacyError for users' text, or a file with a record of users, that is declared public.
     """
     inputs = settings.inputs
@@ -37,8 +37,8 @@ def check_inputs(settings: PipelineSettings) -> None:
 
 
 def topology_records(arpa: Path) -> list[Provenance]:
-    """The records in the header of an ARPA file; raises as `Provenance.from_json`. KenLM's files
-    have none."""
+    """The records in the header of an ARPA file; raises what `Provenance.from_json` does.
+    KenLM's files have none."""
     with open_ngrams(arpa) as reader:
         lines = [line for line in reader.comments if is_record_line(line)]
     return [Provenance.from_json(line, f"the record in {arpa}") for line in lines]
@@ -57,7 +57,8 @@ def _check_apart(settings: PipelineSettings) -> None:
             if name == "inputs.held_out":
                 raise ConfigError(
                     f"inputs.held_out and inputs.users are the same file, {path}; a model must be "
-                    "evaluated on people it has not learned from. Give other users, or none"
+                    "evaluated on people that it has not learned from. Give other held-out users, "
+                    "or none"
                 )
             if name != "inputs.users":
                 raise PrivacyError(
@@ -72,7 +73,7 @@ def _check_words(settings: PipelineSettings) -> None:
     words = None if settings.pieces is not None else _words(settings)
     if inputs.topology is not None:
         with open_ngrams(inputs.topology) as reader:
-            # To the end, to detect a truncated file; a KenLM file's header tells its size.
+            # Reads to the end, to detect a truncated file; a KenLM file's header tells its size.
             if reader.compression != KENLM:
                 for _ in reader.batches():
                     pass

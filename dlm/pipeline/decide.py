@@ -1,4 +1,4 @@
-"""What a pipeline does next: a pure function of its stages, its journal and the files on disk.
+"""Decides what a pipeline does next: a pure function of its stages, journal and files on disk.
 
 | the journal says | and | then |
 | --- | --- | --- |
@@ -56,7 +56,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Found:
-    """What is on disk: digests of files by path, and the stages with a stopped run."""
+    """The state of the disk: digests of files by path, and the stages with a stopped run."""
 
     digests: Mapping[str, str] = field(default_factory=dict)
     under_way: frozenset[str] = frozenset()
@@ -65,8 +65,7 @@ class Found:
 @dataclass(frozen=True)
 class NextAction:
     """What to do: "begin" removes the output of the stages in `anew`, and runs; "go on" runs;
-    "adopt" records that the stage is done; "refuse" reports `why`; "finished": nothing is left to
-    do."""
+    "adopt" records that the stage is done; "refuse" reports `why`; "finished" means done."""
 
     kind: Literal["begin", "go on", "adopt", "refuse", "finished"]
     stage: str = ""
@@ -80,8 +79,8 @@ def next_action(
     found: Found,
     redo: Iterable[str] = (),
 ) -> NextAction:
-    """The first thing to do, or why it cannot be done, by the table above. `stages` are in order:
-    each reads inputs and the output of earlier ones. `redo` are begun again."""
+    """The next action, or why it cannot be done, by the table above. `stages` are in order: each
+    reads inputs and the output of earlier ones. The stages in `redo` begin again."""
     redo = set(redo)
     for stage in stages:
         if stage.name in redo:
@@ -172,9 +171,9 @@ def _changes(stage: StagePlan, entry: Entry, found: Found) -> list[str]:
 def _refused(stage: StagePlan, changes: Sequence[str]) -> NextAction:
     if stage.releases:
         todo = (
-            "Restore it. To change it, start in another [run] folder: what the stage released "
+            "Undo the change. To keep it, start in another [run] folder: what the stage released "
             "about users stays released, so the privacy costs of both runs add up"
         )
     else:
-        todo = f"Restore it, or give --redo {stage.name}, or another [run] folder"
+        todo = f"Undo the change, pass --redo {stage.name}, or give another [run] folder"
     return NextAction("refuse", stage.name, why=f"{stage.name}: {'; '.join(changes)}. {todo}")

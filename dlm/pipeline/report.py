@@ -31,8 +31,8 @@ NOTHING = "no record, so the model has no guarantee"
 
 @dataclass(frozen=True)
 class WholeReport:
-    """The report of a pipeline: its checklist, and the model's record; of each input its record, or
-    who says that it is public, or neither; what each stage did, and the protection of its output;
+    """The report of a pipeline: its checklist; the model's record; for each input, its record, or
+    who attests that it is public, or neither; what each stage did, and how its output is protected;
     the files that carry the record; and perplexities of held-out users' text, if any was given."""
 
     privacy: PrivacyReport
@@ -75,7 +75,7 @@ def write_report(report: WholeReport, folder: Path) -> None:
 
 
 def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeReport:
-    """The report of a pipeline whose stages are done; raises as `Provenance.from_json`."""
+    """The report of a pipeline whose stages are done; raises what `Provenance.from_json` does."""
     at = Places(settings.run.folder)
     manifest = read_manifest(at.shards)
     record = _model_record(at.model)
@@ -105,7 +105,7 @@ def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeRe
         notes,
         settings.federate.aggregation.secure,
         unprotected + int((held_out or {}).get("users", 0)),
-        parts[-1].get("made") or "",  # when users' text was last used: made again, it is the same
+        parts[-1].get("made") or "",  # last use of users' text, so that a new report is the same
         parts[-1].get("data_set"),
     )
     return WholeReport(

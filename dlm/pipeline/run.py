@@ -1,4 +1,4 @@
-"""Runs a pipeline from its settings to a shard set: it looks, decides, and does the next stage."""
+"""Runs a pipeline from its settings to a shard set: it looks, decides, and runs the next stage."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Pipeline:
         """Runs the stages that are not done, and reports what the whole pipeline guarantees.
 
         Raises
-            ConfigError  a stage whose settings, input or output changed; another process uses the
-                         folder; too little room on the disk; otherwise as the stages
+            ConfigError  the settings, input or output of a stage changed; another process uses the
+                         folder; too little room on the disk. Otherwise what stages raise
         Guarantees
             stopped anywhere, the same call resumes there. Stages that use no users' text give the
             same bytes; in a simulation all stages do
@@ -90,7 +90,7 @@ class Pipeline:
             shutil.rmtree(self.at.users, ignore_errors=True)
 
     def look(self) -> list[tuple[Stage, str]]:
-        """Each stage and what `run` would do: "done", "begin", "go on" or why it refuses. Changes
+        """Each stage and what `run` would do: "done", "begin", "go on" or why not. Changes
         nothing."""
         journal = PipelineJournal(self.folder / JOURNAL)
         action = self._next(journal, Digests(self.at))
@@ -155,7 +155,7 @@ class Pipeline:
 
 
 def as_settings(text: str, plan: StagePlan) -> list[str]:
-    """The configuration's names for the command-line options that an error advises."""
+    """Replaces command-line options in an error's advice by the configuration's names."""
     options = dict.fromkeys(re.findall(r"--([a-z][a-z-]*[a-z])", text))
     found = []
     for option in options:

@@ -1,4 +1,4 @@
-"""The configuration of a pipeline: all tables of its TOML file, by which paths are relative."""
+"""The configuration of a pipeline: all tables of its TOML file. Paths are relative to the file."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class PipelineSettings:
 
     @classmethod
     def read(cls, file: Path) -> PipelineSettings:
-        """Settings of a TOML file; raises as `TrainingSettings.read`."""
+        """Settings of a TOML file; raises what `TrainingSettings.read` does."""
         found = config.read_toml(file)
         known = [*_TABLES, "federate"]
         if unknown := sorted(set(found) - set(known)):
@@ -106,7 +106,7 @@ class PipelineSettings:
         if "pieces" in values and words_of(run, inputs).suffix == PIECES_SUFFIX:
             raise ConfigError(
                 f"{file}: [pieces] is given, but inputs.vocabulary already has wordpieces; leave "
-                "one of them out"
+                "[pieces] out, or give a vocabulary of words"
             )
         unigrams = None
         if inputs.wordlist is not None:
@@ -127,7 +127,7 @@ class PipelineSettings:
 
 @contextmanager
 def about(*tables: str) -> Iterator[None]:
-    """Names the tables in errors of what is made from them, if the error does not."""
+    """Adds the names of the tables to errors of objects made from them, if the error lacks them."""
     try:
         yield
     except DlmError as exc:
@@ -146,12 +146,12 @@ def pieces_of(run: FolderSettings) -> Path:
 
 
 def words_of(run: FolderSettings, inputs: InputSettings) -> Path:
-    """The words of the network, or the words from which its wordpieces are made."""
+    """The file of the network's words, or of the words from which its wordpieces are made."""
     return counts_of(run) if inputs.vocabulary is None else inputs.vocabulary
 
 
 def vouched(inputs: InputSettings) -> str:
-    """Who says that the given vocabulary is public; "" if it has a record."""
+    """The person who attests that the given vocabulary is public; "" if it has a record."""
     given = inputs.vocabulary
     return inputs.public if given is not None and not sidecar(given).exists() else ""
 
@@ -174,7 +174,7 @@ def _training(
         "run": {"seed": run.seed},
         "data": {
             "vocabulary": words.absolute(),
-            # The pipeline's own output has a record.
+            # Wordpieces made by the pipeline have a record.
             "public": "" if pieces else vouched(inputs),
             "tokenizer": inputs.tokenizer,
         },

@@ -40,9 +40,9 @@ class Places:
 
 @dataclass(frozen=True)
 class Stage:
-    """What deciding needs of a stage, what it does (in words), and how it is run. The file `works`
-    exists while a run can resume; those `beside` are removed with the plan's, `spare` once it is
-    done."""
+    """A stage's plan for decisions, its description, and the function that runs it. The file
+    `works` exists while a run can resume; the files in `beside` are removed with those that the
+    plan writes; `spare` is removed once the stage is done."""
 
     plan: StagePlan
     what: str

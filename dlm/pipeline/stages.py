@@ -1,5 +1,5 @@
-"""The stages of a pipeline: what each reads, writes and does, by the same function as the command
-of its name."""
+"""The stages of a pipeline: the inputs and outputs of each, and its work, which is done by the
+function of the command with the stage's name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELD_OUT_NOTE = "computed from held-out users' text without noise; no guarantee 
 
 
 def stages_of(settings: PipelineSettings) -> list[Stage]:
-    """The stages in order; those without users' text that may fail first, so they cost no
+    """The stages in order; first those without users' text that may fail, as they cost no
     privacy."""
     at = Places(settings.run.folder)
     made = [_estimate(settings, at), unigrams_stage(settings, at), pieces_stage(settings, at)]

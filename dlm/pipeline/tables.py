@@ -21,11 +21,11 @@ class FolderSettings:
     )
     seed: int | None = setting(
         None,
-        "With a seed, stages that use users' text are a simulation: not private.",
+        "With a seed, stages that use users' text are simulations, which are not private.",
         low=0,
     )
     memory: str | None = setting(
-        None, "Limit for each stage that has one, such as 4G; by default the free memory."
+        None, "Memory limit for each stage that has one, such as 4G; by default, the free memory."
     )
     threads: int = setting(2, "Number of threads.", low=1)
 
@@ -49,7 +49,7 @@ class InputSettings:
         "perplexity on it is reported.",
     )
     wordlist: Path | None = setting(
-        None, "List of words to count in users' text; this or `vocabulary` is given."
+        None, "List of words to count in users' text; give this or `vocabulary`."
     )
     vocabulary: Path | None = setting(
         None,
@@ -57,19 +57,21 @@ class InputSettings:
     )
     text: Path | None = setting(
         None,
-        "Public text, one sentence per line, whose n-grams the model will have; this or `topology` "
-        "is given.",
+        "Public text, one sentence per line, whose n-grams the model will have; give this or "
+        "`topology`.",
     )
-    topology: Path | None = setting(None, "An ARPA file with these n-grams.")
+    topology: Path | None = setting(None, "An ARPA file with the n-grams that the model will have.")
     public: str = setting(
         "",
-        "Who says that no user's text is in `wordlist`, `vocabulary`, `text`, `topology` and "
-        "[federate.pretrain] `text`; for those without a record.",
+        "Name of the person who attests that no user's text is in `wordlist`, `vocabulary`, "
+        "`text`, `topology` and [federate.pretrain] `text`; for those without a record.",
     )
     user_column: str = setting("user_id", "Column of user ids, in `users` and `held_out`.")
     text_column: str = setting("utterance", "Column of text, in `users` and `held_out`.")
     missing: str = setting(
-        "refuse", "What to do with rows without id and users without text.", one_of=MISSING
+        "refuse",
+        "What to do with rows without a user id, and with users without text.",
+        one_of=MISSING,
     )
     tokenizer: str = setting(
         "words", "How users' text is split into words.", one_of=TOKENIZER_NAMES
@@ -79,7 +81,9 @@ class InputSettings:
         check("inputs", self)
         for a, b in (("wordlist", "vocabulary"), ("text", "topology")):
             if (getattr(self, a) is None) == (getattr(self, b) is None):
-                raise ConfigError(f"[inputs] needs exactly one of {a} and {b}")
+                raise ConfigError(
+                    f"[inputs] has neither or both of {a} and {b}; give one of the two"
+                )
 
     def files(self) -> dict[str, Path]:
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

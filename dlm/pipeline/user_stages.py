@@ -1,4 +1,4 @@
-"""The stages of a pipeline that use users' text, and that of wordpieces in between."""
+"""The stages of a pipeline that use users' text, and the stage of wordpieces between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USERS = "inputs.users"  # the stages' name for users' text
 
 
 def open_users(settings: PipelineSettings) -> UserDataset:
-    """The users, sorted into the pipeline's folder; raises as `check_populations`."""
+    """The users, sorted into the pipeline's folder; raises what `check_populations` does."""
     given = settings.inputs
     users = UserDataset.open(
         given.users,
@@ -47,7 +47,7 @@ def check_populations(
     settings: PipelineSettings, users: int, left: Callable[[float, str], int]
 ) -> None:
     """Raises ConfigError if a stage has too few users for its rounds, with the settings to change.
-    `left` says how many of `users` remain after a share is held out under a name, where known."""
+    `left` gives how many of `users` remain after a share is held out under a name, if known."""
     if settings.unigrams is not None:
         given = settings.unigrams
         there = left(given.test_fraction, "unigrams")
@@ -182,7 +182,7 @@ def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
                 progress=progress.tell,
                 on_round=lambda _: rounds.step(),
             )
-        except TrainingDiverged:  # no stage follows
+        except TrainingDiverged:  # no later stage will read the text
             shutil.rmtree(at.users, ignore_errors=True)
             raise
 
@@ -213,13 +213,14 @@ def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
 
 
 def check_vouched(settings: PipelineSettings) -> None:
-    """Raises PrivacyError, before users are counted, if nobody vouches for the pretraining text."""
+    """Raises PrivacyError, before users are counted, if nobody attests the pretraining text."""
     text = settings.federate.pretrain.text
     given = settings.federate.pretrain.public
     if text and not given and promises(settings.federate) and not sidecar(text).exists():
         raise PrivacyError(
-            f"the pretraining text {text} has no record, and nobody says that it is public; if it "
-            "contains no user's text, set [inputs] public to the name of who says so"
+            f"the pretraining text {text} has no record, and nobody has attested that it is "
+            "public; if it contains no user's text, set [inputs] public to the name of the person "
+            "who attests it"
         )
 
 

@@ -1,1 +1,1 @@
-"""What a file promises: privacy records, their signatures, and the ledgers behind them."""
+"""The promises of files: privacy records, their signatures, and the ledgers behind them."""

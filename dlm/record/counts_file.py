@@ -1,4 +1,4 @@
-"""Word counts on disk: a TSV of word and count, and beside it the record of what protects it."""
+"""Word counts on disk: a TSV of words and counts, with its privacy record beside it."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ from dlm.errors import FormatError
 from dlm.record.provenance import Provenance
 from dlm.record.sidecar import SIDECAR_SUFFIX, read_record, write_recorded
 
-DIGEST = "counts_sha256"  # in the record
-# What `collect` writes beside counts of users.
+DIGEST = "counts_sha256"  # the digest's name in the record
+# The files that `collect` writes beside counts of users.
 LEDGER, REPORT_MD, REPORT_JSON = ".ledger.json", ".privacy.md", ".privacy.json"
 JOURNAL, WORK = ".metrics.jsonl", ".work"
 
 
 @dataclass(frozen=True)
 class WordCounts:
-    """Words and how often each is used, the most frequent first: `counts` is (words,) float64 over
-    0."""
+    """Words and their counts, most frequent first: `counts` is (words,) float64, above 0."""
 
     words: tuple[str, ...]
     counts: npt.NDArray[np.float64]
     provenance: Provenance
 
     def probabilities(self) -> npt.NDArray[np.float64]:
-        over_most = self.counts / self.counts.max()  # whose sum is finite, whatever the counts are
+        over_most = self.counts / self.counts.max()  # the sum is finite with any counts
         shares: npt.NDArray[np.float64] = over_most / over_most.sum()
         return shares
 
 
 def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) -> WordCounts:
-    """The words with counts over `least` (0 at the least), most frequent first; without a
-    guarantee."""
+    """The words with counts above `least` (0 or more), most frequent first; without a guarantee."""
     order = [p for p in np.argsort(-counts, kind="stable").tolist() if counts[p] > max(least, 0.0)]
     return WordCounts(
         tuple(words[p] for p in order), counts[order], Provenance.none("not said yet")
@@ -57,19 +55,21 @@ def counts_text(counts: WordCounts) -> bytes:
     lines = []
     for word, count in zip(counts.words, counts.counts.tolist(), strict=True):
         if not word or word.split() != [word]:
-            raise FormatError(f"{word!r} is empty or has white space, so a TSV file cannot hold it")
+            raise FormatError(
+                f"the word {word!r} is empty or contains white space, so a TSV file cannot hold it"
+            )
         lines.append(f"{word}\t{count:.9g}\n")
     return "".join(lines).encode()
 
 
 def write_counts(path: str | Path, counts: WordCounts) -> None:
-    """Writes counts and their record; raises as `counts_text` and `write_recorded`."""
+    """Writes counts and their record; raises what `counts_text` and `write_recorded` do."""
     write_recorded(path, counts_text(counts), counts.provenance, digest_name=DIGEST)
 
 
 def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
-    """Reads counts, or their `content`, with their record; without one, they promise nothing.
-    Raises FormatError, and PrivacyError if the record is of other counts, or was changed."""
+    """Reads counts, or their `content`, with their record; without a record, they promise nothing.
+    Raises FormatError, and PrivacyError if the record belongs to other counts, or was changed."""
     words: list[str] = []
     values: list[float] = []
     first: dict[str, int] = {}
@@ -90,11 +90,11 @@ def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
                 if word.split() != [word] or not (0 < count < math.inf):
                     raise FormatError(
                         f"{path}, line {number}: {line[:80]!r} is not a word, a tab and a count "
-                        "over 0"
+                        "above 0, but finite"
                     )
                 if first.setdefault(word, number) != number:
                     raise FormatError(
-                        f"{path}, line {number}: {word[:80]!r} comes twice, first in line "
+                        f"{path}, line {number}: {word[:80]!r} occurs twice, first in line "
                         f"{first[word]}; expected each word once"
                     )
                 words.append(word)

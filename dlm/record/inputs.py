@@ -1,4 +1,4 @@
-"""What a stage asks of an input: a record, or somebody's word that it is public."""
+"""The condition on a stage's input: a record, or somebody's attestation that it is public."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dlm.errors import PrivacyError
 from dlm.record.counts_file import traces_of_users
 from dlm.record.provenance import Provenance
 
-ASSUMED = "nobody: a simulation takes it to be"  # who says that it is public
+ASSUMED = "nobody: a simulation assumes it"  # who attests that an input is public
 
 
 def record_or_word(
@@ -22,17 +22,17 @@ def record_or_word(
     promises: bool,
     simulated: bool,
 ) -> Provenance | None:
-    """The record of an input, or somebody's word that no user's text is in it.
+    """The record of an input, or somebody's attestation that it contains no user's text.
 
     Args
         what       the input in words, such as "the vocabulary words.txt"
-        by         who says that it is public; "" if nobody does
-        setting    the setting for that, such as "data.public"
+        by         who attests that it is public; "" if nobody does
+        setting    the setting that names this person, such as "data.public"
         promises   whether the output should have a guarantee
-        simulated  no guarantee, and an input without a record is taken to be public
+        simulated  there is no guarantee, and an input without a record counts as public
     Raises
-        PrivacyError  declared public beside files that come from users; or the output should have a
-                      guarantee, and neither is given or the record has none
+        PrivacyError  files beside an input declared public come from users; or the output should
+                      have a guarantee, but the input has no attestation and no record with one
     """
     if by and not (record is not None and record.is_public):
         check_public(path, by, setting)
@@ -40,8 +40,8 @@ def record_or_word(
     if record is None and promises:
         raise PrivacyError(
             f"{what} has no privacy record, so nothing made with it would have a guarantee. If it "
-            f"contains no user's text, set {setting} to the name of who says so; otherwise use one "
-            "with a record (dlm unigrams, dlm pieces)"
+            f"contains no user's text, set {setting} to the name of the person who attests it; "
+            "otherwise use an input with a record (from dlm unigrams or dlm pieces)"
         )
     if record is not None and promises:
         refuse_without_guarantee(what, record)
@@ -60,10 +60,10 @@ def check_public(path: Path, by: str, setting: str) -> None:
 
 
 def refuse_without_guarantee(what: str, record: Provenance) -> None:
-    """Raises PrivacyError without a guarantee: privacy would be spent on output that has none."""
+    """PrivacyError if a record has no guarantee: privacy would be spent on output without one."""
     if record.guarantee is None:
         raise PrivacyError(
             f"{what} has no guarantee ({'; '.join(record.reasons)}), so nothing made with it would "
-            "have one. Use one that has (dlm unigrams with noise, dlm pieces of such counts) or "
-            "that is declared public, or simulate the run"
+            "have one. Use an input that has a guarantee (from dlm unigrams with noise, or from "
+            "dlm pieces on such counts) or is declared public, or simulate the run"
         )

@@ -1,6 +1,6 @@
-"""Who took part when: accounting may claim only what this ledger has seen or enforced.
+"""Records who took part when: accounting may claim only what this ledger has seen or enforced.
 
-The file has salted hashes of user ids. Anybody who has it and can guess ids can look them up, so
+The file has salted hashes of user ids. Anybody who has the file can test guessed ids against it, so
 keep it as secret as the list of participants.
 """
 
@@ -25,19 +25,19 @@ from dlm.record.provenance import check_format
 FORMAT_NAME = "dlm participation ledger"
 FORMAT_VERSION = 1
 SALT_BYTES = 16
-# Cohorts are rejected when a Poisson sampler would draw the like with less than this probability.
+# Cohorts are rejected if a Poisson sampler would draw them with less than this probability.
 IMPLAUSIBLE = 1e-9
 
 
 class ParticipationLedger:
-    """Rounds and the users of each, with the bounds that are enforced.
+    """Rounds and their users, with the enforced bounds.
 
     Args
         population          users that could be drawn
-        gap                 least rounds from one participation of a user to the next; None: any
+        gap                 minimum rounds from one participation of a user to the next; None: any
         max_participations  most participations of a user; None: any
         sampling            how cohorts are drawn, as the sampler's `describe` returns it
-        salt                of the hashes of ids; None: drawn by the operating system
+        salt                salt of the hashes of ids; None: the operating system draws it
     Guarantees
         after any sequence of calls, `observed_gap` is at least the enforced gap and
         `observed_max_part` at most the enforced maximum; a refused round leaves no trace;
@@ -59,14 +59,14 @@ class ParticipationLedger:
             or (max_participations is not None and max_participations < 1)
         ):
             raise ConfigError(
-                "population, gap and max_participations must be 1 or more; found "
-                f"{population}, {gap}, {max_participations}"
+                "population must be 1 or more, and gap and max_participations 1 or more, or None; "
+                f"found {population}, {gap}, {max_participations}"
             )
         self.population, self.gap, self.max_participations = population, gap, max_participations
         self.sampling = dict(sampling or {"kind": "unknown"})
         self._salt = os.urandom(SALT_BYTES) if salt is None else salt
-        self._users: dict[str, int] = {}  # hash of the id -> number, by first participation
-        self._last: list[int] = []  # last round of each
+        self._users: dict[str, int] = {}  # hash of the id -> user number, by first participation
+        self._last: list[int] = []  # last round of each user
         self._counts: list[int] = []
         self._rounds: list[tuple[int, npt.NDArray[np.uint32]]] = []
         self._least_gap: int | None = None
@@ -79,41 +79,44 @@ class ParticipationLedger:
     def _record(self, round: int, names: list[str]) -> None:  # noqa: A002
         if len(set(names)) != len(names):
             raise PrivacyError(
-                f"round {round}: a user takes part in it twice; their contribution is bounded once"
+                f"round {round}: a user takes part twice in it, but the bound holds only for one "
+                "contribution of each user to a round"
             )
         last = self.last_round
         if round == last:
             if {self._users.get(name, -1) for name in names} != set(self._rounds[-1][1].tolist()):
                 raise PrivacyError(
                     f"round {round} is already recorded with other users: the run was resumed with "
-                    "a different cohort than the one it was stopped with. Resume it with the same "
-                    "users and settings, or start a new run"
+                    "another cohort than before it stopped. Resume it with the same users and "
+                    "settings, or start a new run"
                 )
             return
         if round < 0 or (last is not None and round < last):
-            raise PrivacyError(f"round {round} comes after round {last}; rounds must ascend")
+            raise PrivacyError(
+                f"round {round} comes after round {last}; rounds must ascend from 0 or more"
+            )
         known = [self._users[name] for name in names if name in self._users]
         total = len(self._users) + len(names) - len(known)
         if total > self.population:
             raise PrivacyError(
-                f"{total} users took part; the population is {self.population}. Start a new run, "
-                "with the number of all users as its population"
+                f"{total} users took part, but the population is {self.population}. Start a new "
+                "run whose population is the number of all users"
             )
         gaps = [round - self._last[user] for user in known]
         if self.gap is not None and gaps and min(gaps) < self.gap:
             early = sum(gap < self.gap for gap in gaps)
             raise PrivacyError(
-                f"round {round}: {early} users take part as soon as {min(gaps)} rounds after their "
-                f"last one; the guarantee is for a gap of {self.gap} (MinS {self.gap - 1}). "
-                "Lengthen the timer, or account for the smaller gap in a new run"
+                f"round {round} comes too early for {early} of its users, whose smallest gap is "
+                f"{min(gaps)}; the guarantee is for a gap of {self.gap} (MinS {self.gap - 1}). "
+                "Lengthen the clients' timer, or account for the smaller gap in a new run"
             )
         most = max((self._counts[user] + 1 for user in known), default=1 if names else 0)
         if self.max_participations is not None and most > self.max_participations:
             raise PrivacyError(
                 f"round {round}: a user takes part in {most} rounds; the guarantee is for "
-                f"{self.max_participations}. End the run, or account for more in a new one"
+                f"{self.max_participations}. End the run, or account for more rounds in a new one"
             )
-        # Nothing is refused from here on.
+        # From here on, nothing is refused.
         for name in names:
             if name not in self._users:
                 self._users[name] = len(self._users)
@@ -148,7 +151,7 @@ class ParticipationLedger:
         return self._least_gap
 
     def observed_min_sep(self) -> int | None:
-        """MinS as the papers' tables print it: rounds *between* two participations."""
+        """MinS as in the papers' tables: the rounds *between* two participations."""
         return None if self._least_gap is None else self._least_gap - 1
 
     def observed_max_part(self) -> int:
@@ -161,17 +164,18 @@ class ParticipationLedger:
         return [] if number is None else [r for r, users in self._rounds if number in users]
 
     def covers(self, *, gap: int, max_participations: int) -> None:
-        """PrivacyError if somebody took part more often, or again sooner, than these bounds say."""
+        """PrivacyError if somebody took part more often, or again sooner, than these bounds
+        allow."""
         found = self.observed_gap()
         if found is not None and found < gap:
             raise PrivacyError(
-                f"accounting assumes a gap of {gap} rounds; the ledger has seen one of {found}. "
-                "Account for that"
+                f"accounting assumes a gap of {gap} rounds, but the ledger shows a gap of {found}. "
+                "Account for that gap"
             )
         if self.observed_max_part() > max_participations:
             raise PrivacyError(
-                f"accounting assumes {max_participations} participations per user; the ledger has "
-                f"seen {self.observed_max_part()}. Account for as many"
+                f"accounting assumes at most {max_participations} participations per user, but the "
+                f"ledger shows up to {self.observed_max_part()}. Account for that many"
             )
 
     def check_poisson(self, q: float) -> None:
@@ -189,25 +193,26 @@ class ParticipationLedger:
             )
         if (self.gap or 1) > 1 or self.max_participations is not None:
             raise PrivacyError(
-                f"a gap of {self.gap} and at most {self.max_participations} participations were "
-                "enforced: a Poisson sampler does not draw cohorts under such bounds. Account for "
-                "these bounds instead"
+                f"the bounds gap = {self.gap} and max_participations = {self.max_participations} "
+                "were enforced, but a Poisson sampler does not draw cohorts under such bounds. "
+                "Account for the bounds instead"
             )
         sizes = np.array(self.cohort_sizes(), np.float64)
         if not len(sizes):
             return
         mean, variance = self.population * q, self.population * q * (1 - q)
-        if variance == 0:  # everyone, always
+        if variance == 0:  # every user, in every round
             if bool((sizes != mean).any()):
                 raise PrivacyError(
-                    "with q = 1 everyone takes part in each round, but here not everyone did"
+                    "with q = 1 every user takes part in each round, but here some users did not. "
+                    "Account for the gap and the participations instead"
                 )
             return
         tails = {
-            "users in all": _normal_tail(
+            "so many (or so few) users in all": _normal_tail(
                 float(sizes.sum() - mean * len(sizes)) / math.sqrt(variance * len(sizes))
             ),
-            "differences of sizes": _chi2_tail(
+            "such differences of sizes between cohorts": _chi2_tail(
                 float(((sizes - mean) ** 2 / variance).sum()), len(sizes)
             ),
         }
@@ -215,23 +220,25 @@ class ParticipationLedger:
             if tail < IMPLAUSIBLE:
                 raise PrivacyError(
                     f"the cohorts were not drawn by Poisson sampling with q = {q} from "
-                    f"{self.population} users: {what} of {len(sizes)} rounds have a probability of "
+                    f"{self.population} users: {what} in {len(sizes)} rounds have a probability of "
                     f"{tail:.0e}. Account for the gap and the participations instead"
                 )
 
     def _hash(self, user: str) -> str:
         if not user:
-            raise PrivacyError("a user without an id cannot be counted")
+            raise PrivacyError(
+                "a user without an id cannot be counted; give each user an id that is not empty"
+            )
         return hashlib.blake2b(user.encode(), key=self._salt, digest_size=12).hexdigest()
 
     def keyed_digest(self, digest: str) -> str:
-        """A digest of users' text for a report, keyed with the salt: nobody can confirm a guess."""
+        """A digest of users' text, keyed with the salt, so that a report confirms no guess."""
         raw = b"data set\n" + digest.encode()
         return hashlib.blake2b(raw, key=self._salt, digest_size=32).hexdigest()
 
     def summary(self, *, secret: bool = False) -> dict[str, Any]:
-        """The figures for a report; they name no user. `secret` leaves cohort sizes out, too, where
-        a guarantee rests on nobody knowing who was sampled."""
+        """The figures for a report; they name no user. `secret` also leaves out cohort sizes, if a
+        guarantee assumes that nobody knows who was sampled."""
         sizes = [] if secret else self.cohort_sizes()
         return {
             "population": self.population,
@@ -282,24 +289,24 @@ class ParticipationLedger:
         return (json.dumps({**body, "seal": seal}, indent=1) + "\n").encode()
 
     def save(self, path: str | Path) -> None:
-        """Writes the ledger, whole or not at all, of mode 0600."""
-        # Guessing ids reveals the salted hashes: readable by the owner only.
+        """Writes the complete ledger or nothing, with mode 0600."""
+        # Salted hashes are revealed by guessing ids, so only the owner may read them.
         write_whole(Path(path), self.to_bytes(), mode=0o600)
 
     @classmethod
     def load(cls, path: str | Path, *, expect: str | None = None) -> Self:
-        """Reads a saved ledger; the rest as in `from_bytes`."""
+        """Reads a saved ledger; see `from_bytes`."""
         return cls.from_bytes(Path(path).read_bytes(), str(path), expect=expect)
 
     @classmethod
     def from_bytes(cls, text: bytes, path: str, *, expect: str | None = None) -> Self:
-        """A ledger from the text of a file: its rounds are recorded anew under its own bounds.
+        """A ledger from the text of a file: its rounds are recorded again under its own bounds.
 
         Args
             path    for error messages
-            expect  the digest in a checkpoint or report: an older ledger is refused, too
+            expect  the digest in a checkpoint or report: an older ledger is also refused
         Raises
-            FormatError   not a ledger, or of another version
+            FormatError   not a ledger, or another version
             PrivacyError  changed by hand: digest or observed values do not fit
         """
         try:
@@ -317,7 +324,7 @@ class ParticipationLedger:
             if expect is not None and expect != digest:
                 raise PrivacyError(
                     f"{path} is not this run's ledger: its digest is {digest[:16]}...; expected "
-                    f"{expect[:16]}... Give the one that the run wrote last"
+                    f"{expect[:16]}... Give the ledger that the run wrote last"
                 )
             found = cls(
                 body["population"],
@@ -336,8 +343,8 @@ class ParticipationLedger:
             ) from exc
         if found._body() != body:
             raise PrivacyError(
-                f"{path}: its rounds do not match the observed values in it; no guarantee can rest "
-                "on it. Restore the file that the run wrote"
+                f"the rounds in {path} do not match the observed values that the file states; no "
+                "guarantee can rest on it. Restore the file that the run wrote"
             )
         return found
 

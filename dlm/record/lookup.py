@@ -16,7 +16,7 @@ from dlm.errors import FormatError, PrivacyError
 from dlm.record.provenance import Provenance, content_digest, is_record_line, take_digest
 from dlm.record.sidecar import read_beside, sidecar
 
-# What the record of a run's checkpoint speaks of.
+# The digest that the record of a run's checkpoint is about.
 STATE_DIGEST, VOCABULARY_DIGEST = "state_sha256", "vocabulary_sha256"
 REPORT_FORMAT = "dlm privacy report"
 SHARD_SET = "dlm shard set"  # `format` of a manifest
@@ -25,8 +25,8 @@ _STEP = 1 << 20
 
 @dataclass(frozen=True)
 class FileSnapshot:
-    """A file as it was when it was read; all statements are about these bytes. `content` is None
-    for a file that may exceed memory, whose record is in its `head`."""
+    """A file at the time of reading; all statements are about these bytes. `content` is None for a
+    file that may exceed memory, whose record is in its `head`."""
 
     path: Path
     head: bytes
@@ -35,7 +35,7 @@ class FileSnapshot:
 
     @classmethod
     def read(cls, path: Path, content: bytes | None = None) -> FileSnapshot:
-        from dlm.ngram.arpa.header import HEAD_BYTES  # half a second, which not all readers need
+        from dlm.ngram.arpa.header import HEAD_BYTES  # a slow import (0.5 s) that few need
 
         if content is not None:
             return cls(path, content[:HEAD_BYTES], content, content_digest(content))
@@ -51,21 +51,21 @@ class FileSnapshot:
 
 
 def record_of_file(snapshot: FileSnapshot) -> Provenance:
-    """A file's record; FormatError if it has none, PrivacyError if it has two, or one that is of
-    another file, was changed, or differs from the one beside it."""
+    """A file's record; FormatError if it has none, PrivacyError if it has two, or a record that
+    belongs to another file, was changed, or differs from the one beside it."""
     path = snapshot.path
     inside = _inside(snapshot)
     if len(inside) > 1:
         places = " and ".join(place for place, _ in inside)
         raise PrivacyError(
-            f"{path} has {len(inside)} privacy records, in {places}; expected one, and nobody can "
-            "tell which is true. Make the file again from its inputs"
+            f"{path} has {len(inside)} privacy records, in {places}; expected one, since nothing "
+            "shows which of them is true. Make the file again from its inputs"
         )
     if not sidecar(path).exists():
         if not inside:
             raise FormatError(
-                f"{path} has no privacy record, beside it or in it; copy its {sidecar(path).name} "
-                "beside it, or give another file"
+                f"{path} has no privacy record, neither beside it nor inside; copy its "
+                f"{sidecar(path).name} beside it, or give another file"
             )
         return inside[0][1]
     beside = read_beside(path, snapshot.sha256)
@@ -73,15 +73,16 @@ def record_of_file(snapshot: FileSnapshot) -> Provenance:
         place, found = inside[0]
         raise PrivacyError(
             f"{path} has two privacy records that do not agree: {place} says {found.statement()} "
-            f"{sidecar(path).name} beside it says {beside.statement()} Remove the one of another "
-            "file, or copy both files again from where they were made"
+            f"{sidecar(path).name} beside it says {beside.statement()} Remove the record that "
+            "belongs to another file, or copy both files again from their origin"
         )
     return beside
 
 
 def record_in(found: Checkpoint) -> Provenance:
-    """The record of a run that its checkpoint carries; without one, no promise. Raises FormatError,
-    and PrivacyError if it is of other parameters or another vocabulary, or was changed."""
+    """The record that a run's checkpoint carries; without one, the run promises nothing. Raises
+    FormatError, and PrivacyError if the record belongs to other parameters or another vocabulary,
+    or was changed."""
     body = found.facts.get("record")
     if body is None:
         return Provenance.none("the checkpoint carries no privacy record")
@@ -93,15 +94,15 @@ def record_in(found: Checkpoint) -> Provenance:
         content[VOCABULARY_DIGEST] = "none is there"
     if record.guarantee is not None and not record.speaks_of(**content):
         raise PrivacyError(
-            f"the record in {found.path} is of other parameters or another vocabulary, so it "
-            "guarantees nothing for these. Take the checkpoint from the run again"
+            f"the record in {found.path} belongs to other parameters or another vocabulary, so it "
+            "guarantees nothing for this checkpoint. Copy the checkpoint from the run again"
         )
     return record
 
 
 def shard_files(snapshot: FileSnapshot) -> tuple[str, ...] | None:
     """The file names in a shard set's manifest; None for any other file. FormatError for a manifest
-    without them, or with a file elsewhere."""
+    without file names, or with a file in another folder."""
     body = _json(snapshot) if snapshot.path.suffix == ".json" else {}
     if body.get("format") != SHARD_SET:
         return None
@@ -114,8 +115,8 @@ def shard_files(snapshot: FileSnapshot) -> tuple[str, ...] | None:
     for name in names:
         if name != Path(name).name or name in ("", ".", ".."):
             raise FormatError(
-                f"{snapshot.path} names the file {name!r}; expected one beside it. Copy the set "
-                "again"
+                f"{snapshot.path} names the file {name!r}; expected a file in the same folder. "
+                "Copy the set again"
             )
     return names
 
@@ -137,12 +138,12 @@ def _json(snapshot: FileSnapshot) -> dict[str, Any]:
     try:
         found = json.loads(snapshot.content or b"", object_pairs_hook=_each_once)
     except ValueError as exc:
-        raise FormatError(f"{snapshot.path} is not JSON: {exc}") from exc
+        raise FormatError(f"{snapshot.path} is not JSON: {exc}. Copy the file again") from exc
     return found if isinstance(found, dict) else {}
 
 
 def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without duplicate keys: readers differ in which of two they use."""
+    """A JSON object without duplicate keys: readers differ in which duplicate they use."""
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
@@ -168,7 +169,7 @@ def _in_json(snapshot: FileSnapshot) -> list[tuple[str, Provenance]]:
 
 
 def _header_lines(snapshot: FileSnapshot) -> list[tuple[int, str]]:
-    """(number, text) of the records in the comments of an ARPA file; none of any other file."""
+    """(number, text) of the records in the comments of an ARPA file; none for any other file."""
     from dlm.ngram.arpa.header import comments_at_head
 
     lines = comments_at_head(str(snapshot.path), snapshot.head)

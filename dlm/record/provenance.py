@@ -1,8 +1,9 @@
-"""A small record that files carry: how the people whose text they come from are protected.
+"""A small record in files, of how the people are protected whose text the files come from.
 
-It names the SHA-256 of its content, and its own digest covers all of it. Both detect mistakes, but
-not an edit by someone who recomputes the digest. A signature does (`signature`): a record that was
-read but not verified with a trusted key is "unverified", and so is anything made from it.
+It names the SHA-256 of a file's content, and its own digest covers the whole record. Both detect
+mistakes, but not an edit by someone who recomputes the digest. A signature does (`signature`): a
+record that was read but not verified with a trusted key is "unverified", and so is anything made
+from it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ FORMAT_VERSION = 2
 LINE_PREFIX = "privacy: "
 UNIT = "user"
 ADJACENCY = "zero-out"
-# How far a record can be trusted here; not stored in it.
-FIRST_HAND = "first hand"  # about what this process did itself
+# How far this process can trust a record; not stored in the record.
+FIRST_HAND = "first hand"  # about this process's own work
 UNVERIFIED = "unverified"  # read from a file, not verified with a trusted key
 WORTH = {UNVERIFIED: "unverified: this record was not verified with a trusted key"}
 
@@ -35,13 +36,13 @@ def check_format(body: Mapping[str, Any], name: str, version: int, place: object
         raise FormatError(f"{place} is not a {name}: its format is {body['format']!r}")
     if body["version"] != version:
         raise FormatError(
-            f"{place}: {name}, version {body['version']}; this program reads version {version}. "
-            "Make it again with this program"
+            f"{place} is a {name} of version {body['version']}; this program reads version "
+            f"{version}. Make the file again with this program"
         )
 
 
 def is_record_line(line: str) -> bool:
-    """Whether a line of a model's header is a record: `privacy: none`, too, is only free text."""
+    """Whether a line of a model's header is a record; `privacy: none`, say, is only free text."""
     return line.startswith(LINE_PREFIX) and line.removeprefix(LINE_PREFIX).lstrip()[:1] == "{"
 
 
@@ -57,7 +58,8 @@ class Guarantee:
         numbers = [self.epsilon, self.delta, *([] if self.rho is None else [self.rho])]
         if not all(math.isfinite(n) and n >= 0 for n in numbers) or self.delta >= 1:
             raise PrivacyError(
-                f"epsilon {self.epsilon}, delta {self.delta}, rho {self.rho} is not a guarantee"
+                f"epsilon {self.epsilon}, delta {self.delta}, rho {self.rho} is not a guarantee; "
+                "expected finite numbers of 0 or more, and a delta below 1"
             )
 
     def statement(self) -> str:
@@ -75,8 +77,7 @@ def _up(value: float) -> str:
 
 @dataclass(frozen=True)
 class PublicInput:
-    """Something (`what`, such as "the vocabulary words.txt") that somebody says has no user's
-    text."""
+    """An input (`what`, such as "the vocabulary words.txt") attested to have no user's text."""
 
     what: str
     by: str
@@ -85,7 +86,8 @@ class PublicInput:
     def __post_init__(self) -> None:
         if not (self.by.strip() and self.what.strip()):
             raise PrivacyError(
-                f"{self.what or 'something'} is declared public by {self.by!r}; name who says so"
+                f"{self.what or 'something'} is declared public by {self.by!r}; say what is "
+                "public, and give the name of the person who attests it"
             )
 
     def __str__(self) -> str:
@@ -95,8 +97,7 @@ class PublicInput:
 
 @dataclass(frozen=True)
 class UnverifiedInput:
-    """An input (`what`) whose record, with digest `record`, was read but not verified with a
-    key."""
+    """An input (`what`) whose record, with digest `record`, was read but not verified."""
 
     what: str
     record: str
@@ -107,7 +108,7 @@ class UnverifiedInput:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What is guaranteed, to whom and by what; or why nothing is.
+    """The guarantee, the people that it covers and its basis; or why there is none.
 
     `guarantee` is None exactly if `reasons` is not empty. `simulated` is what would be guaranteed
     if the keys had been secret: figures of an experiment, never a promise.
@@ -121,17 +122,19 @@ class Provenance:
     stages: tuple[Mapping[str, Any], ...] = ()  # each stage that used users' data, as JSON
     ledgers: tuple[str, ...] = ()  # digests of the participation ledgers
     config: str | None = None  # digest of the settings of the run
-    derived: tuple[str, ...] = ()  # what was made from it since, without using users' data again
-    public_inputs: tuple[PublicInput, ...] = ()  # its parts that somebody says are public
-    unverified: tuple[UnverifiedInput, ...] = ()  # when it was made, and so in its digest
+    derived: tuple[str, ...] = ()  # later steps, which did not use users' data again
+    public_inputs: tuple[PublicInput, ...] = ()  # inputs attested to be public
+    unverified: tuple[UnverifiedInput, ...] = ()  # at the record's creation; its digest covers them
     content: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 by name
     standing: str = dataclasses.field(default=FIRST_HAND, compare=False)
-    # Digests of the records that the trusted signer of this one saw; not stored in it.
+    # Digests of the records that this record's trusted signer saw; not stored in the record.
     seen: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         if (self.guarantee is None) != bool(self.reasons):
-            raise PrivacyError("a record needs a guarantee, or reasons why there is none, not both")
+            raise PrivacyError(
+                "a record needs either a guarantee or reasons why it has none; got both or neither"
+            )
 
     @classmethod
     def none(cls, *reasons: str, **fields: Any) -> Provenance:
@@ -139,7 +142,7 @@ class Provenance:
 
     @classmethod
     def public(cls, by: str, what: str, sha256: str | None = None) -> Provenance:
-        """A record of something that somebody, who must be named, says contains no user's text."""
+        """The record of something that a named person attests to contain no user's text."""
         return cls(Guarantee(0.0, 0.0, 0.0), public_inputs=(PublicInput(what, by.strip(), sha256),))
 
     @property
@@ -178,12 +181,13 @@ class Provenance:
 
     @property
     def still_unverified(self) -> tuple[UnverifiedInput, ...]:
-        """The inputs whose record no trusted key has signed, here either."""
+        """The unverified inputs whose record this record's trusted signer has not seen either."""
         return tuple(one for one in self.unverified if one.record not in self.seen)
 
     def derive(self, step: str, **content: str) -> Provenance:
-        """The record of something made by `step` from this without users' data: it inherits all.
-        `content` has the SHA-256 of the output by name; the new record is only about that."""
+        """The record of what `step` makes, without users' data, from what this record is about. It
+        inherits everything but `content`, which has the SHA-256 of the output by name: the new
+        record is only about the output."""
         made = dataclasses.replace(
             self,
             derived=(*self.derived, step),
@@ -208,7 +212,7 @@ class Provenance:
         return dataclasses.replace(made, standing=standing)
 
     def about(self, **content: str) -> Provenance:
-        """The record with more SHA-256, by name, of what it is about."""
+        """The record with further SHA-256 digests, by name, of its contents."""
         return dataclasses.replace(self, content={**self.content, **content})
 
     def speaks_of(self, **content: str) -> bool:
@@ -263,7 +267,7 @@ class Provenance:
 
     @classmethod
     def from_dict(cls, record: Any, place: str = "the record") -> Provenance:
-        """As `from_json`, of the values of `to_dict`."""
+        """Like `from_json`, from the values of `to_dict`."""
         try:
             body = dict(record)
             check_format(body, FORMAT_NAME, FORMAT_VERSION, place)
@@ -296,12 +300,11 @@ def digest_of(body: Mapping[str, Any]) -> str:
 
 
 def take_digest(body: dict[str, Any], place: object) -> None:
-    """Removes the digest from the JSON of a record or report; PrivacyError if the rest has
-    another."""
+    """Removes the digest from a record's or report's JSON; PrivacyError if it does not match."""
     if body.pop("digest", None) != digest_of(body):
         raise PrivacyError(
-            f"{place} was changed after it was written: its digest does not match. Get it from the "
-            "run again; this one guarantees nothing"
+            f"{place} was changed after it was written: its digest does not match. Copy it from "
+            "the run again; this record guarantees nothing"
         )
 
 

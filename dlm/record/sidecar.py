@@ -1,4 +1,4 @@
-"""A file and, beside it, the record of what protects those it was made from: written and read."""
+"""Writes and reads a file together with its privacy record beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlm.errors import FormatError, PrivacyError
 from dlm.files import Replacement, naming
 from dlm.record.provenance import Provenance, content_digest
 
-PIECES_DIGEST = "model_sha256"  # of wordpieces, in their record
+PIECES_DIGEST = "model_sha256"  # name of the digest of wordpieces, in their record
 SIDECAR_SUFFIX = ".provenance.json"
 
 
@@ -24,23 +24,23 @@ def write_recorded(
 ) -> None:
     """Writes a file and its record, which holds the file's digest under a name of its kind.
 
-    Raises      PrivacyError  the record is of another file of this kind
-    Guarantees  a disk that is full leaves what was there, with its record; a stop at any moment
-                leaves a file with its own record, or with none, which promises nothing
+    Raises      PrivacyError  the record belongs to another file of this kind
+    Guarantees  if the disk is full, the previous file and its record stay; a stop at any moment
+                leaves a file with its own record, or without one: then it promises nothing
     """
     target, side = Path(path), sidecar(path)
     digest = content_digest(content)
     if digest_name in provenance.content and not provenance.speaks_of(**{digest_name: digest}):
         raise PrivacyError(
-            f"{target} was to be written with the record of something else: its {digest_name} is "
-            "another. What is made of that needs a record of its own (Provenance.derive)"
+            f"{target} cannot be written with this record, whose {digest_name} is that of another "
+            "file. A file made from that one needs a record of its own (Provenance.derive)"
         )
     own = provenance.about(**{digest_name: digest})
     record = {digest_name: digest, "provenance": own.to_dict()}
     contents = content, (json.dumps(record, indent=1) + "\n").encode()
     with contextlib.ExitStack() as stack:
         written = []
-        # Both, before what was there is touched.
+        # Write the file and its record before touching the existing ones.
         for place, whole in zip((target, side), contents, strict=True):
             replacement = Replacement(place)
             stack.callback(replacement.discard)
@@ -54,21 +54,21 @@ def write_recorded(
 
 
 def read_beside(path: Path, sha256: str) -> Provenance:
-    """The record beside a file of any kind with this digest; raises as `read_record`."""
+    """The record beside a file of any kind with this digest; raises what `read_record` does."""
     side = sidecar(path)
     try:
         record = json.loads(side.read_text(encoding="utf-8"))
         (digest_name,) = set(record) - {"provenance"}
     except (ValueError, TypeError) as exc:
         raise FormatError(
-            f"{side} is not a privacy record: {exc!r}. Copy it again with its file"
+            f"{side} is not a privacy record: {exc!r}. Copy the file and its record again"
         ) from exc
     return _bound(path, sha256, record, digest_name=digest_name, kind="file")
 
 
 def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str) -> Provenance:
-    """The record beside a file of this content, a `kind` in words; without one, no promise. Raises
-    FormatError, and PrivacyError if it is of another file, or was changed."""
+    """The record beside a file with this content (`kind` in errors); without one, the file promises
+    nothing. FormatError, and PrivacyError if the record belongs to another file, or was changed."""
     side = sidecar(path)
     if not side.exists():
         return Provenance.none(f"no provenance record stood beside the {kind}")
@@ -76,7 +76,7 @@ def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str
         record = json.loads(side.read_text(encoding="utf-8"))
     except ValueError as exc:
         raise FormatError(
-            f"{side} is not a record of {kind}: {exc!r}. Copy it again with its file"
+            f"{side} is not a record of {kind}: {exc!r}. Copy the file and its record again"
         ) from exc
     return _bound(path, content_digest(content), record, digest_name=digest_name, kind=kind)
 
@@ -84,19 +84,19 @@ def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str
 def _bound(
     path: str | Path, sha256: str, record: Any, *, digest_name: str, kind: str
 ) -> Provenance:
-    """The record that a sidecar holds, if it is of the file with this digest."""
+    """The record in a sidecar, if it belongs to the file with this digest."""
     side = sidecar(path)
     try:
         digest, body = record[digest_name], record["provenance"]
     except (KeyError, TypeError) as exc:
         raise FormatError(
-            f"{side} is not a record of {kind}: {exc!r}. Copy it again with its file"
+            f"{side} is not a record of {kind}: {exc!r}. Copy the file and its record again"
         ) from exc
     provenance = Provenance.from_dict(body, str(side))
-    # The digest in the record itself is covered by the record's own.
+    # The record's own digest covers the digest in the record itself.
     if digest != sha256 or not provenance.speaks_of(**{digest_name: sha256}):
         raise PrivacyError(
-            f"{side.name} is the record of another file than {path}, so that file has no "
-            "guarantee. Make it again, or remove the record to go on without a guarantee"
+            f"{side.name} is the record of another file, so {path} has no guarantee. Make {path} "
+            "again, or remove the record to continue without a guarantee"
         )
     return provenance

@@ -1,8 +1,8 @@
 """Signatures of records and of their files: FILE.signature.json, beside the file.
 
-Ed25519 over the SHA-256 of the file (of a manifest: of every file of its shard set, too), the
-digest of its record and the time. Of files that are signed together, each signature names those
-that its file was made of: the signer saw their records.
+A signature is Ed25519 over the SHA-256 of the file (for a manifest, also of every file of its shard
+set), the digest of its record and the time. If files are signed together, each signature names
+those that its file was made from: the signer saw their records.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
     return found
 
 
-_MAKE = "make one with: openssl genpkey -algorithm ed25519 -out key.pem"
-_PUBLISH = "take it from the key with: openssl pkey -in key.pem -pubout -out key.pub"
+_MAKE = "make a key with: openssl genpkey -algorithm ed25519 -out key.pem"
+_PUBLISH = "derive it from the private key with: openssl pkey -in key.pem -pubout -out key.pub"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a signature says of a file and its record.
+    """The statement of a signature about a file and its record.
 
     Fields
-        files   of a shard set: SHA-256 of each file, by name; the manifest itself only has
+        files   for a shard set, the SHA-256 of each file, by name; the manifest itself only has
                 checksums, which detect damage but not forgery
-        inputs  files signed with it that it was made of, by the digest of their record
+        inputs  files that it was made of and that were signed with it, by their record's digest
     """
 
     path: Path
@@ -96,15 +96,15 @@ class Claim:
 
     @classmethod
     def of(cls, path: Path) -> Claim:
-        """The claim for a file; raises as `record_of_file`, and FormatError if a shard set lacks a
-        file."""
+        """The claim for a file; raises what `record_of_file` does, and FormatError if a set lacks
+        a file."""
         snapshot = FileSnapshot.read(path)
         record = record_of_file(snapshot)
         found = _digests(path.parent, shard_files(snapshot) or ())
         if missing := [name for name, digest in found.items() if digest is None]:
             raise FormatError(
-                f"{path} lists {', '.join(missing)}, which cannot be read beside it. Copy the "
-                "whole set, then sign it"
+                f"{path} lists {', '.join(missing)}, which cannot be read in the same folder. Copy "
+                "the whole set, then sign it"
             )
         return cls(path, snapshot.sha256, record, {name: str(d) for name, d in found.items()})
 
@@ -123,7 +123,7 @@ class Claim:
 
 
 def claims_of(paths: Iterable[Path]) -> list[Claim]:
-    """The claims for files that are signed together; raises as `Claim.of`."""
+    """The claims for files that are signed together; raises what `Claim.of` does."""
     claims = [Claim.of(path) for path in paths]
     seen = {claim.record.digest: claim for claim in claims}
     return [
@@ -166,9 +166,16 @@ def sign(claim: Claim, key: Ed25519PrivateKey, *, at: datetime) -> Path:
     return target
 
 
-def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None = None) -> Verdict:
+def look_at(
+    path: Path,
+    trusted: Ed25519PublicKey | None,
+    content: bytes | None = None,
+    *,
+    partly: bool = False,
+) -> Verdict:
     """Checks a file, or its `content` as the caller uses it, by digests, signature and trusted key;
-    FormatError if it has no record and nobody signed it."""
+    for a shard set, all files or, if `partly`, those that exist. FormatError if it has no record
+    and nobody signed it."""
     snapshot = FileSnapshot.read(path, content)
     try:
         record = record_of_file(snapshot)
@@ -178,7 +185,7 @@ def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None 
     except FormatError as exc:
         if not signature_of(path).exists():
             raise
-        return Verdict("wrong", None, str(exc))  # it had a record when it was signed
+        return Verdict("wrong", None, str(exc))  # the file had a record when it was signed
     place = signature_of(path)
     if not place.exists():
         return Verdict("unverified", record, f"{path} is not signed: there is no {place.name}")
@@ -189,7 +196,8 @@ def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None 
     except FormatError as exc:
         return Verdict("wrong", None, str(exc))
     who = f"signed on {seal.body['signed']} by the key {fingerprint(seal.key)}"
-    if changed := seal.other_files(path.parent, names or ()):
+    changed = seal.other_files(path.parent, names or ())
+    if changed := [one for one in changed if not partly or (path.parent / one).exists()]:
         return Verdict(
             "wrong", None,
             f"{', '.join(changed)} in {path.parent}: not the file that {place.name} signs",
@@ -212,7 +220,7 @@ class _Seal:
 
     @classmethod
     def read(cls, place: Path) -> _Seal:
-        """Raises `FormatError` for anything else."""
+        """Reads a signature; `FormatError` for anything else."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         try:
@@ -227,23 +235,29 @@ class _Seal:
             dict(body["files"]), dict(body["inputs"])
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise FormatError(
-                f"{place} is not a signature: {exc!r}. Get it again from the signer"
+                f"{place} is not a signature: {exc!r}. Get the signature again from the signer"
             ) from exc
         return cls(place, body, signature, key)
 
     def fault(self, snapshot: FileSnapshot, record: Provenance) -> str | None:
-        """Why it is not a signature of this file with this record; None if it is."""
+        """Why this signature is not of this file with this record; None if it is."""
         from cryptography.exceptions import InvalidSignature
 
         name, path = self.place.name, snapshot.path
         if self.body["content"] != snapshot.sha256:
             return f"{name} is the signature of another file than {path}; ask the signer for both"
         if self.body["record"] != record.digest:
-            return f"{name} is the signature of another record of {path}; ask the signer for all"
+            return (
+                f"{name} is the signature of another record of {path}; ask the signer for the "
+                "file, its record and its signature"
+            )
         try:
             self.key.verify(self.signature, _message(self.body))
         except InvalidSignature:
-            return f"{self.place} was changed: its signature does not fit; ask the signer for it"
+            return (
+                f"{self.place} was changed: the signature in it does not match; ask the signer for "
+                "the file again"
+            )
         return None
 
     def other_files(self, folder: Path, names: Iterable[str]) -> list[str]:
@@ -253,10 +267,12 @@ class _Seal:
         return sorted(n for n in found.keys() | signed.keys() if found.get(n) != signed.get(n, ""))
 
 
-def require_signed(path: Path, public_key: Path, content: bytes | None = None) -> Provenance:
-    """The record of a file that the key in a PEM file has signed; `content` as of `look_at`. Raises
+def require_signed(
+    path: Path, public_key: Path, content: bytes | None = None, *, partly: bool = False
+) -> Provenance:
+    """The record of a file that the key in a PEM file has signed; arguments as for `look_at`.
     ConfigError without a key, FormatError without a record, PrivacyError if wrong or unverified."""
-    found = look_at(path, read_public_key(public_key), content)
+    found = look_at(path, read_public_key(public_key), content, partly=partly)
     if found.standing != "verified" or found.record is None:
         raise PrivacyError(f"{found.standing}: {found.text}")
     return found.record
@@ -268,7 +284,7 @@ def fingerprint(key: Ed25519PublicKey) -> str:
 
 
 def _message(body: dict[str, Any]) -> bytes:
-    """The signed bytes; none of our other formats begins like this."""
+    """The signed bytes; none of dlm's other formats begins like this."""
     return (
         b"dlm privacy signature %d\n" % body["version"] + json.dumps(body, sort_keys=True).encode()
     )

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 
 MAX_WORDS = (1 << 31) - 1  # ids are `int` in Spark
-# Words of the text, `</s>` among them, of a partition: its memory is about 150 bytes for each.
+# Words of the text, including `</s>`, per partition; each takes about 150 bytes of memory.
 PARTITION_TOKENS = 1 << 21
-# A partition of fewer takes longer to start than to work on.
+# A smaller partition takes longer to start than to process.
 LEAST_TOKENS = 1 << 17
 
 
@@ -67,11 +67,11 @@ def estimate(
         sources     files, folders or patterns that Spark reads: text, compressed as Hadoop reads
                     it, or parquet. Files of one source follow one another by their paths
         output      folder, on any file system that Spark writes to
-        settings    as of the local engine; memory and threads do not apply
-        block_tokens  how much of the text is counted at once; for tests
+        settings    those of the local engine; memory and threads do not apply
+        block_tokens  number of tokens counted at once; for tests
     Raises
         ConfigError      invalid sources, output or settings
-        EstimationError  text with a fault, or too little of it; a job that failed
+        EstimationError  text with a fault, or too little text; a job failed
     Guarantees
         the text of the model is that of the local engine, to the byte, however it is partitioned
         (except byte order marks at the start of files, which Spark skips). The output is written
@@ -96,7 +96,7 @@ class _Estimation:
         stages: JobStages,
         block_tokens: int,
     ) -> None:
-        # Its settings are this run's own.
+        # A separate session, whose settings are this run's own.
         self._spark = spark.newSession()
         self._sources = sources
         self._settings = settings
@@ -106,7 +106,7 @@ class _Estimation:
         self.folder = ModelFolder(spark, output)
         self._lines = [lines_of_source(self._spark, source, settings.column) for source in sources]
         if not self._lines:
-            raise ConfigError("give at least one text")
+            raise ConfigError("no text was given; give at least one")
         self._summary = EstimationSummary(Totals(sources=len(sources)), output=output)
 
     def run(self) -> EstimationSummary:
@@ -159,7 +159,7 @@ class _Estimation:
             found = words if found is None else found.union(words)
         assert found is not None
         place = F.struct("source", "path", "start", "place")
-        # Facts are of one part each, though those of another may be the same.
+        # Each fact belongs to one part, even if another part has an equal one.
         part = F.when(F.col("facts").isNotNull(), place).alias("part")
         rows = _arrow(
             found.groupBy("word", "facts", part)
@@ -173,7 +173,7 @@ class _Estimation:
         self._progress.tell(f"read {totals.summary(skip)}; {len(words):,} different words")
         if totals.lines == 0:
             raise EstimationError("the text has no line that can be counted; is it the right file?")
-        lines = [0, totals.lines, totals.lines]  # of <unk>, <s> and </s>
+        lines = [0, totals.lines, totals.lines]  # counts of <unk>, <s> and </s>
         return table_of(words), np.append(lines, rows.column("count").to_numpy())
 
     def _partitions(self, tokens: int) -> int:
@@ -216,7 +216,7 @@ class _Estimation:
         shared: Any,
         bounds: NDArray[np.uint64],
     ) -> None:
-        """Parts of orders 2 and above: partitions are ranges, so one after another is sorted."""
+        """Writes the parts of orders 2 and above, sorted, since partitions are ranges."""
         order, last = self._settings.order, len(bounds) + 1
         words = self._stages.share(probs)
 
@@ -264,8 +264,8 @@ def table_of(words: pa.ChunkedArray) -> WordTable:
     EstimationError for too many."""
     if len(words) + 3 > MAX_WORDS:
         raise EstimationError(
-            f"{len(words):,} different words; expected at most {MAX_WORDS:,}. Give less text, or a "
-            "tokenizer that has fewer"
+            f"{len(words):,} different words are too many; expected at most {MAX_WORDS:,}. Give "
+            "less text, or a tokenizer with fewer words"
         )
     lengths = pc.binary_length(words).to_numpy()
     begin = np.concatenate(([0, 5, 8, 12], 12 + np.cumsum(lengths, dtype=np.int64)))
@@ -284,7 +284,7 @@ def _bytes_of(column: pa.Array) -> bytes:
 
 
 def bounds_of(counts: NDArray[np.int64], partitions: int) -> NDArray[np.uint64]:
-    """Where partitions begin, as `text.pairs_of`, so that they have about as much text.
+    """Where partitions begin, in numbers of `text.pairs_of`, so that they have about equal text.
 
     Args  counts  (words,)  how often each occurs, `<s>` as often as `</s>`
     A word that is in several partitions is cut as if the words before it were those of all text.
@@ -303,8 +303,8 @@ def statistics_of(
     words: int,
     known: NDArray[np.uint8] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """`statistics` of all orders and `counts[0]`, with PRUNED, as a Trie has them; from those of
-    the partitions."""
+    """`statistics` of all orders and `counts[0]` with PRUNED, as a Trie has them, computed from the
+    facts of the partitions."""
     order = settings.order
     statistics = np.zeros((order, STATISTICS), np.int64)
     left, actual = np.zeros(words, np.int64), np.zeros(words, np.int64)
@@ -323,7 +323,7 @@ def statistics_of(
     statistics[0, :4] = np.bincount(np.minimum(counts, 5), minlength=6)[1:5]
     statistics[0, ALL] = words
     statistics[0, KEPT] = words - int(pruned.sum())
-    # The n-grams that end the last of all enter by how often they occur: see the local engine.
+    # As in `TrieBuilder.finish`, n-grams that end the last key enter by how often they occur.
     nodes = [(int(counts[last.key[0]]), int(actual[last.key[0]])), *last.nodes[1:]]
     for n, (adjusted, often) in enumerate(nodes[: order - 1]):
         if 1 <= adjusted <= 4:

@@ -1,4 +1,4 @@
-"""What Spark reads and writes, on any file system: lines of text, and a model in parts."""
+"""The input and output of Spark on any file system: lines of text, and a model in parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _APPEARS_WHOLE = "fs.capability.outputstream.abortable"
 
 
 def lines_of_source(spark: SparkSession, source: str, column: str) -> DataFrame:
-    """value binary, path string, start bigint: of each line or row, with its place."""
+    """A row (value binary, path string, start bigint) for each line or row, with its place."""
     from pyspark.sql import functions as F
 
     if source == "-":
@@ -52,8 +52,8 @@ def lines_of_source(spark: SparkSession, source: str, column: str) -> DataFrame:
         kinds = dict(frame.dtypes)
         if column not in kinds:
             raise ConfigError(
-                f"{source} has no column {column!r}; it has {', '.join(kinds)}; name one with "
-                "--text-column"
+                f"{source} has no column {column!r}; its columns are {', '.join(kinds)}; name "
+                "the one with the text in --text-column"
             )
         if kinds[column] not in ("string", "binary"):
             raise ConfigError(
@@ -68,7 +68,7 @@ def lines_of_source(spark: SparkSession, source: str, column: str) -> DataFrame:
 
 
 def literal(path: str) -> str:
-    """As what Spark reads, in which it would take *, ?, [ and { for patterns."""
+    """The path for Spark, which would otherwise treat *, ?, [ and { as patterns."""
     return re.sub(r"([*?{}\[\]\\])", r"\\\1", path)
 
 
@@ -81,17 +81,17 @@ def is_file(spark: SparkSession, path: str) -> bool:
 
 def write_parts(frame: DataFrame, folder: ModelFolder) -> None:
     """Writes blocks of rows (`value`) of an `order`: a part for each partition and order."""
-    # Those of all orders are written as they come: to be sorted, they would all be held.
+    # Rows of all orders are written as they arrive: sorting would have to hold all of them.
     frame.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", MAX_ORDER)
     rows = frame.select("order", frame.value.cast("string"))
     rows.write.mode("append").partitionBy("order").option("lineSep", "\n").text(folder.run_path)
 
 
 class ModelFolder:
-    """Where one run writes its parts, beside the previous run's until an index names its own.
+    """The folder where a run writes its parts, beside the previous run's until an index names them.
 
-    Args        path         of Spark: hdfs://, s3a://, file:// or the default file system's
-    Raises      ConfigError  the path holds something else
+    Args        path         for Spark: hdfs://, s3a://, file:// or of the default file system
+    Raises      ConfigError  the path has other contents
     Guarantees  the path has the previous model until `commit`, and this one after it; the next
                 commit removes what a killed run left
     Trusts      one run at a time writes to it
@@ -127,13 +127,13 @@ class ModelFolder:
         ]
         if others:
             raise ConfigError(
-                f"{path} contains other files ({', '.join(sorted(others)[:3])}); expected as "
-                "--output a folder that does not exist, is empty or has a model in parts"
+                f"{path} contains other files ({', '.join(sorted(others)[:3])}); expected --output "
+                "to be a folder that does not exist, is empty, or has a model in parts"
             )
 
     @property
     def run_path(self) -> str:
-        """Where the parts go, in folders `order=K`."""
+        """The path of the parts, in folders `order=K`."""
         return str(self._new_path(self._root, self._run).toString())
 
     def parts(self, order: int) -> list[tuple[str, int]]:
@@ -151,7 +151,7 @@ class ModelFolder:
         ]
 
     def commit(self, index: bytes) -> None:
-        """Makes this run's parts the model, and removes those of others."""
+        """Makes this run's parts the model, and removes the parts of other runs."""
         place = self._new_path(self._root, PARTS_INDEX)
         context = self._renaming_context()
         if context is None:
@@ -172,7 +172,7 @@ class ModelFolder:
                 self._files.delete(self._new_path(self._root, name), True)
 
     def discard(self) -> None:
-        """Removes this run's parts, unless they are the model or may be."""
+        """Removes this run's parts, unless they are, or may be, the model."""
         if not self._is_model:
             self._files.delete(self._new_path(self._root, self._run), True)
 
@@ -184,7 +184,7 @@ class ModelFolder:
             stream.close()
 
     def _renaming_context(self) -> Any:
-        """What renames a file over another; None where there is none, or writing is as good."""
+        """A context that can rename a file over another; None if writing is as good."""
         from py4j.protocol import Py4JJavaError
 
         if self._files.hasPathCapability(self._root, _APPEARS_WHOLE):

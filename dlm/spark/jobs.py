@@ -1,4 +1,4 @@
-"""How stages run as Spark's jobs: what is between them, on which workers, and what went wrong."""
+"""Runs stages as Spark jobs: the data between them, their workers, and their errors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class JobStages:
-    """Reports which stage begins, names it to Spark's own page, and remembers it for errors; and
-    what its jobs share."""
+    """Reports which stage begins, names it on Spark's own page, and remembers it for errors; also
+    holds what the jobs of all stages share."""
 
     def __init__(self, spark: SparkSession, progress: ProgressReporter) -> None:
         self.progress = progress
@@ -43,7 +43,7 @@ class JobStages:
 
 
 def checked(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which fails on a worker whose dlm is not the driver's."""
+    """The function, made to fail on a worker whose dlm differs from the driver's."""
     wanted = _version()
 
     def on_worker(*arguments: Any) -> Any:
@@ -57,7 +57,7 @@ def check_version(wanted: str) -> None:
     if (found := _version()) != wanted:
         raise EstimationError(
             f"the executor on {socket.gethostname()} has {found}; the driver has {wanted}. Give "
-            "all the same environment"
+            "the driver and all executors the same environment"
         )
 
 
@@ -66,7 +66,7 @@ def _version() -> str:
 
 
 def as_bytes(frame: DataFrame) -> RDD[bytes]:
-    """The column `value` (binary) as it is. `frame.rdd` would make text of each byte on its way."""
+    """The column `value` (binary) unchanged. `frame.rdd` would turn each byte into text."""
     from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
 
@@ -77,7 +77,7 @@ def as_bytes(frame: DataFrame) -> RDD[bytes]:
 
 
 def between(values: RDD[Any], partitions: int, stage: Callable[..., Any]) -> RDD[Any]:
-    """What a stage makes of each partition, a shuffle later: values by the partition they are for.
+    """The output of a stage for each partition, after a shuffle brings values to their partition.
 
     Args  stage  (partition, values) -> (partition, value). If input and output have as many
                  partitions, the last is for the driver, and is left out
@@ -91,22 +91,24 @@ def between(values: RDD[Any], partitions: int, stage: Callable[..., Any]) -> RDD
 
 
 def of_driver(values: RDD[Any]) -> list[Any]:
-    """The values of the last partition. Those of all others are made too, and stay in files on the
-    executors' disks, from which a later stage reads them."""
+    """The values of the last partition. The values of all others are also made, and stay in files
+    on the executors' disks for a later stage."""
     last = values.getNumPartitions() - 1
     return list(values.context.runJob(values, list, [last]))
 
 
 @contextmanager
 def explained(stages: JobStages, what: str) -> Iterator[None]:
-    """Makes errors of Spark those of dlm: `what` was not written, in which stage, and why."""
+    """Turns Spark's errors into dlm's: that `what` was not written, at which stage, and why."""
     from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, PySparkException
 
     try:
         yield
     except AnalysisException as exc:
-        raise ConfigError(f"Spark cannot read or write this: {_reason(exc)}") from exc
+        raise ConfigError(
+            f"Spark cannot read the input or write the output: {_reason(exc)}"
+        ) from exc
     except (PySparkException, Py4JError) as exc:
         text = str(exc)
         ours = re.search(r"dlm\.errors\.\w+: (.*)", text)
@@ -120,7 +122,10 @@ def explained(stages: JobStages, what: str) -> Iterator[None]:
             ) from exc
         advice = "see its log"
         if "No space left on device" in text:
-            advice = "free some in spark.local.dir of the executors or in the output's file system"
+            advice = (
+                "free some space in spark.local.dir of the executors, or in the output's file "
+                "system"
+            )
         raise EstimationError(
             f"a Spark job failed while {stages.name}: {_reason(exc)}; {advice}. {what.capitalize()}"
             " was not written"

@@ -1,9 +1,9 @@
-"""A range of a model's n-grams to the rows of its shards, by the stages of the local builder.
+"""Turns a range of a model's n-grams into rows of its shards, by the stages of the local builder.
 
-A partition has the n-grams whose last word but one is in a range of ids. It joins an order with the
-one above, as `index.making.stages` does; the entries of an order's lists then go to the partition
-of their contexts. What later stages need of a partition is carried along. Nothing here depends on
-Spark: values are as in `tries`.
+A partition has the n-grams whose second-to-last word is in a range of ids. It joins an order with
+the one above, as `index.making.stages` does; the entries of an order's lists then go to the
+partition of their contexts. A partition's data for later stages is carried along. Nothing here
+depends on Spark: values are as in `tries`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from dlm.spill.column import Column
 Rows = NDArray[np.uint32]
 U32, U64, I64 = np.uint32, np.uint64, np.int64
 
-BLOCK_ROWS = 1 << 18  # rows that are sent at once
+BLOCK_ROWS = 1 << 18  # rows sent at once
 _READ_ROWS = 1 << 16
 
 
 class ModelFacts(NamedTuple):
-    """What every task knows of the model: order, words, whether it has the unknown word; coding;
-    and the first id of each partition after the first."""
+    """The facts about the model that every task has: order, words, whether it has the unknown word;
+    coding; and the first id of each partition after the first."""
 
     order: int
     words: int
@@ -55,7 +55,7 @@ class ModelFacts(NamedTuple):
     bounds: NDArray[np.int64]
 
     def context(self, counts: list[int]) -> Context:
-        """Of a partition that has so many n-grams, by order."""
+        """The context of a partition with this many n-grams, by order."""
         silent = ProgressReporter(lambda _: None)
         c = Context(Work(None), Budget.in_memory(1), self.coding, silent, Path())
         c.work.info |= {
@@ -111,8 +111,8 @@ class ValuesFound(NamedTuple):
 
 
 class PairRows(NamedTuple):
-    """For the driver: the 2-grams of a partition, as rows of the low orders; words that begin
-    some, and how many; bytes stored under each slot."""
+    """For the driver: the 2-grams of a partition, as rows of the low orders; the words that begin
+    2-grams, and how many each begins; the bytes stored under each slot."""
 
     part: int
     pairs: Rows
@@ -159,8 +159,8 @@ def _read_row(block: RowBlock, order: int, top: bool, table: WordTable) -> None:
         ids = [table.find(word) for word in words]
         if None in ids:
             raise RowFault(
-                f"a word of {words!r} is not among the 1-grams",
-                "Add it there, or build the file again",
+                f"an unknown word: {words[ids.index(None)]!r} is not among the 1-grams",
+                "Add the word to the 1-grams, or build the file again",
             )
     except RowFault as fault:
         raise ArpaError(fault.message, order=order, advice=fault.advice) from fault
@@ -170,7 +170,7 @@ def _read_row(block: RowBlock, order: int, top: bool, table: WordTable) -> None:
 def suffix_rows(
     batches: Iterable[pa.RecordBatch], order: int, model: ModelFacts, table: WordTable
 ) -> Iterator[tuple[int, Any]]:
-    """The rows of a section's lines, by partition, and OrderSums."""
+    """The rows of a section's lines, by partition, and the OrderSums for the driver."""
     key_bits = model.context([]).key_bits
     sums = np.zeros(2, U64)
     held: list[Rows] = []
@@ -222,7 +222,7 @@ def joined(
     counts = [sum(map(len, rows.get(n, []))) for n in range(1, model.order + 1)]
     c = model.context(counts)
     work, top = c.work, model.order
-    # Read once, as runs; order 2 also tells order 3 the places in lists of 2-grams.
+    # Rows are read once, as runs. Order 3 also needs the places in the lists of 2-grams.
     for n in sorted({k, *([2] if k == 3 else [])}):
         _sorted(c, f"suffix-{n}", rows[n], n + 2, n)
     if k < top:
@@ -276,8 +276,8 @@ def routed(
     slots: NDArray[np.uint16],
     shards: int,
 ) -> Iterator[tuple[int, ShardRows]]:
-    """The rows of each shard: `stages.route`. `first_pair`: of each partition, the number of its
-    first 2-gram."""
+    """The rows of each shard, as `stages.route` makes them. `first_pair` has the number of the
+    first 2-gram of each partition."""
     c = model.context([])
     for value in values:
         for name, column in value.columns.items():
@@ -318,7 +318,7 @@ def packed_shard(
     pairs: int,
     folder: str,
 ) -> dict[str, Any]:
-    """Writes the file of a shard into a folder; its entry of the manifest."""
+    """Writes the file of a shard into a folder; returns its entry in the manifest."""
     found = sorted(values, key=lambda rows: (rows.level, rows.part))
     c = model.context([])
     levels, blanks = [], []
@@ -337,7 +337,7 @@ def packed_shard(
     )
     columns = pack_shard(c, levels, codes, pairs, "shard")
     name = layout.file_name("shard", shard)
-    # Another attempt at the same task may write at the same time: the same bytes.
+    # Another attempt at the same task may write the same bytes at the same time.
     with scratch_folder(Path(folder), f".{name}") as own:
         size, digest = write_file(own / name, "shard", columns, c.work)
         move(own / name, Path(folder) / name)

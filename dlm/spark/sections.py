@@ -45,7 +45,7 @@ def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes | None
 
 def marks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The lines that begin with a backslash, in the order of each piece, and how many lines follow
-    each; `head`: those lines themselves, where no section has begun at the start of the file."""
+    each. `head` has the following lines themselves, up to the first section of the file."""
     before = -1
     is_head = False
     for start, mark, lines in _runs(batches):
@@ -66,7 +66,7 @@ class Sections:
 
     def __init__(self, found: pa.Table, path: str) -> None:
         if np.any(np.diff(found.column("start").to_numpy()) < 0):
-            raise ConfigError(f"Spark does not read {path} from front to back; use --engine local")
+            raise ConfigError(f"Spark read the parts of {path} out of order; use --engine local")
         self.begins: dict[int, int] = {}
         counted: dict[int, int] = {}
         head = b""
@@ -77,8 +77,8 @@ class Sections:
                 after = order_begun(row["mark"])
                 if at == AT_END or (at > 0 and after <= at and after != AT_END):
                     raise ArpaError(
-                        f"the line {row['mark'][:80]!r} is out of place; expected the sections "
-                        "in order, and then the end mark",
+                        f"the line {row['mark'][:80]!r} is out of place; expected the sections in "
+                        "order, and then the end mark",
                         path=path,
                         advice="Build the file again",
                     )
@@ -97,16 +97,16 @@ class Sections:
                 raise ArpaError(str(exc).replace(str(alone), path)) from exc
         if at != AT_END:
             raise ArpaError(
-                "the file ends before the line that ends the model",
+                "the file ends without its end mark",
                 path=path,
                 advice="The file is truncated; copy or build it again",
             )
         for order in sorted({*range(1, len(self.counts) + 1), *counted} - {0}):
             promised = self.counts[order - 1] if 0 < order <= len(self.counts) else 0
             if (lines := counted.get(order, 0)) != promised:
-                place = "after the last line" if order == AT_END else f"as {order}-grams"
+                place = "after the last line" if order == AT_END else f"among the {order}-grams"
                 raise ArpaError(
-                    f"{lines:,} rows {place}; the header promises {promised:,}",
+                    f"found {lines:,} rows {place}; the header promises {promised:,}",
                     path=path,
                     advice="The file is incomplete, or its header is another model's; build it "
                     "again",

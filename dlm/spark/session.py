@@ -1,4 +1,4 @@
-"""The Spark session that a job runs in, or what is missing for one."""
+"""The Spark session of a job, or what is missing for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def missing() -> str | None:
-    """What this machine lacks for Spark, and what to do about it; None if nothing."""
+    """What this machine lacks for Spark, and what to do about it, or None."""
     try:
         import pyspark  # noqa: F401, I001 (that is to be named first)
         import pandas  # noqa: F401 (pyspark asks for it where a job first needs it)
@@ -40,8 +40,8 @@ def missing() -> str | None:
 
 @contextmanager
 def session() -> Iterator[SparkSession]:
-    """The session there is, or a new one with the settings of the environment, then stopped;
-    ConfigError if pyspark or Java is missing, or Spark does not start."""
+    """The existing session, or a new one with the environment's settings, which is stopped at the
+    end; ConfigError if pyspark or Java is missing, or Spark does not start."""
     if (lacking := missing()) is not None:
         raise ConfigError(lacking)
     from pyspark.errors import PySparkException

@@ -48,14 +48,20 @@ from dlm.ngram.wordtable import WordTable
 from dlm.progress import ProgressReporter
 from dlm.spark import linking, sections
 from dlm.spark.folder import ModelFolder, is_file, lines_of_source, literal, write_parts
-from dlm.spark.jobs import JobStages, as_bytes, between, checked, of_driver
-from dlm.spark.jobs import explained as explained_jobs
+from dlm.spark.jobs import (
+    JobStages,
+    as_bytes,
+    between,
+    checked,
+    explained as explained_jobs,
+    of_driver,
+)
 
 if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame, SparkSession
 
-# N-grams of a partition: some 600 bytes each while an order is joined.
+# N-grams per partition, which take about 600 bytes each while an order is joined.
 PARTITION_NGRAMS = 1 << 20
 
 
@@ -75,8 +81,8 @@ def build_shard_set(
         model       an ARPA file, maybe compressed, or a folder of parts; at an address that Spark
                     reads
         output      folder to make; on a file system that the driver and all executors share
-        slots       (4096,) the shard of each slot, in place of a balance
-        partitions  of the n-grams; None: by their number
+        slots       (4096,) the shard of each slot, instead of a balanced table
+        partitions  partitions of the n-grams; None: by their number
     Raises
         ArpaError, ConfigError, EstimationError, OSError
     Guarantees
@@ -97,7 +103,7 @@ def build_shard_set(
         place.begin(keep=False)
         job = _Sharding(spark, model, place, shards, slots, partitions, told)
         content = job.run()
-        for left in place.folder.iterdir():  # of attempts that were killed
+        for left in place.folder.iterdir():  # files of killed attempts
             if left.is_dir() and left != place.spill:
                 shutil.rmtree(left)
         return put_in_place(place, content, output)
@@ -114,7 +120,7 @@ class _Sharding:
         partitions: int | None,
         told: JobStages,
     ) -> None:
-        # Its settings are this run's own.
+        # A separate session, whose settings are this run's own.
         self._spark = spark.newSession()
         self._model, self._folder = model.rstrip("/"), place.folder
         self._shards, self._slots, self._told = shards, slots, told
@@ -233,7 +239,8 @@ class _Sharding:
         except (PySparkException, ValueError) as exc:
             raise ConfigError(
                 f"{self._model} is not a model that Spark can read: it is not a file, and has no "
-                f"{PARTS_INDEX}. Give an ARPA file, or what dlm estimate --engine spark wrote"
+                f"{PARTS_INDEX}. Give an ARPA file, or a folder that dlm estimate --engine spark "
+                "wrote"
             ) from exc
 
     def _paths(self, k: int) -> list[str]:
@@ -267,7 +274,7 @@ class _Sharding:
                 stages.read(reader, counts, c)
         if len(rows) != self._index["counts"][0]:
             raise ArpaError(
-                f"{len(rows)} 1-grams; the index says {self._index['counts'][0]}",
+                f"{len(rows)} 1-grams were found, but the index says {self._index['counts'][0]}",
                 path=self._model,
                 advice="Copy the model again, or estimate it again",
             )
@@ -306,7 +313,7 @@ class _Sharding:
         self, above: RDD[Any] | None, k: int, model: linking.ModelFacts, shared: Any
     ) -> RDD[Any]:
         parts = len(model.bounds) + 2
-        # Order 3 needs the 2-grams too, and carries them on.
+        # Order 3 also needs the 2-grams, and carries them on.
         orders = {3: (3, 2), 2: (2,) if model.order == 2 else ()}.get(k, (k,) if k > 3 else ())
         sections = ((n, self._paths(n)) for n in orders)
         given = [_rows(self._lines(paths), n, model, shared) for n, paths in sections if paths]

@@ -1,6 +1,6 @@
-"""Text to words and to counted n-grams: the work on one part of it, by the local engine's code.
+"""Turns one part of a text into words and counted n-grams, by the local engine's code.
 
-Nothing here depends on Spark: Arrow batches in, Arrow batches out, however the text is cut.
+Nothing here depends on Spark: functions map Arrow batches to Arrow batches, however text is cut.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dlm.estimate.counts import block, kernels
 from dlm.estimate.text import DELIMITERS, LineFault, fault_of, lines_of, may_have_fault
 from dlm.ngram.wordtable import PADDING, WordTable
 
-# Ids that are counted at once: with their places and the sorted keys, about 50 bytes each.
+# Ids that are counted at once; with their places and sorted keys, they take about 50 bytes each.
 BLOCK_TOKENS = 1 << 21
 
 U32, I64 = np.uint32, np.int64
@@ -62,10 +62,11 @@ class _Encoder:
         self._skip = skip
 
     def encode(self, text: bytes, learn: bool) -> Iterator[None]:
-        """Adds the ids of whole lines; yields when full, to a caller that sets used to 0."""
+        """Adds the ids of whole lines; yields when full, and the caller then sets `used` to 0."""
         chars, at = np.frombuffer(text + PADDING, np.uint8), 0
         while at < len(text):
-            # More than the longest word: a word is seen to be new where there is room for it.
+            # Longer than the longest word, since a word is only recognised as new if there is room
+            # for it.
             self.table.reserve(1 << 10, 1 << 17)
             before, words = at, int(self.state[kernels.WORDS])
             at, self.used = kernels.encode(
@@ -80,7 +81,7 @@ class _Encoder:
                 if at < len(text):
                     yield
             elif at == before and int(self.state[kernels.WORDS]) == words:
-                # A line of more words than are counted at once: it has 1 MiB at most.
+                # The line has more words than are counted at once, but at most 1 MiB.
                 self.tokens = np.empty(2 * len(self.tokens), U32)
 
 
@@ -185,10 +186,10 @@ def counted(
     bounds: NDArray[np.uint64],
     block_tokens: int = BLOCK_TOKENS,
 ) -> Iterator[pa.RecordBatch]:
-    """N-grams of the highest order in batches of lines (`value`), counted as far as memory goes.
+    """N-grams of the highest order in batches of lines (`value`), counted as far as memory allows.
 
-    Args     bounds  (partitions - 1,) rising: of last words, where each partition after the first
-                     begins (`pairs_of`)
+    Args     bounds  (partitions - 1,) rising: the first pair of last words (`pairs_of`) of each
+                     partition after the first
     Returns  part: a partition;  value: its n-grams, (order + 1, n) uint32 by column: the most
              recent word, those before it, and how often the n-gram occurs; sorted
     """
@@ -230,5 +231,5 @@ def _block(part: int, rows: list[NDArray[np.uint32]]) -> Iterator[pa.RecordBatch
 
 
 def pairs_of(last: NDArray[np.integer], before: NDArray[np.integer] | int) -> NDArray[np.uint64]:
-    """One number for the last word of an n-gram and the word before it, sorted as they are."""
+    """One number for the last word of an n-gram and the word before it; it sorts as the two do."""
     return last.astype(np.uint64) << np.uint64(32) | np.asarray(before, np.uint64)

@@ -2,11 +2,12 @@
 
 A partition has all n-grams whose last two words are in a range of pairs (`text.pairs_of`). Their
 contexts lack the last word, so they are elsewhere: a partition sends each n-gram to the one that
-has its context, its *home*, and gets back what follows that context in the whole text. N-grams are
-sent as the parts of the trie that they are, in its order, and so are the answers: neither has keys.
+has its context, its *home*, and gets back the sums after that context in the whole text. N-grams
+are sent as parts of the trie, in its order, and the answers have the same order, so neither needs
+keys.
 
-Nothing here depends on Spark. A stage takes values in any order and yields (partition, value); what
-is for the driver goes to one partition more, the last.
+Nothing here depends on Spark. A stage takes values in any order and yields (partition, value);
+values for the driver go to an additional partition, the last.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dlm.spark.text import pairs_of
 from dlm.spill.column import Column, Memory
 from dlm.spill.merge import merge_to_fan_in, merged_sums
 
-# For pieces of runs while they are merged.
+# Memory for pieces of runs while they are merged.
 MERGE_BYTES = 64 << 20
 
 # Rows of text that are one value: some 300 kB, which stay in cache on their way to a file.
@@ -41,11 +42,12 @@ _LARGEST = 0xFFFFFFFF
 
 
 class Levels(NamedTuple):
-    """A trie, or a part of one, as it is sent: by order, in as few bytes as its numbers have room.
+    """A trie, or a part of one, in the form in which it is sent: by order, in as few bytes as its
+    numbers need.
 
     words   the leftmost word of each n-gram
-    counts  twice its adjusted count, and 1 if it is left out
-    sizes   of all but the highest order: how many n-grams are one word longer to the left
+    counts  twice its adjusted count, plus 1 if the n-gram is left out
+    sizes   of all but the highest order: number of n-grams that are one word longer to the left
     """
 
     words: list[Ids]
@@ -54,7 +56,7 @@ class Levels(NamedTuple):
 
     @classmethod
     def of(cls, words: list[Ids], counts: list[Ids], sizes: list[NDArray[Any]]) -> Levels:
-        """From counts with PRUNED, as in a Trie."""
+        """Makes levels from counts with PRUNED, as in a Trie."""
         once = U32(1)
         turned = [_small(own << once | own >> U32(31)) for own in counts]
         return cls(words, turned, [_small(own) for own in sizes])
@@ -76,12 +78,12 @@ def _children(sent: Sequence[NDArray[Any]]) -> Ids:
 
 
 class About(NamedTuple):
-    """What the driver is told of a partition.
+    """The facts that the driver gets about a partition.
 
     statistics  (order, STATISTICS) of orders 2 and above
-    key, nodes  its last key; of the n-grams that end it, adjusted count and occurrences
+    key, nodes  the last key; adjusted count and occurrences of each n-gram that ends the key
     left        words, and how many words come before each
-    actual      words, and how often each occurs; a word may be there twice
+    actual      words, and the count of each; a word may occur twice
     """
 
     statistics: NDArray[np.int64]
@@ -99,7 +101,7 @@ class Weights(NamedTuple):
 
 
 class HomeTrie(NamedTuple):
-    """The whole trie of a partition, for itself; `backoffs` of orders 2 and above, once known."""
+    """The trie of a partition, which it keeps; `backoffs` of orders 2 and above, once known."""
 
     levels: Levels
     backoffs: list[NDArray[np.float32]]
@@ -112,8 +114,8 @@ class Grams(NamedTuple):
     levels: Levels
 
 
-# Of the contexts of some n-grams, total count of what follows, an integer of any size; and weight,
-# where that is not 1: what follows once, and is kept, spares the discount of 1.
+# For the contexts of some n-grams: the total count of what follows, in any integer type; and the
+# weight, unless this total is 1: then a kept word that follows saves the discount of 1.
 Answer = tuple[NDArray[Any], NDArray[np.float64]]
 
 
@@ -136,7 +138,7 @@ def adjusted(
     known: NDArray[np.uint8] | None,
     bounds: NDArray[np.uint64],
 ) -> Iterator[tuple[int, Any]]:
-    """From counted n-grams (blocks of `text.counted`) to all orders with adjusted counts: a
+    """Turns counted n-grams (blocks of `text.counted`) into all orders with adjusted counts: a
     HomeTrie, Grams, and an About if there are any."""
     memory = Memory(1 << 62, Path())
     runs = []
@@ -180,8 +182,8 @@ def adjusted(
 
 
 def _homes(levels: Levels, bounds: NDArray[np.uint64]) -> list[NDArray[Any]]:
-    """Of each n-gram, by order from 2 on, the partition that has its context; of a word as context,
-    the first of those that may have it."""
+    """The partition that has the context of each n-gram, by order from 2 on; for a word as context,
+    the first partition that may have it."""
     small = np.uint16 if len(bounds) < 1 << 16 else U32
     homes = [np.searchsorted(bounds, pairs_of(levels.words[1], 0), "right").astype(small)]
     for n in range(3, len(levels.words) + 1):
@@ -195,8 +197,8 @@ def _homes(levels: Levels, bounds: NDArray[np.uint64]) -> list[NDArray[Any]]:
 
 
 def _by_home(levels: Levels, bounds: NDArray[np.uint64]) -> Iterator[tuple[int, Levels]]:
-    """The n-grams of orders 2 and above by the home of their contexts. A 2-gram goes to all that
-    may have its first word: the 3-grams that it ends are in several."""
+    """The n-grams of orders 2 and above by the home of their contexts. A 2-gram goes to
+    each that may have its first word, since the 3-grams that it ends are in several partitions."""
     top = len(levels.words)
     if top < 2:
         return
@@ -250,7 +252,7 @@ def weighed(
             sent[value.sender] = value.levels
         else:
             levels = value.levels
-    # By the last words of the n-grams: sums of floats depend on the order.
+    # In order of the n-grams' last words, not of arrival: sums of floats depend on the order.
     senders = sorted(sent)
     answers: list[list[Answer]] = [[] for _ in senders]
     backoffs: list[NDArray[np.float32]] = []
@@ -279,7 +281,7 @@ def weighed(
             mine = np.searchsorted(bounds, pairs_of(contexts, 0), "right") == part
             yield len(bounds) + 1, Weights(contexts[mine], weight[mine])
             answered &= mine[links]
-            # Words that this partition lacks have no children here.
+            # Words that are not in this partition have no children here.
             ranks = np.searchsorted(levels.words[0], contexts)
             above = np.minimum(ranks, len(levels.words[0]) - 1).astype(U32)[links]
         else:
@@ -332,8 +334,8 @@ def interpolated(
         given = [answers[sender][n - 2] for sender in sorted(answers)]
         if (found := sum(len(totals) for totals, _ in given)) != len(kept):
             raise EstimationError(
-                f"{len(kept):,} {n}-grams of a partition have {found:,} contexts. This is a bug in "
-                "dlm; report it"
+                f"received the sums of {found:,} contexts for {len(kept):,} {n}-grams of a "
+                "partition; expected one each. This is a bug in dlm; report it"
             )
         sums = np.empty((len(kept), 2))
         if len(kept):

@@ -1,1 +1,1 @@
-"""What does not fit in memory: rows sorted and columns kept on disk, within a limit of memory."""
+"""Sorts rows and keeps columns on disk, within a memory limit."""

@@ -1,4 +1,4 @@
-"""Large arrays: in memory that goes back to the system, or maps of files that it may write out."""
+"""Large arrays, in memory that is returned to the system or as maps of files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dlm.files import naming, scratch_file
 
 _Number = TypeVar("_Number", bound=np.generic)
 
-HUGE_BYTES = 4 << 20  # of an array that is given large pages: rows are read in no order
+HUGE_BYTES = 4 << 20  # minimum size of an array with large pages: rows are read in random order
 
 
 def anonymous(size_bytes: int) -> mmap.mmap:
-    """Memory that goes back to the system with its last array, not resident until written to.
-    malloc keeps what threads free for later, which a limit of memory cannot afford."""
-    # Private, for shared memory has large pages under another setting, which is off.
+    """Memory that returns to the system with its last array, and is not resident until written to.
+    malloc would keep memory that threads free, which a memory limit cannot afford."""
+    # The map is private: for shared memory, another setting allows large pages, and it is off.
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size_bytes >= HUGE_BYTES:
-        with contextlib.suppress(OSError):  # a system without them
+        with contextlib.suppress(OSError):  # a system without large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
@@ -41,10 +41,10 @@ def row_pages(rows: int, width: int) -> NDArray[np.uint32]:
 class Storage:
     """Makes arrays in memory, or in files.
 
-    Args        folder  for files that the arrays are maps of; None keeps them in memory
+    Args        folder  for the files to which arrays are mapped; None keeps arrays in memory
     Guarantees  a file has no name, so that it goes with its last array, or with a process that is
-                killed. Its space is reserved when the array is made, which fails with OSError if
-                the disk is full: later, the system would end the process (SIGBUS)
+                killed. Its space is reserved when the array is made: OSError if the disk is full;
+                if it were not reserved, the system could end the process later (SIGBUS)
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:

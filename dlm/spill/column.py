@@ -1,5 +1,5 @@
-"""Columns: numbers, or rows of them, appended and read by their place, in memory or in a file. A
-file without a name leaves nothing behind; one with a name serves a later process."""
+"""Columns of numbers or of rows, appended and read by place, in memory or in a file. A file without
+a name leaves nothing behind; a file with a name serves a later process."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dlm.spill.arrays import anonymous
 
 Array = NDArray[Any]
 
-_LEAST_BYTES = 1 << 16  # of memory that grows as rows come
-_WRITE_BYTES = 1 << 26  # at once
-_READ_BYTES = 1 << 20  # at once, for a checksum
+_LEAST_BYTES = 1 << 16  # minimum bytes of memory that grows as rows arrive
+_WRITE_BYTES = 1 << 26  # bytes written at a time
+_READ_BYTES = 1 << 20  # bytes read at a time, for a checksum
 
 
 def read_at(descriptor: int, views: list[memoryview], offset: int) -> bool:
-    """Fills the views from a place in a file; False where it ends early."""
+    """Fills the views from a place in a file; False if the file ends early."""
     while views:
         got = os.preadv(descriptor, views, offset)
         if got == 0:
@@ -41,7 +41,7 @@ def read_at(descriptor: int, views: list[memoryview], offset: int) -> bool:
 
 
 class Memory:
-    """How many bytes columns may take together, and have taken.
+    """The bytes that columns may take together, and have taken.
 
     Args  folder  for the files of columns that exceed the limit
     """
@@ -54,7 +54,7 @@ class Memory:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> bool:
-        """Whether so much more may be held; if so, it counts as taken."""
+        """Whether this many more bytes may be taken; if so, they count as taken."""
         with self._lock:
             if self.used_bytes + size_bytes > self.limit_bytes:
                 return False
@@ -69,15 +69,14 @@ class Memory:
 class Column:
     """Numbers, or rows of them, one after another.
 
-    Args        width   numbers of a row; 0: each is a row
-                memory  counts what is held; beyond its limit, all is in a file without a name in
-                        its folder. None: all is held, and not counted
-                path    of a file that all is in from the beginning; it is there until `remove`
-                most    rows there may be, if that is known; nothing is resident until it is written
-                        to
+    Args        width   numbers per row; 0: rows are single numbers
+                memory  counts the memory taken; beyond its limit, everything is in an unnamed file
+                        in its folder. None: everything stays in memory, uncounted
+                path    file that holds all rows from the start, and stays until `remove`
+                most    maximum number of rows, if known; nothing is resident until it is written to
     Guarantees  a column in memory is read without a copy; a file with a name is synced by `finish`,
                 and `manifest` names its size and its XXH3-128
-    Trusts      nothing that was read is held while more is appended, unless `most` has room for it
+    Trusts      callers hold no array from `read` while they append, unless `most` has room
     """
 
     def __init__(
@@ -117,13 +116,13 @@ class Column:
         self._put(begin, rows)
 
     def extend(self, count: int) -> None:
-        """Makes room for so many rows at the end, to be set by `edit` and `store`."""
+        """Makes room for this many rows at the end, to be set by `edit` and `store`."""
         self._lengthen(count)
         if self._held is None:
             os.ftruncate(self._descriptor, self._length * self.row_bytes)
 
     def edit(self, begin: int, end: int) -> Array:
-        """As `read`, to be changed and given to `store`; not of a file with a name."""
+        """Like `read`, to be changed and passed to `store`; not for a file with a name."""
         return self.read(begin, end)
 
     def store(self, begin: int, rows: Array) -> None:
@@ -156,7 +155,7 @@ class Column:
                 )
 
     def chunks(self, rows: int) -> Iterator[Array]:
-        """All rows, so many at a time; the last chunk may have fewer."""
+        """All rows, this many at a time; the last chunk may have fewer."""
         for begin in range(0, self._length, rows):
             yield self.read(begin, begin + rows)
 
@@ -172,7 +171,7 @@ class Column:
         self._memory.spilled_bytes += held.nbytes
 
     def finish(self, sync: bool = True) -> Column:
-        """No more is appended; a file with a name is synced, and not open until it is read."""
+        """Ends appending; a file with a name is synced and closed until it is read."""
         if self.path is not None and self._descriptor >= 0:
             if sync:
                 os.fsync(self._descriptor)
@@ -180,7 +179,7 @@ class Column:
         return self
 
     def manifest(self) -> dict[str, Any]:
-        """What `open` needs of a file with a name; JSON can hold it."""
+        """The facts that `open` needs about a file with a name, for JSON."""
         assert self.path is not None
         return {
             "name": self.path.name,
@@ -206,8 +205,8 @@ class Column:
         column._length = manifest["rows"]
         if size != column._length * column.row_bytes or column.manifest() != manifest:
             raise SpillError(
-                f"{path} has changed since it was written: {size:,} bytes with another checksum. "
-                "Remove the folder and build again"
+                f"{path} has changed since it was written: its size or its checksum is not the "
+                "recorded one. Remove the folder and build again"
             )
         return column
 
@@ -229,7 +228,7 @@ class Column:
 
     def _use(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        # After an error, it may be dropped without being closed.
+        # After an error, the object may be dropped without being closed.
         self._closing = weakref.finalize(self, os.close, descriptor)
 
     def _let_go(self) -> None:
@@ -248,7 +247,7 @@ class Column:
             self._hold(held)
 
     def _name(self) -> Path:
-        """Of its file in errors; a temporary one has only a folder."""
+        """The name of the column's file for errors; for a temporary file, its folder."""
         if self.path is not None or self._memory is None:
             return self.path or Path()
         return self._memory.folder / "temporary file"

@@ -1,4 +1,4 @@
-"""Sorting and merging rows: arrays in, arrays out, no Python object, no GIL.
+"""Sorts and merges rows. The kernels use no Python objects and no GIL.
 
 A *packed* number is some bits of a row's key above the row's place: the numbers are all different,
 so any sort of them, stable or not, gives the one order in which equal keys stay as they came. A key
@@ -229,7 +229,7 @@ def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-un
                 wins = _tie_before(rows, key, other, place[other], winner, place[winner])
             else:
                 wins = other_head < winner_head
-            # Who wins cannot be foreseen: selects instead of a branch.
+            # The winner is unpredictable, so this selects instead of branching.
             tree[node] = winner if wins else other
             winner = other if wins else winner
             winner_head = other_head if wins else winner_head

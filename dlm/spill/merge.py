@@ -1,7 +1,7 @@
-"""Merges sorted rows: of files with names, and of columns.
+"""Merges sorted rows, from files with names and from columns.
 
 A run is read by a thread into one of its two buffers while the other is merged; with one thread, a
-run has one buffer and they take turns.
+run has one buffer, and reading and merging take turns.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _Item = TypeVar("_Item")
 Made = Generator[_Item, None, None]
 Chunks = Made[Rows]
 
-# Of columns: the fewest and the most rows of one in memory while they are merged, and the most of
-# them that are merged at once.
+# Limits of merging columns: the fewest and the most rows of a column in memory, and the most
+# columns that are merged at once.
 MIN_PIECE = 1 << 8
 MAX_PIECE = 1 << 18
 MAX_COLUMNS = 512
 
 
 class BlockReader(Protocol):
-    """Gives sorted rows from their beginning to their end."""
+    """Reads sorted rows from their beginning to their end."""
 
     def fill(self, buffer: Rows) -> int:
         """Reads as many of the next rows as fit; returns how many, 0 at the end."""
@@ -55,7 +55,7 @@ class ColumnReader:
         return count
 
     def close(self) -> None:
-        """Nothing: the column is its owner's."""
+        """Does nothing: the column belongs to its owner."""
 
 
 def buffers_of_run(threads: int) -> int:
@@ -63,7 +63,7 @@ def buffers_of_run(threads: int) -> int:
 
 
 def ahead(chunks: Made[_Item], threads: int) -> Made[_Item]:
-    """The same chunks; with more than one thread, each is made while the one before is used."""
+    """Yields the same chunks; with several threads, each is made while the previous one is used."""
     return _ahead(chunks) if threads > 1 else chunks
 
 
@@ -87,7 +87,7 @@ class _Feed:
     def __init__(
         self, reader: BlockReader, rows: Rows, begins: list[int], pool: ThreadPoolExecutor | None
     ) -> None:
-        """Reads into a part of `rows` between begins[0] and begins[1], then between the next."""
+        """Reads into `rows` between begins[0] and begins[1], then between the next two, in turn."""
         self._reader = reader
         self._rows = rows
         self._spans = list(pairwise(begins))
@@ -100,7 +100,7 @@ class _Feed:
             self._coming = self._pool.submit(self._reader.fill, self._rows[slice(*self._spans[0])])
 
     def next(self) -> tuple[int, int]:
-        """Where the run's next rows begin and end; the same place at its end."""
+        """Where the run's next rows begin and end; both are equal at its end."""
         begin, end = self._spans[0]
         if self._coming is None:
             return begin, begin + self._reader.fill(self._rows[begin:end])
@@ -121,8 +121,8 @@ def merged(
 ) -> Chunks:
     """Merged runs a chunk at a time; a chunk stays while the next is made, and no longer.
 
-    Args  runs  what opens them, in the order of adding; each has rows
-          buffer_rows  read of a run at once
+    Args  runs  functions that open the runs, in the order of adding; each run has rows
+          buffer_rows  rows read from a run at a time
     Cost  memory: two chunks, and buffers_of_run(threads) * buffer_rows a run
     """
     if not runs:
@@ -132,7 +132,7 @@ def merged(
         readers = [stack.enter_context(contextlib.closing(opened())) for opened in runs]
         rows = row_pages(each * len(runs) * buffer_rows, width)
         outs = [row_pages(chunk_rows, width) for _ in range(2)]
-        # Entered after the readers, so that it ends before their files are closed.
+        # The pool is entered after the readers, so that it ends before their files are closed.
         pool = stack.enter_context(ThreadPoolExecutor(1)) if threads > 1 else None
         feeds = []
         for i, reader in enumerate(readers):
@@ -158,11 +158,11 @@ def merged(
 
 
 def smallest_neighbours(sizes: Sequence[int], fan_in: int) -> slice:
-    """The runs to merge into one next, as many as are needed and can be read at once.
+    """The runs to merge into one next: as many as are needed and can be read at once.
 
     Only neighbours may be merged: the order of the runs is that of adding.
 
-    Args  sizes  of the runs, more than `fan_in`;  fan_in  runs that can be read at once, at least 2
+    Args  sizes  of more than `fan_in` runs;  fan_in  runs that can be read at once, at least 2
     """
     count = min(fan_in, len(sizes) - fan_in + 1)
     ends = np.cumsum([0, *sizes])
@@ -171,12 +171,12 @@ def smallest_neighbours(sizes: Sequence[int], fan_in: int) -> slice:
 
 
 def merged_sums(columns: Sequence[Column], memory_bytes: int) -> Chunks:
-    """The rows of sorted columns (n, width) in order, the last numbers of equal ones added up.
+    """The rows of sorted columns (n, width) in order; rows of equal keys become one with their sum.
 
-    Chunks as of `merged`; the first key of a chunk may be the last of that before, and a sum that
-    exceeds 32 bits is two rows. All numbers of a row but the last are its key.
+    Chunks are as in `merged`; the first key of a chunk may be the last of the previous one, and a
+    sum that exceeds 32 bits is two rows. All numbers of a row but the last are its key.
 
-    Args  memory_bytes  for pieces of the columns, and for what is merged of them
+    Args  memory_bytes  limit for pieces of the columns and for the merged rows
     """
     columns = [column for column in columns if len(column)]
     if not columns:
@@ -191,7 +191,7 @@ def merged_sums(columns: Sequence[Column], memory_bytes: int) -> Chunks:
 
 
 def merge_to_fan_in(columns: list[Column], memory_bytes: int, memory: Memory) -> list[Column]:
-    """The same rows, except those added up, in so few columns that all can be merged at once."""
+    """The rows in few enough columns to merge all at once; some rows of equal keys are added up."""
     columns = list(columns)
     most = memory_bytes // (4 * columns[0].width) // (4 * MIN_PIECE) if columns else 2
     most = min(max(most, 2), MAX_COLUMNS)

@@ -32,12 +32,12 @@ from dlm.spill.column import read_at
 Rows = NDArray[np.uint32]
 
 MAGIC = b"dlm-run\n"  # DO NOT CHANGE: on disk
-FORMAT_VERSION = 1  # DO NOT CHANGE without refusing or reading the one before
+FORMAT_VERSION = 1  # DO NOT CHANGE without refusing or reading the previous version
 FORMAT_NAME = "dlm sorted runs"  # DO NOT CHANGE: in manifests
 _HEADER = struct.Struct("=8sIIIIQ16x")  # DO NOT CHANGE: on disk
 _CHECK = struct.Struct("=Q")  # DO NOT CHANGE: on disk
 HEADER_BYTES = _HEADER.size + _CHECK.size
-KEEP_CACHED_BYTES = 8 << 20  # read of a run before the page cache is told to forget it
+KEEP_CACHED_BYTES = 8 << 20  # bytes read from a run before the page cache is told to forget them
 RUN_NAME = re.compile(r"[A-Za-z0-9_.]+-[0-9]{6,}\.run")
 ADVICE = "Remove the folder and build again"
 
@@ -62,7 +62,7 @@ def _run_bytes(rows: int, width: int, block_rows: int) -> int:
 def write_run(
     path: Path, width: int, key: int, rows: int, block_rows: int, chunks: Iterable[Rows]
 ) -> tuple[Run, Replacement]:
-    """Writes a run, of sorted chunks of whole blocks, beside its place; `publish` puts it there."""
+    """Writes a run of sorted chunks of whole blocks to a temporary file; `publish` renames it."""
     header = _HEADER.pack(MAGIC, FORMAT_VERSION, width, key, block_rows, rows)
     header += _CHECK.pack(xxhash.xxh3_64_intdigest(header))
     digest = xxhash.xxh3_64(header)
@@ -98,7 +98,7 @@ def _no_room(exc: OSError, folder: Path, needed: int) -> OSError:
 
 
 def publish(written: Replacement) -> None:
-    """Gives a run its name once it is on disk, and makes the name survive a power cut."""
+    """Gives a run its name once it is on disk, so that the name survives a power cut."""
     needed = written.file.tell()
     try:
         written.commit()
@@ -146,7 +146,7 @@ class RunReader:
         if rows != expected_rows:
             raise self._error(f"has {rows:,} rows, expected {expected_rows:,}")
         if not 1 <= block_rows <= most_block_rows:
-            raise self._error(f"has blocks of {block_rows} rows, expected 1 to {most_block_rows}")
+            raise self._error(f"has blocks of {block_rows} rows; expected 1 to {most_block_rows}")
         size, expected = os.fstat(self._fd).st_size, _run_bytes(rows, self._width, block_rows)
         if size != expected:
             raise self._error(f"has {size:,} bytes, expected {expected:,}")
@@ -160,8 +160,7 @@ class RunReader:
         return begin, max(0, min(self._block_rows, self.rows - block * self._block_rows))
 
     def fill(self, buffer: Rows) -> int:
-        """Reads as many of the next blocks as fit; their rows, 0 at the end. SpillError if one
-        changed."""
+        """Reads the blocks that fit; returns the row count, 0 at the end. SpillError on damage."""
         filled = 0
         check = bytearray(_CHECK.size)
         while True:
@@ -198,7 +197,7 @@ class RunReader:
 
 
 def discard(directory: str | os.PathLike[str], name: str = "rows") -> None:
-    """Removes what a killed sorter of this name left in a folder."""
+    """Removes the files that a killed sorter of this name left in a folder."""
     place = Path(directory) / f"{name}-*.run"
     for path in place.parent.glob(place.name):
         path.unlink()
@@ -210,7 +209,9 @@ def parse_manifest(folder: Path, manifest: Mapping[str, Any]) -> tuple[int, int,
     try:
         found = (manifest["format"], manifest["format_version"])
         if found != (FORMAT_NAME, FORMAT_VERSION):
-            raise ValueError(f"it is of {found}, expected {(FORMAT_NAME, FORMAT_VERSION)}")
+            raise ValueError(
+                f"its format and version are {found}; expected {(FORMAT_NAME, FORMAT_VERSION)}"
+            )
         runs = [Run(**entry) for entry in manifest["runs"]]
         numbers = [manifest["width"], manifest["key"], manifest["rows"], *(r.rows for r in runs)]
         if any(type(number) is not int or number < 0 for number in numbers):
@@ -218,7 +219,7 @@ def parse_manifest(folder: Path, manifest: Mapping[str, Any]) -> tuple[int, int,
         if any(run.rows == 0 for run in runs):
             raise ValueError("a run has no rows")
         for run in runs:
-            # The name comes from a file and is opened: nothing outside of the folder is.
+            # The name comes from a file, so nothing outside the folder may be opened.
             if not isinstance(run.name, str) or not RUN_NAME.fullmatch(run.name):
                 raise ValueError(f"{run.name!r:.80} is not the name of a run")
         if sum(run.rows for run in runs) != manifest["rows"]:

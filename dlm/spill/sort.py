@@ -1,7 +1,7 @@
 """Sorts rows in memory; `sorter` says how.
 
-numpy sorts the packed numbers because its sort uses the vector unit, works in place and lets go of
-the GIL: 5 million took 0.06 s where a radix sort in a kernel, with a second array, took 0.14 s.
+numpy sorts the packed numbers because its sort uses the vector unit, works in place and releases
+the GIL: 5 million numbers took 0.06 s, a radix sort in a kernel, with a second array, 0.14 s.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Rows = NDArray[np.uint32]
 Packed = NDArray[np.uint64]
 
 PARALLEL_ROWS = 1 << 16  # below this, a second thread costs more than it saves
-REFINE_PARTS = 16  # of each thread: groups of equal rows crowd at the small ids of frequent words
+REFINE_PARTS = 16  # parts per thread: groups of equal rows crowd at the small ids of frequent words
 
 
 def sort_order(rows: Rows, key: int, packed: Packed, threads: int) -> int:
     """Sorts rows (n, W), n >= 1, without moving them; stable.
 
     Shapes   packed (n,)  filled: its low bits are the places of the rows in order
-    Returns  how many low bits
-    Cost     one 64-bit number per row is sorted; again for rows that are equal so far, for each
-             64 - log2 n bits of key
+    Returns  the number of low bits
+    Cost     one 64-bit number per row is sorted; rows that are equal so far are sorted again, for
+             each 64 - log2 n bits of key
     """
     total = len(rows)
     parts = threads if total >= PARALLEL_ROWS else 1
@@ -82,7 +82,7 @@ def sort_order(rows: Rows, key: int, packed: Packed, threads: int) -> int:
 def cut_key(
     low: NDArray[np.uint32], high: NDArray[np.uint32], room: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cuts a key into levels of at most `room` bits; bits in which no two rows differ take none.
+    """Cuts a key into levels of at most `room` bits, without bits in which no two rows differ.
 
     Args     low, high  (K,)  smallest and largest value of each column
     Returns  level_begin (L + 1,) and segments (S, 4), as kernels.pack takes them; L >= 1

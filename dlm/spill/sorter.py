@@ -10,8 +10,8 @@ A row is `width` numbers of 32 bits, sorted by the first `key` of them as unsign
 values travel as the bits of a number (`float32_column.view(np.uint32)`).
 
 In memory, rows stay where they are: the leading bits of each key are packed into one number above
-the row's place, numpy sorts the numbers, and groups that these bits do not tell apart are sorted by
-the bits after (`kernels.refine`). That needs 8 bytes per row and moves each row once.
+the row's place, numpy sorts the numbers, and groups that these bits do not distinguish are sorted
+by the next bits (`kernels.refine`). That needs 8 bytes per row and moves each row once.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ __all__ = ["MIN_MEMORY_BYTES", "Plan", "Run", "SortedRuns", "Sorter", "discard"]
 MIN_MEMORY_BYTES = 8 << 20
 MAX_WIDTH = 1024
 MAX_FAN_IN = 256  # runs merged at once: each is an open file
-BLOCK_BYTES = 256 << 10  # of rows under one checksum, and the least that is read at once
-MAX_CHUNK_BYTES = 8 << 20  # of rows merged before they are handed on
+BLOCK_BYTES = 256 << 10  # rows under one checksum, and the minimum that is read at once
+MAX_CHUNK_BYTES = 8 << 20  # merged rows before they are passed on
 MAX_READ_BLOCKS = 16  # read ahead of each run, if memory allows
-SLACK_BYTES = 512 << 10  # for what is not arrays: threads, paths, file objects
+SLACK_BYTES = 512 << 10  # bytes for everything except arrays: threads, paths, file objects
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many rows fit in the memory given: sorted at once, under one checksum, and handed on at
-    once (a multiple of that), and how many runs, at least 2, are merged at once."""
+    """The numbers of rows to sort at once, to put under one checksum, and to pass on at once (a
+    multiple of the second), and of runs to merge at once, at least 2; they fit in the memory."""
 
     capacity_rows: int
     block_rows: int
@@ -72,7 +72,7 @@ class Plan:
         if memory_bytes < MIN_MEMORY_BYTES:
             raise ConfigError(
                 f"sorting needs at least {MIN_MEMORY_BYTES:,} bytes of memory, but the limit is "
-                f"{memory_bytes:,}; raise it"
+                f"{memory_bytes:,}; raise the limit"
             )
         row_bytes = 4 * width
         block_rows = BLOCK_BYTES // row_bytes
@@ -87,14 +87,15 @@ class Plan:
         )
 
     def read_blocks(self, runs: int) -> int:
-        """Blocks read at once of each of so many runs: fewer runs have more memory each."""
+        """The blocks read at once from each of this many runs: fewer runs have more memory each."""
         return max(1, min(self.fan_in // max(runs, 1), MAX_READ_BLOCKS))
 
 
 def _check_shape(width: int, key: int, threads: int) -> None:
     if not 1 <= key <= width <= MAX_WIDTH:
         raise ConfigError(
-            f"rows of width {width} with a key of {key}; expected 1 <= key <= width <= {MAX_WIDTH}"
+            f"the rows have width {width} and a key of {key} columns; expected 1 <= key <= width "
+            f"<= {MAX_WIDTH}"
         )
     if threads < 1:
         raise ConfigError(f"threads is {threads}; expected 1 or more")
@@ -112,7 +113,7 @@ class Sorter(Closeable):
                       merging. Not counted: the interpreter, the arrays of the caller, the page
                       cache
         threads       1 or more; with 1, everything is done by the caller's thread
-        name          beginning of the runs' names, to sort several things in one folder
+        name          beginning of the runs' names, to allow several sorts in one folder
     Raises
         ConfigError (also where the folder has runs of this name already), OSError
     Guarantees
@@ -137,7 +138,7 @@ class Sorter(Closeable):
     ) -> None:
         _check_shape(width, key, threads)
         if not RUN_NAME.fullmatch(f"{name}-000000.run"):
-            raise ConfigError(f"{name!r} is not a name for runs; use letters, digits, '_' and '.'")
+            raise ConfigError(f"{name!r} is not a name for runs; use A-Z a-z 0-9 _ .")
         self.directory = Path(directory)
         self.width = width
         self.key = key
@@ -156,19 +157,20 @@ class Sorter(Closeable):
         self.directory.mkdir(parents=True, exist_ok=True)
         if any(self.directory.glob(f"{name}-*.run")):
             raise ConfigError(
-                f"{self.directory} has runs named {name}-*.run already; "
-                "open them by their manifest, or remove them with spill.runs.discard"
+                f"{self.directory} already has runs named {name}-*.run; open them by their "
+                "manifest, or remove them with spill.runs.discard"
             )
-        discard(self.directory, name)  # what a killed sorter was writing
+        discard(self.directory, name)  # the files of a killed sorter
 
     def add(self, rows: Rows) -> None:
         """Copies rows, (n, width) uint32; writes a sorted run whenever the memory is full. OSError
         says how much space is needed if a disk is full."""
         if self._finished:
-            raise ValueError("rows were added to a sorter that is finished")
+            raise ValueError("rows were added after finish() or close(); add them before")
         if rows.dtype != np.uint32 or rows.ndim != 2 or rows.shape[1] != self.width:
             raise ValueError(
-                f"rows of {rows.dtype} and shape {rows.shape}; expected uint32, (n, {self.width})"
+                f"the rows are {rows.dtype} of shape {rows.shape}; expected uint32 of shape (n, "
+                f"{self.width})"
             )
         done = 0
         while done < len(rows):
@@ -184,15 +186,15 @@ class Sorter(Closeable):
             done += taken
 
     def finish(self, durable: bool = False) -> SortedRuns:
-        """Sorts what is left, and merges runs until all can be read at once. Nothing may be added
-        after it.
+        """Sorts the rest, and merges runs until all can be read at once. Afterwards, nothing may be
+        added.
 
         Args  durable  write runs even if everything fits in memory, so that there is a manifest
         Cost  for R runs more than the plan's fan-in F, about log_F R times all rows are read and
               written, the smallest runs first
         """
         if self._finished:
-            raise ValueError("the sorter is finished already")
+            raise ValueError("finish() was called twice, or after close(); call it once")
         memory: tuple[Rows, Packed, int] | None = None
         if self._used and (self._runs or durable):
             self._spill()
@@ -200,7 +202,7 @@ class Sorter(Closeable):
             rows, packed = self._rows[: self._used], self._packed[: self._used]
             memory = (rows, packed, sort_order(rows, self.key, packed, self.threads))
         self._settle()
-        self._rows = self._packed = None  # room for the buffers of merging
+        self._rows = self._packed = None  # makes room for the buffers of merging
         while len(self._runs) > self.plan.fan_in:
             self._merge_some()
         runs = SortedRuns(
@@ -301,8 +303,8 @@ class SortedRuns(Closeable):
     ) -> SortedRuns:
         """The runs of a `manifest`, as another process left them; reads 8 bytes of every block.
 
-        Raises  SpillError   a run is missing, damaged or another one than the manifest's. The rows
-                             are checked while they are read, the header and every checksum here
+        Raises  SpillError   a run is missing, damaged or not the manifest's. This call
+                             checks the header and every checksum; reading checks the rows
                 ConfigError  memory_bytes is too little to merge so many runs
         """
         folder = Path(directory)
@@ -312,20 +314,20 @@ class SortedRuns(Closeable):
         if len(runs) > plan.fan_in:
             raise ConfigError(
                 f"{memory_bytes:,} bytes of memory are enough to merge {plan.fan_in} runs, but "
-                f"{folder} has {len(runs)}; use the memory limit they were written with"
+                f"{folder} has {len(runs)}; use the memory limit with which the runs were written"
             )
         for run in runs:
             reader = RunReader(folder, run, width, key, plan.block_rows)
             with contextlib.closing(reader):
                 if (found := reader.digest()) != run.xxh3_64:
                     raise SpillError(
-                        f"{folder / run.name}, a sorted run, has checksum {found}, expected "
+                        f"{folder / run.name}, a sorted run, has checksum {found}; expected "
                         f"{run.xxh3_64}: it is another run. {ADVICE}"
                     )
         return cls(folder, width, key, runs, plan, threads)
 
     def manifest(self) -> dict[str, Any]:
-        """What `open` needs to find and check the runs, for JSON; ValueError for rows in memory."""
+        """The facts by which `open` finds the runs, for JSON; ValueError for rows in memory."""
         if self._memory is not None:
             raise ValueError("rows in memory have no manifest; finish(durable=True) writes them")
         return {
@@ -342,16 +344,16 @@ class SortedRuns(Closeable):
 
         Args     max_rows  of a block; blocks are smaller where memory_bytes asks for it, and at the
                            end
-        Returns  (n, width) uint32, n >= 1. A block is overwritten when the next is taken: copy what
-                 is to stay
-        Raises   SpillError  when it comes to a block that is damaged
+        Returns  (n, width) uint32, n >= 1. A block is overwritten when the next is taken: copy rows
+                 to keep them
+        Raises   SpillError  when it reaches a damaged block
         Cost     sequential reads; the next block is merged while the caller uses this one. Each
                  iterator that is not exhausted or closed holds its own memory_bytes
         """
         if self._closed:
-            raise ValueError("the sorted runs are closed")
+            raise ValueError("the sorted runs are closed; read them before close()")
         if max_rows < 1:
-            raise ValueError(f"blocks of {max_rows} rows; expected 1 or more")
+            raise ValueError(f"max_rows is {max_rows}; expected 1 or more")
         chunk_rows = min(max_rows, self._plan.chunk_rows)
         if self._memory is not None:
             chunks = gathered(*self._memory, chunk_rows)

@@ -1,4 +1,4 @@
-"""Rows of text sorted by their keys: in memory, and beyond its limit in an Arrow file."""
+"""Sorts rows of text by their keys, in memory and, beyond a limit, in an Arrow file."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import pyarrow as pa
 Row = tuple[str, int, str]  # key, number, text
 
 SCHEMA = pa.schema([("key", pa.string()), ("number", pa.int64()), ("text", pa.string())])
-ROW_BYTES = 200  # of Python objects beside the text of a row
-BATCH_ROWS = 512  # of a run in memory at once while runs are merged
+ROW_BYTES = 200  # bytes of Python objects per row, beside its text
+BATCH_ROWS = 512  # rows of a run in memory at a time while runs are merged
 
 
 def sorted_rows(rows: Iterable[Row], folder: Path, memory_bytes: int) -> Iterator[Row]:
-    """The rows by key, as strings are compared; those of one key in their order.
+    """The rows sorted by key, as strings are compared; rows of one key keep their order.
 
-    Args  folder  where the runs are written, if there are any;  memory_bytes  of rows held
+    Args  folder  where runs are written, if any;  memory_bytes  limit for the rows in memory
     Cost  beside `memory_bytes`, BATCH_ROWS rows of each run: all are merged at once
     """
     by_key = itemgetter(0)
     file = folder / "rows.arrow"
     held: list[Row] = []
     held_bytes = 0
-    ends = [0]  # of each run, in record batches
+    ends = [0]  # ends of the runs, in record batches
     with contextlib.ExitStack() as stack:
         writer: pa.RecordBatchFileWriter | None = None
         for row in rows:

@@ -1,1 +1,1 @@
-"""Python on one side, the messages of proto/dlm/v1/shard.proto on the other."""
+"""Converts between Python objects and the messages of proto/dlm/v1/shard.proto."""

@@ -1,7 +1,7 @@
 """Certificates, keys and authorities: PEM files, checked before gRPC gets them.
 
 gRPC ends the process if a certificate or key is empty. It reports other unusable files only when it
-connects, as a peer that cannot be reached.
+connects, as an unreachable peer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from dlm.errors import ConfigError
 from dlm.wire.secret import read_secret, require_file
 
-# Of the authorities, a key and its certificate, in gRPC's order; None if there is no such file.
+# The contents of the files of authorities, key and certificate, in gRPC's order; None for no file.
 Contents = tuple[bytes | None, bytes | None, bytes | None]
 
-_VERSION = 0xA0  # its tag
-# Short names of what a subject says; other kinds keep the name that OpenSSL gives them.
+_VERSION = 0xA0  # the DER tag of a certificate's version
+# Short names of a subject's attributes; others keep the name that OpenSSL gives them.
 _SHORT = {
     "commonName": "CN",
     "countryName": "C",
@@ -45,11 +45,11 @@ def read_certificates(
 ) -> Contents:
     """The content of these files, checked.
 
-    Args    context    takes them, too
+    Args    context    an SSL context to load the files into
             ca         the authorities that are trusted
             cert, key  a certificate, first in its file, and its key; both or neither
     Raises  ConfigError  a file is missing or not PEM, the key belongs to another certificate or
-                         has a password, or others may read it
+                         has a password, or other users can read it
     """
     authorities = _read(Path(ca)) if ca else None
     context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -63,32 +63,31 @@ def read_certificates(
         return authorities, None, None
     chain, secret = _read(Path(cert)), read_secret(Path(key))
     try:
-        # The bytes that were read, not the files again, which may have changed since.
+        # Loads the bytes that were read, since the files may have changed.
         with _as_file(chain) as cert_file, _as_file(secret) as key_file:
             context.load_cert_chain(cert_file, key_file, password=lambda: b"")
     except (OSError, ValueError) as exc:
         raise ConfigError(
-            f"{cert} and {key} are not a PEM certificate and its key without a password: "
-            f"{_reason(exc)}"
+            f"{cert} and {key} are not a PEM certificate and its unencrypted key: {_reason(exc)}"
         ) from exc
     return authorities, secret, chain
 
 
 def expiry_of(chain: bytes) -> float:
-    """Seconds since 1970 at which the first of these PEM certificates to expire does; nan where one
-    does not say it as RFC 5280 has it."""
+    """When the first of these PEM certificates expires, in seconds since 1970; nan if one does not
+    follow RFC 5280."""
     blocks = re.findall(
         rb"BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.+?)-----END", chain, re.DOTALL
     )
     try:
         return min((_not_after(base64.b64decode(block)) for block in blocks), default=math.inf)
-    except (ValueError, IndexError):  # a form of time or length that OpenSSL takes
+    except (ValueError, IndexError):  # a form of time or length that only OpenSSL accepts
         return math.nan
 
 
 def _not_after(der: bytes) -> float:
-    """RFC 5280, 4.1: a certificate is a sequence, whose first part is one of a version, which may
-    be left out, number, algorithm, issuer and validity, from and until."""
+    """The expiry. By RFC 5280, 4.1, a certificate's first part is a sequence: an optional version,
+    a number, an algorithm, the issuer, and the validity, which has a start and an end."""
     at = _content(der, _content(der, 0)[0])[0]
     for _ in range(3 + (der[at] == _VERSION)):
         at = _content(der, at)[1]
@@ -100,7 +99,7 @@ def _not_after(der: bytes) -> float:
 
 def _content(der: bytes, at: int) -> tuple[int, int]:
     begin, size = at + 2, der[at + 1]
-    if size > 127:  # the number of bytes that say it
+    if size > 127:  # the lower bits give the length's number of bytes
         begin += size - 128
         size = int.from_bytes(der[at + 2 : begin])
     return begin, begin + size
@@ -118,7 +117,7 @@ def subject_of(certificate: Mapping[str, Any] | None) -> str:
 
 
 def _escaped(value: str) -> str:
-    """With a backslash before what has a meaning, and for each byte that is not printable ASCII."""
+    """The text with special characters and bytes beyond printable ASCII escaped."""
     marked = re.sub(r'[,+"\\<>;]|^[# ]| \Z', r"\\\g<0>", value).encode()
     return "".join(chr(byte) if 32 <= byte < 127 else f"\\{byte:02X}" for byte in marked)
 

@@ -1,7 +1,7 @@
-"""Messages to arrays and back: packed, little-endian, checksummed.
+"""Converts messages to arrays and back: packed, little-endian, with checksums.
 
 Every reader accepts arbitrary bytes: it returns arrays that keep the promises of proto/README.md,
-or raises `ProtocolError`. Above 600 lines: one wire format, readers beside writers.
+or raises `ProtocolError`. This module has over 600 lines since readers are next to writers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dlm.wire._pb import shard_pb2 as pb
 CHECKSUM_SEED = 0  # DO NOT CHANGE: on the wire
 M = TypeVar("M", bound=Message)
 
-# A log10 above 0 is not a probability. But models that do not sum to 1 in every context have such
-# scores where they back off, by weights above 0, which ARPA files do not bound.
+# A log10 above 0 is not a probability. But models whose probabilities do not sum to 1 in every
+# context have such scores where they back off with weights above 0, which ARPA files do not bound.
 MAX_LOG10_PROB = np.finfo(np.float32).max
 
 SHARD_SET_BYTES = 16
@@ -118,7 +118,7 @@ def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> t
 
 
 def exchange_tail(sequence: int, timeout_us: int, sent_us: int) -> bytes:
-    """What Exchange appends to a ScoreRequest: joined bytes of protobuf messages merge."""
+    """The bytes that Exchange appends to a ScoreRequest: joined protobuf messages merge."""
     return bytes(
         pb.ScoreRequest(
             sequence=sequence, timeout_us=timeout_us, sent_us=sent_us
@@ -145,8 +145,8 @@ def read_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
 
 
 def open_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
-    """`read_score_request` without `check_counts`, for callers that do it elsewhere."""
-    # Each access of a field makes a Python object: once is enough.
+    """`read_score_request` without `check_counts`, for callers that call it elsewhere."""
+    # Read once, since each access of a field creates a Python object.
     shard_set, shard = m.shard_set, m.shard
     parts = m.context_lengths, m.context_words, m.pairs, m.word_counts, m.words
     expected = _check_request(m.checksum, shard_set, shard, parts)
@@ -195,7 +195,7 @@ def check_counts(groups: QueryGroups) -> None:
             f"the word counts add up to {word_total}, but {len(groups.words)} words were received"
         )
     if silent:
-        raise ProtocolError("a context has no words to score; expected one or more")
+        raise ProtocolError("a context has no words to score; expected at least one")
 
 
 def check_pairs(pairs: NDArray[np.uint32] | None, contexts: int) -> None:
@@ -209,7 +209,7 @@ def check_pairs(pairs: NDArray[np.uint32] | None, contexts: int) -> None:
 
 
 def encode_score_reply(request: ScoreRequest, packed: NDArray[np.uint8]) -> bytes:
-    """The bytes of a ScoreReply of packed answers, (7 Q,): all of log10_prob, then the others."""
+    """The bytes of a ScoreReply of packed answers, (7 Q,): all of log10_prob, then the rest."""
     data, queries = packed.tobytes(), len(packed) // 7
     a, b, c = 4 * queries, 5 * queries, 6 * queries
     parts = data[:a], data[a:b], data[b:c], data[c:]
@@ -246,7 +246,7 @@ class BlockRequest(NamedTuple):
     pairs: NDArray[np.uint32]
     skips: NDArray[np.uint32]
     checksum: int
-    sequence: int | None = None  # of the message in Exchange, if it came in one
+    sequence: int | None = None  # number of the message in Exchange, if it came in one
     timeout_us: int = 0
     sent_us: int = 0
 
@@ -282,7 +282,7 @@ def encode_block_request(
 def carry_block_request(data: bytes) -> bytes:
     """An encoded ContextBlockRequest in the ScoreRequest that carries it in Exchange.
 
-    The ScoreRequest itself asks nothing; a server that does not know the field answers that.
+    The ScoreRequest itself asks nothing; a server that does not know the field answers only it.
     """
     request = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = request.shard_set, request.shard
@@ -298,8 +298,8 @@ def carried_block_reply(data: bytes) -> bytes:
     reply = bytes(parse(pb.ScoreReply(), data).context_block)
     if not reply:
         raise UnknownCall(
-            "the server answered a ContextBlock as if it were a Score, so it is too old to know "
-            "the call; ask another, or upgrade it"
+            "the server answered a ContextBlock as if it were a Score, so it is too old to support "
+            "the call; use another server, or upgrade this one"
         )
     return reply
 
@@ -310,7 +310,7 @@ def read_carried_block_request(m: pb.ScoreRequest, *, max_queries: int) -> Block
 
 
 def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
-    """A ContextBlockRequest whose arrays fit together; raises as `decode_score_request`."""
+    """A ContextBlockRequest whose arrays fit together; raises what `decode_score_request` does."""
     m = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = m.shard_set, m.shard
     parts = m.context_lengths, m.context_words, m.pairs, m.skips
@@ -379,12 +379,11 @@ def decode_block_reply(
     order: int,
     vocabulary_size: int,
 ) -> StoredWords:
-    """What the server stores after the contexts of the request that had `request_checksum`.
+    """What the server stores after the contexts of the request with `request_checksum`.
 
-    Args    skips  of the request, below the vocabulary's size
-    Raises  ProtocolError  not a message, answers another request, shard or shard set, was
-                           damaged in transit, or breaks a rule of proto/README.md,
-                           "ContextBlock"
+    Args    skips  those of the request, below the vocabulary's size
+    Raises  ProtocolError  it is not a message, answers another request, shard or shard set, was
+                           damaged in transit, or breaks a rule of proto/README.md, "ContextBlock"
     """
     m = parse(pb.ContextBlockReply(), data)
     parts = (
@@ -416,7 +415,7 @@ def decode_block_reply(
     stored = StoredWords(totals, counts, log10_backoffs, words, answers)
     fault = _fault_of_block(stored, skips, vocabulary_size)
     if fault:
-        raise ProtocolError(f"{fault}. The server is faulty; use another")
+        raise ProtocolError(f"{fault}. The server is faulty; use another server")
     check_answers(answers, QueryGroups(context_lengths, words, counts, words, words), order)
     return stored
 
@@ -434,9 +433,14 @@ def _fault_of_block(stored: StoredWords, skips: NDArray[np.uint32], vocabulary_s
     if not fault:
         return ""
     if fault == kernels.TOTAL:
-        return f"{stored.totals[at]} words follow a context, but there are only {vocabulary_size}"
+        return (
+            f"{stored.totals[at]} words follow a context, but the vocabulary has {vocabulary_size}"
+        )
     if fault == kernels.WORD:
-        return f"received word {stored.ranks[at]}; {vocabulary_size} words follow another at most"
+        return (
+            f"received the number {stored.ranks[at]} for a word after a context; expected a number "
+            f"below {vocabulary_size}"
+        )
     return {
         kernels.COUNT: "received more words after a context than are stored there",
         kernels.NO_PROGRESS: "received none of the words that are stored",
@@ -473,7 +477,7 @@ def check_refusal(reply: pb.ScoreReply) -> None:
 def decode_score_reply(
     data: bytes, *, shard_set: bytes, shard: int, queries: int, request_checksum: int
 ) -> Answers:
-    """The answers to the request that had `request_checksum`.
+    """The answers to the request with `request_checksum`.
 
     Raises  ProtocolError  not a message, answers another request, shard or shard set, has another
                            number of answers, or was damaged in transit
@@ -538,13 +542,13 @@ def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
     group = np.searchsorted(np.cumsum(groups.word_counts), at, side="right")
     words = int(groups.context_lengths[group]) + 1
     raise ProtocolError(
-        f"answer {at} of {len(answers)} is log10_prob {answers.log10_prob[at]:g}, matched_order "
+        f"answer {at} has log10_prob {answers.log10_prob[at]:g}, matched_order "
         f"{answers.matched_order[at]}, ngram_length {answers.ngram_length[at]}, state_length "
         f"{answers.state_length[at]}; after a context of {words - 1} words, at order {order}, "
         f"expected matched_order <= ngram_length <= {words}, state_length <= ngram_length and "
-        f"below {order}, each 0 or at least 3, and 0 for a word that follows the last one nowhere; "
-        f"log10_prob <= 0 (below inf if matched_order is below {words}). The server is faulty; use "
-        "another"
+        f"below {order}, each of them 0 or at least 3, and 0 for a word that never follows the "
+        f"last one; log10_prob <= 0 if matched_order is {words}, otherwise below inf. The server "
+        "is faulty; use another server"
     )
 
 
@@ -625,7 +629,7 @@ def decode_chunk(
             ) from exc
     else:
         raise ProtocolError(
-            f"this version does not know chunk encoding {chunk.encoding}; use the server's version"
+            f"this version of dlm does not know chunk encoding {chunk.encoding}; use the server's"
         )
     expected = _chunk_checksum(shard_set, chunk.shard, offset, file_bytes, raw)
     if len(raw) != chunk.raw_bytes or expected != chunk.checksum:

@@ -1,7 +1,7 @@
 """Makes dlm/wire/_pb from proto/: ``python -m dlm.wire.generate [OUTPUT]`` in a checkout.
 
-The modules of every contract, and the OpenAPI description of the gateway's, as it is called by POST
-with canonical JSON.
+It makes the modules of every contract, and an OpenAPI description of the gateway's contract, which
+callers use by POST with canonical JSON.
 
 Needs the `dev` extra. grpcio-tools is pinned there: its 1.81 series writes code that protobuf 6.33
 and 7 both load, and the result is committed, so users need no generator.
@@ -27,7 +27,7 @@ GATEWAY = "dlm/v1/lm.proto"
 PROTOS = ("dlm/v1/shard.proto", GATEWAY)
 OPENAPI = "lm.openapi.json"
 
-# Numbers of fields of FileDescriptorProto, DescriptorProto and so on: a comment's place.
+# Field numbers of FileDescriptorProto, DescriptorProto and so on, which give a comment's place.
 _MESSAGES, _ENUMS, _SERVICES, _FIELDS, _METHODS = 4, 5, 6, 2, 2
 _BY_KIND: dict[int, dict[str, Any]] = {
     FieldDescriptorProto.TYPE_STRING: {"type": "string"},
@@ -54,7 +54,7 @@ _ERROR = {
 
 
 def generate(output: Path) -> list[Path]:
-    """Writes all that is made of the proto files to `output`; returns the paths."""
+    """Writes everything made from the proto files to `output`; returns the paths."""
     from google.protobuf import descriptor_pb2
     from grpc_tools import protoc
 

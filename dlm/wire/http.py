@@ -1,7 +1,7 @@
-"""HTTP/1.1, for the pages of a server and the calls of a gateway; bounded in bytes and in time.
+"""HTTP/1.1 for the pages of a server and the calls of a gateway, with limits on bytes and time.
 
-Stricter than RFC 9112 where readers of HTTP have differed: a request says its length once, in one
-way, and its lines end with CR LF.
+It is stricter than RFC 9112 where HTTP parsers have differed: a request states its length once, in
+one way, and its lines end with CR LF.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, TypeAlias
 from dlm.wire.certificates import subject_of
 
 HEAD_BYTES = 16 << 10
-HEAD_S = 5.0  # for the head of a request, from its first byte or from connecting
-IDLE_S = 75.0  # between two requests of one connection
-BODY_S = 20.0  # for a body
-WRITE_S = 10.0  # for a client to read its answer
-LINGER_S = 2.0  # for a client to notice that its request was refused unread
-LINGER_READS = 256  # of READ_BYTES, thrown away meanwhile
+HEAD_S = 5.0  # time limit for the head of a request, from its first byte or from connecting
+IDLE_S = 75.0  # seconds between two requests of one connection
+BODY_S = 20.0  # time limit for a body
+WRITE_S = 10.0  # time limit for a client to read its answer
+LINGER_S = 2.0  # time for a client to notice that its request was refused unread
+LINGER_READS = 256  # reads of READ_BYTES that are discarded in that time
 READ_BYTES = 64 << 10
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -47,24 +47,24 @@ def text(status: int, line: str) -> Response:
 
 
 class BadRequest(Exception):
-    """What came is not HTTP/1.1, or more of it than is taken."""
+    """The received bytes are not HTTP/1.1, or exceed a limit."""
 
     def __init__(self, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         self.status = status
 
 
 class PeerGone(EOFError):
-    """The other end went away while its request was answered."""
+    """The other end disconnected while its request was answered."""
 
 
 @dataclass(slots=True)
 class HttpRequest:
     """A request whose body is not read yet; the names of headers are in lower case.
 
-    length   bytes of the body that are unread; None: it comes in chunks
-    keeps    whether the client would send another one on its connection
-    body     reads it; None if it is too large, BadRequest if it is cut off, TimeoutError
-    who      the subject of its certificate, or its address; `peer`: the address with the port
+    length   unread bytes of the body; None if it comes in chunks
+    keeps    whether the client may send another request on its connection
+    body     reads the body; None if it is too large; raises BadRequest (cut off), TimeoutError
+    who      the subject of its certificate, or its address; `peer` is the address with the port
     """
 
     method: str
@@ -81,15 +81,15 @@ class HttpRequest:
 
 
 Task: TypeAlias = asyncio.Task[Any]
-# The stack is closed once the answer is written.
+# Answers a request; the stack is closed once the answer is written.
 Answer: TypeAlias = Callable[[HttpRequest, ExitStack], Awaitable[Response]]
 
 
 class Connections:
-    """Those of the running loop, each of which answers one request at a time.
+    """The connections of the running loop, each of which answers one request at a time.
 
-    Args  refusal  what a client gets that has not sent a request, by its status
-          most     beyond it, the one that has been idle for longest is closed
+    Args  refusal  the answer to a client that has sent no valid request, by its status
+          most     maximum of connections; beyond it, the one that has been idle longest is closed
           keeps    whether a connection may take another request now
           fault    logs that an answer failed
     """
@@ -106,12 +106,12 @@ class Connections:
     ) -> None:
         self.answer, self.refusal, self.fault = answer, refusal, fault
         self.body_bytes, self.keeps, self._most = body_bytes, keeps, most
-        # Oldest first; the second has those that nobody works for: between requests, or answered.
+        # Both begin with the oldest; `idle` has those that are between requests, or answered.
         self.open: dict[Task, None] = {}
         self.idle: dict[Task, None] = {}
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, request after request; what the other end does ends this one alone."""
+        """Serves a connection, request by request; a fault of the other end ends only this one."""
         task = asyncio.current_task()
         assert task is not None
         if len(self.open) >= self._most:
@@ -125,8 +125,8 @@ class Connections:
         try:
             await _Connection(self, reader, writer, task).talk()
         except (TimeoutError, OSError, EOFError, asyncio.CancelledError):
-            pass  # it dawdled, went away, or had to make room
-        except RuntimeError:  # of uvloop, where the other end is gone
+            pass  # the client was too slow, disconnected, or had to make room
+        except RuntimeError:  # uvloop raises it if the other end is gone
             if not writer.transport.is_closing():
                 raise
         finally:
@@ -173,7 +173,7 @@ class _Connection:
                     raise
                 except Exception as exc:  # noqa: BLE001 - the next request must be answered
                     self._all.fault(exc)
-                    said = "failed; see the server's log"
+                    said = "the request failed; see the server's log"
                     answer = self._all.refusal(HTTPStatus.INTERNAL_SERVER_ERROR, said)
                 unread = request.length != 0
                 goes_on = request.keeps and not unread and self._all.keeps()
@@ -213,7 +213,7 @@ class _Connection:
             except OSError as exc:
                 raise PeerGone from exc
         if body is not None:
-            request.length = 0  # nothing of it is left unread
+            request.length = 0  # nothing is left unread
         return body
 
     async def _chunks(self) -> bytes | None:
@@ -236,8 +236,8 @@ class _Connection:
         return bytes(body)
 
     async def _line(self, body_bytes: int) -> bytes:
-        """The next line of a body in chunks, while lines are short beside what they frame; others
-        get a turn, since what has come already is read without waiting."""
+        """The next line of a body in chunks, while lines are short compared with the chunks. Other
+        tasks get a turn, since data that has already arrived is read without waiting."""
         line = await self._reader.readuntil(b"\n")
         self._framing += len(line) + 2
         if self._framing > HEAD_BYTES + body_bytes // 8 or not line.endswith(b"\r\n"):
@@ -262,11 +262,11 @@ class _Connection:
             await self._writer.drain()
 
     async def _linger(self, unread: bool) -> None:
-        """Until the other end has read the answer: a socket closed on unread bytes resets it."""
+        """Waits until the other end has read the answer: closing on unread bytes would reset it."""
         if self._writer.can_write_eof():
             self._writer.write_eof()
         elif not unread:
-            self._writer.close()  # TLS says it so, and waits for the same from the other end
+            self._writer.close()  # TLS announces the end, and waits for the other end to do so
         async with asyncio.timeout(LINGER_S):
             for _ in range(LINGER_READS):
                 if not await self._reader.read(READ_BYTES):
@@ -297,7 +297,7 @@ def _read_head(head: bytes) -> HttpRequest:
         if name == "connection"
     )
     if "transfer-encoding" in names:
-        # What stands in between may go by the other length, and see another next request.
+        # A proxy in between might use the other length, and see another next request.
         if (
             request.header("transfer-encoding").lower() != "chunked"
             or "content-length" in names

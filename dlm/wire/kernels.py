@@ -1,4 +1,4 @@
-"""Single passes over the arrays of an unchecked message."""
+"""Kernels that pass once over the arrays of an unchecked message."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dlm.ngram.kernels import NO_RANK
 
 @kernel("uint8[:], uint32[:]", nogil=False)
 def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
-    """The words of all contexts, the words asked, and whether a context asks nothing.
+    """The number of words of all contexts, of words asked, and whether a context asks nothing.
 
     Fewer than 2^31 contexts cannot reach 2^63: hostile counts never wrap around to the right total.
     """
@@ -25,7 +25,7 @@ def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
     return contexts, words, silent
 
 
-# What `block_fault` found; 0 if nothing is wrong.
+# The faults that `block_fault` finds; 0 for none.
 (TOTAL, COUNT, NO_PROGRESS, WORD, RISE, WEIGHT, NGRAM) = range(1, 8)
 
 

@@ -1,7 +1,7 @@
-"""What grpc.aio does for each operation, done less often; it has no public methods for that.
+"""Reduces the work of grpc.aio for each operation, for which gRPC has no public methods.
 
-It reports each operation by a byte from its own thread to the loop. As one operation, a message of
-a stream and its reply wake the loop of a client once, not twice, and that of a server, too.
+gRPC reports each operation by a byte from its own thread to the loop. As one operation, a message
+of a stream and its reply wake the loop of a client, and that of a server, once instead of twice.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 from grpc._cython import cygrpc
 
 _NAMES = "ExecuteBatchError", "ReceiveMessageOperation", "SendMessageOperation", "execute_batch"
-# False for a version of gRPC that is built otherwise.
+# False for a version of gRPC whose internals differ.
 AVAILABLE = all(hasattr(cygrpc, name) for name in _NAMES)
 _NO_FLAGS = 0
 MOST_WAKES = 1024
 _QUEUE = "PollerCompletionQueue"
-# Calls of which gRPC is asked at once: one that is waited for, and those that show a flood.
+# Limits of the calls requested from gRPC ahead: one to wait for, and others that show a flood.
 LEAST_AHEAD, MOST_AHEAD = 2, 64
 
 
 def call_of(context: Any) -> Any:
-    """What `send_and_receive` takes, of a servicer context; None if it is of another kind.
+    """The call for `send_and_receive`, from a servicer context; None for another kind.
 
     The context has it in a field that only the garbage collector can see.
     """
@@ -40,9 +40,9 @@ def call_of(context: Any) -> Any:
 
 
 async def send_and_receive(call: Any, message: bytes, loop: asyncio.AbstractEventLoop) -> Any:
-    """The next message once `message` is sent, too; None if the call or the peer's part has ended.
+    """Sends `message`, and returns the next message; None if the call or the peer's part has ended.
 
-    Meanwhile gRPC sends nothing else. It waits as long as the peer does not read, or sends nothing.
+    Meanwhile gRPC sends nothing else. This waits until the peer has read `message` and sent one.
     """
     receive = cygrpc.ReceiveMessageOperation(_NO_FLAGS)
     both = cygrpc.SendMessageOperation(message, _NO_FLAGS), receive
@@ -57,13 +57,13 @@ def ask(
     loop: asyncio.AbstractEventLoop,
     came: Callable[[asyncio.Future[Any], Any], None],
 ) -> asyncio.Future[Any]:
-    """As `send_and_receive`, but begins at once, without a task; on the loop, `came` is called with
-    the future that is returned here, and with what that returns."""
+    """Like `send_and_receive`, but begins at once, without a task; on the loop, `came` is called
+    with the future that this returns, and with its result."""
     receive = cygrpc.ReceiveMessageOperation(_NO_FLAGS)
     both = cygrpc.SendMessageOperation(message, _NO_FLAGS), receive
     batch = cygrpc.execute_batch(call, both, loop)
     try:
-        begun: asyncio.Future[Any] = batch.send(None)  # what it waits for
+        begun: asyncio.Future[Any] = batch.send(None)  # the operation to wait for
     except (StopIteration, cygrpc.ExecuteBatchError):
         begun = loop.create_future()
         begun.set_result(None)
@@ -80,7 +80,7 @@ def ask(
 
 
 def when_ended(call: Any, ended: Callable[[], object]) -> None:
-    """Has `ended` called when a call of a client has ended."""
+    """Registers `ended`, which is called when a client's call has ended."""
     if AVAILABLE:
         # The public method makes a reference cycle, which keeps gRPC's threads.
         call._cython_call.add_done_callback(ended)
@@ -89,19 +89,19 @@ def when_ended(call: Any, ended: Callable[[], object]) -> None:
 
 
 def cancel(call: Any) -> None:
-    """Cancels a call of a client. Not its task: gRPC reports an operation to the loop even if
+    """Cancels a call of a client, but not its task: gRPC reports an operation to the loop even if
     nobody waits."""
     if not AVAILABLE:
         call.cancel()
     elif not call.done():
-        # The public method also cancels a task of gRPC's that has an operation.
+        # The public method also cancels a task of gRPC that has an operation.
         call._cython_call.cancel("cancelled by dlm")
 
 
 class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
-    """Has gRPC hand over calls as they come. Its own server asks for one, waits until its thread
-    has woken the loop, and asks for the next: the calls of a flood stand in line in gRPC, before
-    anybody knows whose they are."""
+    """Makes gRPC hand over calls as they arrive. Its own server asks for one, waits until its
+    thread has woken the loop, and asks for the next. The calls of a flood would then queue in gRPC,
+    before anybody knows their callers."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -109,11 +109,11 @@ class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
         self._ahead = LEAST_AHEAD
 
     def _make_request_call_future(self, method: bytes | None) -> Any:
-        if method is not None:  # one of a few that have a line of their own
+        if method is not None:  # a method with a separate queue: there are few
             return super()._make_request_call_future(method)
-        if self._asked and self._asked[0].done():  # calls stand in line
+        if self._asked and self._asked[0].done():  # calls are waiting
             self._ahead = min(2 * self._ahead, MOST_AHEAD)
-        else:  # one less, as each takes work to ask for
+        else:  # one request fewer, since each takes work
             self._ahead = max(self._ahead - 1, LEAST_AHEAD)
         while len(self._asked) < self._ahead:
             task = super()._make_request_call_future(method)
@@ -122,7 +122,7 @@ class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
         return self._asked.popleft()
 
     async def shutdown(self, grace: float | None) -> None:
-        # Each of these begins within two looks of the loop, and then has the grace.
+        # Each of these calls begins within two looks of the loop, and then has the grace period.
         for _ in range(3 * sum(one.done() for one in self._asked)):
             await asyncio.sleep(0)
         self._asked.clear()  # gRPC waits until nobody holds a call
@@ -131,8 +131,8 @@ class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def accepting_ahead() -> Iterator[None]:
-    """Servers of grpc.aio that are made meanwhile ask for many calls at once; for a version that is
-    built otherwise, nothing changes."""
+    """Inside the block, new servers of grpc.aio ask for many calls ahead; with a version whose
+    internals differ, nothing changes."""
     usual = cygrpc.AioServer
     cygrpc.AioServer = _AheadServer
     try:
@@ -143,11 +143,11 @@ def accepting_ahead() -> Iterator[None]:
 
 @contextlib.contextmanager
 def few_wakes(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Removes bytes by which gRPC wakes this loop, but for the last.
+    """Removes all but the last of the bytes by which gRPC wakes this loop.
 
-    Of many operations at once gRPC reports all when the loop takes the first byte; each further one
-    wakes it for nothing. Some 280 fit their socket: beyond that gRPC's thread waits, and reads
-    nothing from the network either, until one is taken.
+    If many operations end together, gRPC reports all of them when the loop takes the first byte;
+    each further byte wakes it for nothing. About 280 bytes fit in the socket: beyond that, gRPC's
+    thread waits until one is taken, and reads nothing from the network.
     """
     targets = [getattr(thread, "_target", None) for thread in threading.enumerate()]
     queues = [getattr(target, "__self__", None) for target in targets]
@@ -157,12 +157,12 @@ def few_wakes(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         yield
         return
     wakes, waking = sockets
-    report = functools.partial(queue._handle_events, loop)  # it takes a byte first
+    report = functools.partial(queue._handle_events, loop)  # takes a byte first
 
     def take() -> None:
-        """All loops of a process share the socket; each reports what is there, for whichever loop.
+        """All loops of a process share the socket; each reports all operations, whoever owns them.
 
-        So another may take bytes at any time, and what one of them leaves has to wake one again.
+        So another loop may take bytes at any time; those that a loop leaves must wake one again.
         """
         removed = b""
         with contextlib.suppress(BlockingIOError):
@@ -174,7 +174,7 @@ def few_wakes(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         except BlockingIOError:
             if removed:
                 waking.send(removed[:1])
-        except Exception:  # such as a loop that has closed: the others' operations wait behind it
+        except Exception:  # e.g. of a closed loop: other operations wait behind this one
             waking.send(b"\0")
             raise
 

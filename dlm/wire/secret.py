@@ -34,7 +34,7 @@ def digest(token: bytes) -> bytes:
 
 
 def signature(*paths: Path) -> Signature:
-    """A value that changes when one of the files does: when it is written to or replaced."""
+    """A value that changes when one of the files is written to or replaced."""
     found: list[tuple[int, ...] | None] = []
     for path in paths:
         try:
@@ -56,16 +56,16 @@ def require_file(path: Path) -> None:
     except OSError:
         return
     if not stat.S_ISREG(mode):
-        raise ConfigError(f"{path} cannot be read: it is not a regular file; expected a file")
+        raise ConfigError(f"{path} cannot be read: it is not a regular file; give a regular file")
 
 
 def read_secret(path: Path) -> bytes:
-    """The content of a file that others may not read.
+    """The content of a file that other users cannot read.
 
-    Only its owner may; or, if it belongs to root, its group too, which is how orchestrators and
-    service managers pass secrets to a process. Root itself reads such a file to change it.
+    Only its owner may read it; or, if it belongs to root, its group too, which is how orchestrators
+    and service managers pass secrets to a process. Root itself reads such a file to change it.
 
-    Raises  ConfigError  not a regular file, cannot be read, larger than 1 MiB, or others may
+    Raises  ConfigError  not a regular file, cannot be read, larger than 1 MiB, or other users can
             read it
     """
     require_file(path)
@@ -76,7 +76,7 @@ def read_secret(path: Path) -> bytes:
             if stat.S_ISREG(found.st_mode) and found.st_mode & (0o037 if of_root else 0o077):
                 raise ConfigError(
                     f"{path} holds a secret and has mode {stat.S_IMODE(found.st_mode):04o}, so "
-                    "others may read or change it; "
+                    "other users can read or change it; "
                     + (
                         f"restrict it to root, with read access for its group: chmod 640 {path}"
                         if of_root
@@ -88,7 +88,8 @@ def read_secret(path: Path) -> bytes:
         raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
     if len(content) > MAX_SECRET_BYTES:
         raise ConfigError(
-            f"{path} is larger than {MAX_SECRET_BYTES} bytes, too large for a file of secrets"
+            f"{path} is larger than {MAX_SECRET_BYTES} bytes, the limit of a file of secrets; give "
+            "another file"
         )
     return content
 
@@ -96,8 +97,8 @@ def read_secret(path: Path) -> bytes:
 def lines_of(content: bytes, path: Path) -> list[tuple[int, str]]:
     """(number, text) of the lines of a file of secrets, without comments and empty lines.
 
-    Raises  ConfigError  bytes that are not ASCII, or a last line without an end, as in a
-                         half-written file. No message repeats the file's content
+    Raises  ConfigError  bytes are not ASCII, or the last line has no end, as in a half-written
+                         file. No message repeats the file's content
     """
     if content and not content.endswith(b"\n"):
         raise ConfigError(

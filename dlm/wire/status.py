@@ -25,7 +25,7 @@ PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRPC's own name (gRFC A6): when to re
 
 
 class Reason(StrEnum):
-    """Why a server refused; travels in the trailing metadata, DO NOT CHANGE the values."""
+    """Why a server refused a call; sent in the trailing metadata. DO NOT CHANGE the values."""
 
     MALFORMED = "MALFORMED"
     CHECKSUM = "CHECKSUM"
@@ -66,7 +66,7 @@ CODE_OF: dict[Reason, grpc.StatusCode] = {
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
-# Reasons that mean: the servers are being rolled; another of the shard answers, or will soon.
+# Reasons that show a rolling restart: another server of the shard answers, or will soon.
 MOVING_REASONS = frozenset({Reason.DRAINING, Reason.NOT_READY})
 
 ERROR_OF: dict[grpc.StatusCode, type[DlmError]] = {
@@ -85,15 +85,12 @@ ERROR_OF: dict[grpc.StatusCode, type[DlmError]] = {
     grpc.StatusCode.OUT_OF_RANGE: ProtocolError,
     grpc.StatusCode.DATA_LOSS: ProtocolError,
 }
-# gRPC's words for a connection that was torn while in use, as by a damaged TLS record; it has no
-# code of its own for this.
+# gRPC's words for a connection that was torn while in use, e.g. by a damaged TLS record; gRPC
+# has no code of its own for this.
 TORN = ("Stream removed", "TSI_DATA_CORRUPTED")
 
 
-_STRANGER = (
-    "the authority in ca does not vouch for the server's certificate: another one signed it, or "
-    "it has expired"
-)
+_STRANGER = "the authority in ca did not sign the server's certificate, or it is out of date"
 # What gRPC says about a connection that it could not make, and what to do about it.
 ADVICE = (
     (
@@ -104,13 +101,13 @@ ADVICE = (
     ("certificate signature failure", _STRANGER),
     (
         "Hostname Verification",
-        "the server's certificate is for another name than the address: connect by its name, or "
-        "set server_name to it",
+        "the server's certificate is not for this address: connect by the name in the certificate, "
+        "or set server_name to it",
     ),
     (
         "Socket closed",
-        "the server hung up at once: it may use TLS (set ca), or require a valid certificate "
-        "signed by its authority (set cert and key)",
+        "the server closed the connection at once: it may use TLS (set ca), or require a valid "
+        "certificate signed by its authority (set cert and key)",
     ),
 )
 
@@ -132,7 +129,7 @@ def _cause(code: grpc.StatusCode, details: str) -> str:
 
 
 def advice_on(details: str) -> str | None:
-    """What to do about a connection that was not made, if gRPC's words show it; else None."""
+    """Advice on a connection that was not made, if gRPC's words show it; otherwise None."""
     if "failed to connect" not in details:
         return None
     return next((advice for words, advice in ADVICE if words in details), None)

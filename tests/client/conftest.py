@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client.scripted import Clients
+from client.scripted import Clients, Network
 from cluster import Cluster, ModelFiles, build
 from dlm.client import Client
 from models import random_model
@@ -45,6 +45,19 @@ def connect(cache_dir: Path) -> Iterator[Clients]:
     """Opens clients; closes them with the test."""
     with Clients(cache_dir) as clients:
         yield clients
+
+
+@pytest.fixture(scope="session")
+def local(files: ModelFiles) -> Iterator[Client]:
+    """The model of `files`, in this process."""
+    with Client.local(files.directory) as client:
+        yield client
+
+
+@pytest.fixture
+def network() -> Network:
+    """That the messages of a client pass through which is connected with it."""
+    return Network()
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from client.questions import (
 )
 from client.scripted import Network, free, load, settle
 from cluster import WAIT_S, Cluster, until
-from dlm.client import AsyncClient
-from dlm.client import router as lowgrams
+from dlm.client import AsyncClient, router as lowgrams
 from dlm.errors import (
     AuthenticationError,
     ConfigError,
@@ -30,8 +29,7 @@ from dlm.errors import (
     ShardDown,
     StaleShardSet,
 )
-from dlm.index.search.shard import run_kernel
-from dlm.ngram.query import BIGRAM_FALLBACK, Answers, QueryGroups
+from dlm.ngram.query import BIGRAM_FALLBACK, Answers
 
 
 def ask(client, queries, **more) -> Answers:
@@ -40,9 +38,8 @@ def ask(client, queries, **more) -> Answers:
 
 
 @pytest.mark.promise("bigram_fallback")
-def test_only_what_the_failing_shard_owns_is_partial(cluster, connect, files) -> None:
+def test_only_what_the_failing_shard_owns_is_partial(cluster, connect, files, network) -> None:
     """The other queries of the call get full scores, whatever the error; all are counted."""
-    network = Network()
     client = connect(cluster.addresses, network, bigram_fallback=True)
     queries = list(dict.fromkeys(random_queries(files.oracle, 5, 300)))
     # The first calls of a process may take longer than any deadline: kernels are compiled.
@@ -103,11 +100,10 @@ def test_states_after_a_partial_score_hold_all_that_could_matter(cluster, connec
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])
 def test_nobody_waits_past_the_deadline_and_what_comes_later_changes_nothing(
-    cluster, connect, files, face: str
+    cluster, connect, files, face: str, network: Network
 ) -> None:
     """The first call's messages are held, others wait behind them: all end partial, each score of
     the model that it names. Then the messages come back."""
-    network = Network()
     client = connect(cluster.addresses, network, bigram_fallback=True, window=1)
     queries = random_queries(files.oracle, 6, 100)
     ask(client, queries)
@@ -132,10 +128,9 @@ def test_nobody_waits_past_the_deadline_and_what_comes_later_changes_nothing(
 
 
 def test_a_shard_that_has_too_much_to_do_makes_only_its_own_queries_partial(
-    cluster, connect, files
+    cluster, connect, files, network
 ) -> None:
     """What the others answer is of use all the same."""
-    network = Network()
     client = connect(cluster.addresses, network, bigram_fallback=True, window=1, max_queries=16)
     each = [queries_to(files, shard)[:20] for shard in range(3)]
     for queries in each:
@@ -163,11 +158,10 @@ def test_a_shard_that_has_too_much_to_do_makes_only_its_own_queries_partial(
 
 
 def test_a_part_that_is_found_stale_twice_ends_no_other(
-    cluster, connect, files, other_files
+    cluster, connect, files, other_files, network
 ) -> None:
     """The servers hold another model as soon as they are looked for, and still once it is fetched;
     a part as large is on its way to a server that answers."""
-    network = Network()
     client = connect(cluster.addresses, network, bigram_fallback=True)
     queries = queries_to(files, 0)[:20] + queries_to(files, 1)[:20]
     utterance = client.utterance()
@@ -194,24 +188,6 @@ def test_a_part_that_is_found_stale_twice_ends_no_other(
     assert client.stats.bigram_fallback - given == 20
 
 
-def test_the_partial_model_is_the_reduction_to_order_two(files, connect, cluster) -> None:
-    """Every word after every context of the model, against the oracle of the bigrams alone."""
-    client = connect(cluster)
-    grams = client.utterance().low_orders
-    contexts = sorted({n[:-1] for n in files.oracle.ngrams if len(n) > 2})[:200]
-    size = files.manifest.vocabulary_size
-    groups = QueryGroups(
-        np.array([len(c) for c in contexts], np.uint8),
-        np.array([w for c in contexts for w in c], np.uint32),
-        np.full(len(contexts), size, np.uint32),
-        np.tile(np.arange(size, dtype=np.uint32), len(contexts)),
-    )
-    answers, _ = run_kernel(grams.low.view, grams.manifest.order, groups)
-    expected = [files.oracle.score(c[-1:], w).log10_prob for c in contexts for w in range(size)]
-    assert np.array_equal(answers.log10_prob, np.array(expected, np.float32))
-    assert answers.matched_order.max() <= 2 and answers.ngram_length.max() <= 2
-
-
 def spells(caplog) -> list[tuple[object, ...]]:
     """What was logged of them."""
     return [
@@ -222,11 +198,10 @@ def spells(caplog) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("how", ["fails", "is silent"])
 def test_partial_scores_are_logged_when_they_begin_and_when_they_end(
-    cluster, connect, files, caplog, monkeypatch, how: str
+    cluster, connect, files, caplog, monkeypatch, how: str, network: Network
 ) -> None:
     """Once each, however many there are, with the shard; and while some are answered, they last."""
     caplog.set_level(logging.INFO, "dlm.client")
-    network = Network()
     client = connect(cluster.addresses, network, bigram_fallback=True, heartbeats=False)
     bad, well = queries_to(files, 1)[:5], queries_to(files, 0)[:5]
     monkeypatch.setattr(lowgrams, "QUIET_S", 1e9)
@@ -264,10 +239,9 @@ def test_a_spell_of_partial_scores_ends_when_none_came_for_a_while() -> None:
 
 @pytest.mark.slow
 def test_what_waits_while_the_table_changes_is_not_refused_after_it(
-    cluster, connect, files, monkeypatch
+    cluster, connect, files, monkeypatch, network
 ) -> None:
     """The same model is cut into fewer shards, for which more calls wait than would be let in."""
-    network = Network()
     limits = {"window": 1, "max_queries": 64}
     client = connect(cluster.addresses, network, bigram_fallback=True, heartbeats=False, **limits)
     utterance = client.utterance()

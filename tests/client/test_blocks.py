@@ -93,10 +93,9 @@ def test_blocks_of_any_model_have_the_bits_of_its_queries(
 
 
 def test_states_that_need_no_message_cost_none(
-    files: ModelFiles, cluster: Cluster, connect: Clients
+    files: ModelFiles, cluster: Cluster, connect: Clients, network: Network
 ) -> None:
     """Short ones, pairs under which nothing is stored, and no states at all."""
-    network = Network()
     utterance = connect(cluster.addresses, network).utterance()
     states = [utterance.begin(), utterance.null()]
     assert_answers(utterance.context_blocks(states), utterance, states)
@@ -124,10 +123,9 @@ def test_what_is_too_much_for_a_message_comes_in_several(tmp_path: Path, connect
 
 
 def test_next_words_and_the_distribution_come_from_a_block(
-    files: ModelFiles, cluster: Cluster, connect: Clients
+    files: ModelFiles, cluster: Cluster, connect: Clients, network: Network
 ) -> None:
     """One message each."""
-    network = Network()
     client = connect(cluster.addresses, network)
     utterance = client.utterance()
     for state in states_of(utterance, files, 12):
@@ -198,10 +196,9 @@ def test_without_servers_in_time_blocks_are_partial_where_that_is_allowed(
 
 
 def test_a_reply_that_cannot_be_is_a_protocol_error(
-    files: ModelFiles, cluster: Cluster, connect: Clients
+    files: ModelFiles, cluster: Cluster, connect: Clients, network: Network
 ) -> None:
     """Whoever made it; nothing of it is used, and the next is."""
-    network = Network()
     utterance = connect(cluster.addresses, network).utterance()
     states = states_of(utterance, files, 30)
 

@@ -61,11 +61,10 @@ def fail(client: Client, network: Network, queries) -> None:
 
 @pytest.mark.promise("local_fallback")
 def test_new_utterances_go_to_the_small_model_and_come_back(
-    cluster, connect, files, small, caplog
+    cluster, connect, files, small, caplog, network
 ) -> None:
     """Every score is the oracle's of the model that it names, on the way there and back."""
     caplog.set_level(logging.INFO, "dlm.client")
-    network = Network()
     client = connect(cluster.addresses, network, local_fallback=small.directory, **QUICK)
     queries = random_queries(files.oracle, 5, 200)
     first = client.utterance()
@@ -131,11 +130,11 @@ def test_more_than_a_thousandth_of_the_messages_is_too_many(
     files,
     small,
     monkeypatch: pytest.MonkeyPatch,
+    network: Network,
 ) -> None:
     """The paper's rule (DLM 3.4); until then what fails is partial, message for message."""
     # On a machine that gives this process no time all messages count all the same, none is late.
     monkeypatch.setattr(cascade, "STOOD_STILL_S", 1e9)
-    network = Network()
     failover_config = FailoverConfig(min_failures=1, window_s=3600.0, wait_s=60.0, max_wait_s=60.0)
     heartbeat_config = HeartbeatConfig(timeout_s=10.0, slow_floor_s=10.0)
     client = connect(
@@ -387,10 +386,9 @@ def test_a_forked_worker_goes_on_in_its_parents_mode_and_comes_back_by_itself(
 
 
 def test_deadlines_that_no_network_could_keep_are_no_failures_of_servers(
-    cluster, connect, files, small
+    cluster, connect, files, small, network
 ) -> None:
     """The callers' own: however many are late, nobody else goes over to the local fallback."""
-    network = Network()
     client = connect(cluster.addresses, network, local_fallback=small.directory, **QUICK)
     queries = random_queries(files.oracle, 5, 100)
     handle = client.utterance()

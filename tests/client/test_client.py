@@ -403,11 +403,10 @@ def test_many_threads_and_tasks_each_get_their_own_answers(cluster, connect, fil
 
 @pytest.mark.parametrize("second", ["asks", "rests", "blocks the event loop"])
 def test_what_tasks_that_are_woken_together_ask_next_is_sent_together(
-    cluster, connect, files, second: str
+    cluster, connect, files, second: str, network: Network
 ) -> None:
     """Not before the last of them has asked; one of them may ask nothing more, or wait for its
     answer without letting the others go on."""
-    network = Network()
     client = connect(cluster.addresses, network)
     queries = queries_to(files, 0)[:6]
     asked: list[int] = []  # queries so far, when each message was sent
@@ -438,10 +437,9 @@ def test_what_tasks_that_are_woken_together_ask_next_is_sent_together(
 
 
 def test_what_only_would_wait_is_refused_at_once_and_small_calls_still_find_low_orders(
-    cluster, connect, files
+    cluster, connect, files, network
 ) -> None:
     """One shard full: a large call is told before any work; what was let in is answered whole."""
-    network = Network()
     client = connect(cluster.addresses, network, window=1, max_queries=64)
     utterance = client.utterance()
     shards = range(files.manifest.shards)
@@ -562,14 +560,15 @@ def test_a_look_that_closing_cuts_short_logs_nothing(client, caplog) -> None:
     assert not [r for r in caplog.records if r.name.startswith("dlm.client.table")]
 
 
-def test_closing_ends_calls_in_flight_and_calls_that_wait(cluster, connect, files) -> None:
+def test_closing_ends_calls_in_flight_and_calls_that_wait(cluster, connect, files, network) -> None:
     """Nobody is left waiting for a deadline, and each caller gets an error of its own."""
-    network = Network()
     client = connect(cluster.addresses, network, window=1, deadline_s=WAIT_S)
     utterance = client.utterance()
     queries = queries_to(files, 0)[:4]
     with network.held():
-        futures = [submit(utterance, [query]) for query in queries]
+        futures = [submit(utterance, queries[:1])]
+        until(lambda: client._core.load() == {0: (1, 0)})
+        futures += [submit(utterance, [query]) for query in queries[1:]]
         client.close()
         waiting = futures[1:]
         errors = [future.exception(WAIT_S) for future in waiting]

@@ -19,9 +19,7 @@ import grpc
 import pytest
 
 from cluster import WAIT_S, until
-from dlm.client import loop
-from dlm.client import server as transport
-from dlm.client import stream as exchange
+from dlm.client import loop, server as transport, stream as exchange
 from dlm.client.config import ClientSecurity
 from dlm.client.server import Connection
 from dlm.client.stream import SERVICE, is_lost

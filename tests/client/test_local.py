@@ -8,7 +8,6 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ from dlm.errors import (
     ShardFormatError,
 )
 from models import random_model
-
-
-@pytest.fixture(scope="module")
-def local(files: ModelFiles) -> Iterator[Client]:
-    """The model of these tests, in this process."""
-    with Client.local(files.directory) as client:
-        yield client
 
 
 def test_the_package_itself_has_what_a_decoder_needs() -> None:
@@ -89,7 +81,7 @@ def test_a_local_client_pickles_closes_and_has_no_cascade(files: ModelFiles) -> 
     copy.close()
 
 
-def test_an_async_client_is_opened_by_await_and_by_async_with(
+async def test_an_async_client_is_opened_by_await_and_by_async_with(
     files: ModelFiles, cluster: Cluster, cache_dir: Path
 ) -> None:
     """Of servers and local alike; as a coroutine, too, which tasks take; closed at the end."""
@@ -101,21 +93,18 @@ def test_an_async_client_is_opened_by_await_and_by_async_with(
         answers = await client.utterance().score([c for c, _ in queries], [w for _, w in queries])
         assert_equal(answers, expected)
 
-    async def story() -> None:
-        for opening in (
-            lambda: AsyncClient.connect(cluster.addresses, config),
-            lambda: AsyncClient.local(files.directory),
-        ):
-            async with opening() as client:
+    for opening in (
+        lambda: AsyncClient.connect(cluster.addresses, config),
+        lambda: AsyncClient.local(files.directory),
+    ):
+        async with opening() as client:
+            await asked(client)
+        with pytest.raises(ShardDown, match="closed"):
+            client.utterance()
+        for client in (await opening(), await asyncio.create_task(opening())):
+            async with client:
                 await asked(client)
-            with pytest.raises(ShardDown, match="closed"):
-                client.utterance()
-            for client in (await opening(), await asyncio.create_task(opening())):
-                async with client:
-                    await asked(client)
-            opening().close()  # never awaited: nothing was begun
-
-    asyncio.run(story())
+        opening().close()  # never awaited: nothing was begun
 
 
 @pytest.mark.parametrize("face", [Client, AsyncClient])

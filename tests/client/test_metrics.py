@@ -123,9 +123,8 @@ def test_what_gathers_behind_a_full_window_leaves_in_one_message(cluster, connec
     assert now["dlm_client_calls_total{result=ok}"] == 6
 
 
-def test_failures_are_counted_by_their_kind(cluster, connect, files) -> None:
+def test_failures_are_counted_by_their_kind(cluster, connect, files, network) -> None:
     """A damaged reply, and a server that is gone."""
-    network = Network()
     client = connect(cluster, network)
     for kind, change in (
         (ProtocolError, lambda data: data[:24] + bytes([data[24] ^ 1]) + data[25:]),
@@ -142,11 +141,10 @@ def test_failures_are_counted_by_their_kind(cluster, connect, files) -> None:
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])
 def test_a_call_that_is_too_late_is_counted_so_and_not_as_given_up(
-    cluster, connect, files, face
+    cluster, connect, files, face, network
 ) -> None:
     """The message is held and its deadline is nobody's but the caller's: DeadlineExceeded, in the
     caller's hands and in what alerts look at. One that its caller cancels is cancelled."""
-    network = Network()
     client = connect(cluster, network)
     context, word = queries_to(files, 0)[0]
     before = shown(client)
@@ -250,10 +248,9 @@ def test_a_call_is_counted_before_its_caller_goes_on(cluster, connect, files) ->
 
 
 def test_a_message_that_was_withdrawn_before_it_was_sent_is_not_counted(
-    cluster, connect, files
+    cluster, connect, files, network
 ) -> None:
     """Its bytes never left."""
-    network = Network()
     client = connect(cluster.addresses, network)
     network.instant = NotSent()
     with pytest.raises(NotSent):

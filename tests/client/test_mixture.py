@@ -256,10 +256,9 @@ def test_members_that_were_cancelled_or_too_late_leave_nothing(
 
 @pytest.mark.promise("mixture")
 def test_a_member_that_fails_is_an_error_and_no_score(
-    built: list[ModelFiles], clusters: list[Cluster], connect: Clients
+    built: list[ModelFiles], clusters: list[Cluster], connect: Clients, network: Network
 ) -> None:
     """Unless it may fall back, which the sources say."""
-    network = Network()
     first = connect(clusters[0].addresses, network, deadline_s=5.0)
     second = connect(clusters[1])
     mixture = mixed([first, second])

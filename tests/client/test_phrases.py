@@ -33,13 +33,6 @@ PHRASES = {
 SAID = ["w1", "w2", "w3", "w4", "w5", "w6", *NEW, "never-seen"]
 
 
-@pytest.fixture(scope="module")
-def local(files: ModelFiles) -> Iterator[Client]:
-    """The model of these tests, in this process."""
-    with Client.local(files.directory) as client:
-        yield client
-
-
 def expected(said: tuple[str, ...], phrases: dict[str, float] = PHRASES) -> float:
     """What the phrases in some words add, overlaps included, each rounded to 2^-10."""
     total = 0

@@ -8,7 +8,7 @@ import pytest
 
 from client.questions import ask, queries_to
 from client.scripted import Clients
-from cluster import Cluster, ProcessServer, ThreadServer, build
+from cluster import Cluster, ProcessServer, ThreadServer
 from dlm.cli.status import problems
 from dlm.client.cluster_file import Endpoint
 from dlm.client.health import Mode
@@ -16,9 +16,7 @@ from dlm.client.server import Connection
 from dlm.cluster.status import ClusterStatus
 from dlm.errors import AuthenticationError, DlmError, ShardDown, StaleShardSet
 from dlm.index.layout import MANIFEST
-from dlm.index.search.shard import Shard
 from dlm.wire._pb import shard_pb2 as pb
-from models import random_model
 
 
 class Ticks:
@@ -184,25 +182,6 @@ def test_a_stopped_server_costs_its_timeout_and_is_silent(files, cache_dir) -> N
         assert {row.state for row in snapshot.rows[1:]} <= {"ready", "silent"}
         assert 0 in snapshot.missing
         status.close()
-
-
-def test_each_model_of_a_server_is_a_row(files, tmp_path) -> None:
-    """The default first, which alone tells what the process costs; each with counts of its own."""
-    other = build(random_model(seed=3, order=3, words=20, per_order=40), tmp_path, 1)
-    shards = [Shard.open(files.directory, 0), Shard.open(other.directory, 0)]
-    server = ThreadServer(shards).ready()
-    status = ClusterStatus([Endpoint(server.address)], Connection, 20.0)
-    for snapshot in (status.poll(), status.poll()):
-        assert [row.model for row in snapshot.rows] == [
-            files.manifest.model[:12],
-            other.manifest.model[:12],
-        ]
-        assert [row.state for row in snapshot.rows] == ["ready", "ready"]
-        assert snapshot.missing == (1, 2)
-    assert [row.queries_per_s for row in snapshot.rows] == [0, 0]
-    assert [row.memory_bytes is None for row in snapshot.rows] == [False, True]
-    status.close()
-    server.end()
 
 
 class Port:

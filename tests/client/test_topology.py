@@ -104,7 +104,7 @@ def test_a_cluster_file_names_models(tmp_path: Path) -> None:
             "[server] does not have a setting named shrad (did you mean shard",
         ),
         (f"{A_SERVER}zone = 3", "[server] does not have a setting named zone"),
-        (f'{A_SERVER}local_fallback = "s"', "local_fallback stands below a [[server]]"),
+        (f'{A_SERVER}local_fallback = "s"', "local_fallback is below a [[server]]"),
         ('[[servers]]\naddress = "a:1"', "a setting named servers (did you mean server?)"),
         (f"rollout = 1\n{A_SERVER}", "rollout"),
         (f"[rollout]\nshare = 0.1\n{A_SERVER}", "rollout"),

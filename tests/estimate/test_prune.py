@@ -254,7 +254,7 @@ def test_an_order_without_ngrams_is_left_out(tmp_path: Path) -> None:
         ({"threshold": -1.0}, "expected 0 or more"),
         ({"threshold": math.nan}, "expected 0 or more"),
         ({"ngrams": 0}, "prune.ngrams is 0"),
-        ({"by_order": (None, -1)}, "-1 "),
+        ({"by_order": (None, -1)}, "-1;"),
     ],
 )
 def test_a_goal_that_is_none_is_refused(goal: dict[str, float], message: str) -> None:

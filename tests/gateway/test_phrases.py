@@ -184,47 +184,39 @@ class Store(PhraseStore):
             return False
 
 
-def test_the_memory_for_phrases_is_bounded() -> None:
+async def test_the_memory_for_phrases_is_bounded() -> None:
     """By bytes; those used longest ago are forgotten, and one that is too large is kept alone."""
-
-    async def fill() -> None:
-        store = Store()
-        first = await store.keep(0, 100)
-        second = await store.keep(1, 100)
-        for number in range(2, 60):
-            assert await store.knows(first)
-            await store.keep(number, 100)
-            assert store.bytes <= MIB
-        assert not await store.knows(second)
-        large = await store.keep(60, 20_000)
-        assert await store.knows(large) and not await store.knows(first)
-        await store.keep(61, 1)
-        assert not await store.knows(large) and store.bytes < 10_000
-
-    asyncio.run(fill())
+    store = Store()
+    first = await store.keep(0, 100)
+    second = await store.keep(1, 100)
+    for number in range(2, 60):
+        assert await store.knows(first)
+        await store.keep(number, 100)
+        assert store.bytes <= MIB
+    assert not await store.knows(second)
+    large = await store.keep(60, 20_000)
+    assert await store.knows(large) and not await store.knows(first)
+    await store.keep(61, 1)
+    assert not await store.knows(large) and store.bytes < 10_000
 
 
-def test_phrases_of_calls_in_flight_are_not_forgotten() -> None:
+async def test_phrases_of_calls_in_flight_are_not_forgotten() -> None:
     """They count until their calls end; a list for which they leave no memory is refused."""
-
-    async def fill() -> None:
-        store = Store()
-        with ExitStack() as held:
-            used = [await store.keep(number, 800) for number in range(2)]
-            for one in used:
-                assert await store.use(pb.Phrases(id=one.digest), held) is one
-            with pytest.raises(Refusal) as refused:
-                await store.keep(2, 800)
-            assert refused.value.reason is Reason.OVERLOADED
-            assert "max_phrases_bytes" in refused.value.message
-            assert await store.keep(0, 800) is used[0]
-        await store.keep(2, 800)
-        assert not await store.knows(used[1]) and store.bytes <= MIB
-
-    asyncio.run(fill())
+    store = Store()
+    with ExitStack() as held:
+        used = [await store.keep(number, 800) for number in range(2)]
+        for one in used:
+            assert await store.use(pb.Phrases(id=one.digest), held) is one
+        with pytest.raises(Refusal) as refused:
+            await store.keep(2, 800)
+        assert refused.value.reason is Reason.OVERLOADED
+        assert "max_phrases_bytes" in refused.value.message
+        assert await store.keep(0, 800) is used[0]
+    await store.keep(2, 800)
+    assert not await store.knows(used[1]) and store.bytes <= MIB
 
 
-def test_lists_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lists_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait take no memory beside their messages, and are refused at their deadline."""
     begun, go_on = [], threading.Event()
 
@@ -233,19 +225,16 @@ def test_lists_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         go_on.wait(WAIT_S)
         return Phrases(weights)
 
-    async def ask() -> None:
-        store = Store()
-        sent = message({"a": 1.0})
-        with ExitStack() as held:
-            first = asyncio.create_task(store.use(sent, held))
-            others = [store.use(sent, held, 0.01) for _ in range(8)]
-            for found in await asyncio.gather(*others, return_exceptions=True):
-                assert isinstance(found, TimeoutError)
-            go_on.set()
-            assert await first is not None
-
     monkeypatch.setattr(answers, "Phrases", read)
-    asyncio.run(ask())
+    store = Store()
+    sent = message({"a": 1.0})
+    with ExitStack() as held:
+        first = asyncio.create_task(store.use(sent, held))
+        others = [store.use(sent, held, 0.01) for _ in range(8)]
+        for found in await asyncio.gather(*others, return_exceptions=True):
+            assert isinstance(found, TimeoutError)
+        go_on.set()
+        assert await first is not None
     assert begun == [1]
 
 

@@ -136,11 +136,11 @@ def test_nobody_notices_that_one_of_two_gateways_ends(
 
 @pytest.mark.slow
 def test_a_gateway_that_can_open_no_more_files_says_so(files: ModelFiles, tmp_path: Path) -> None:
-    """Its balancer sends no further callers; and it is ready again afterwards."""
+    """Its balancer sends no further callers; it is ready again afterwards, with 200 to spare."""
     (port,) = free_ports(1)
     with CommandGateway("--local", files.directory, "--metrics-port", port, cwd=tmp_path) as one:
         pid = one.ready().process.pid
-        limit = 1 + max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
+        limit = 200 + max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
         with ExitStack() as held:
             for _ in range(limit):

@@ -33,22 +33,18 @@ from dlm.wire.status import Reason
 from gateway.gateways import DOORS, ThreadGateway
 
 
-def test_a_call_whose_turn_does_not_come_in_time_is_late() -> None:
+async def test_a_call_whose_turn_does_not_come_in_time_is_late() -> None:
     """And holds nothing up."""
-
-    async def ask() -> None:
-        turns = GatewayTurns()
-        held = [await turns.take(SMALL_QUERIES + 1) for _ in range(LARGE_AT_ONCE)]
-        with pytest.raises(TimeoutError) as late:
-            await turns.take(SMALL_QUERIES + 1, 0.01)
-        assert refusal_of("Score", late.value).reason is Reason.LATE
-        held[0]()
-        await turns.take(SMALL_QUERIES + 1, WAIT_S)
-
-    asyncio.run(ask())
+    turns = GatewayTurns()
+    held = [await turns.take(SMALL_QUERIES + 1) for _ in range(LARGE_AT_ONCE)]
+    with pytest.raises(TimeoutError) as late:
+        await turns.take(SMALL_QUERIES + 1, 0.01)
+    assert refusal_of("Score", late.value).reason is Reason.LATE
+    held[0]()
+    await turns.take(SMALL_QUERIES + 1, WAIT_S)
 
 
-def test_work_aside_leaves_the_loop_to_others() -> None:
+async def test_work_aside_leaves_the_loop_to_others() -> None:
     """One at a time; what waits longer than its caller is refused, and never done."""
     begun, go_on = [], threading.Event()
 
@@ -57,21 +53,18 @@ def test_work_aside_leaves_the_loop_to_others() -> None:
         go_on.wait(WAIT_S)
         return number
 
-    async def ask() -> None:
-        turns = GatewayTurns()
-        first = asyncio.create_task(turns.aside(lambda: work(1), 1, WAIT_S))
-        await asyncio.sleep(0)  # it begins
-        with pytest.raises(TimeoutError):
-            await turns.aside(lambda: work(2), 1, 0.01)
-        go_on.set()
-        assert await first == 1
-        assert await turns.aside(lambda: work(3), 1, WAIT_S) == 3
-
-    asyncio.run(ask())
+    turns = GatewayTurns()
+    first = asyncio.create_task(turns.aside(lambda: work(1), 1, WAIT_S))
+    await asyncio.sleep(0)  # it begins
+    with pytest.raises(TimeoutError):
+        await turns.aside(lambda: work(2), 1, 0.01)
+    go_on.set()
+    assert await first == 1
+    assert await turns.aside(lambda: work(3), 1, WAIT_S) == 3
     assert begun == [1, 3]
 
 
-def test_work_aside_takes_turns() -> None:
+async def test_work_aside_takes_turns() -> None:
     """Of two clients one after the other, however much of the first one's waits."""
     done: list[str] = []
     go_on = threading.Event()
@@ -80,14 +73,11 @@ def test_work_aside_takes_turns() -> None:
         security._caller.set(security.ClientUsage(client))
         await turns.aside(lambda: go_on.wait(WAIT_S) and done.append(client), 1, WAIT_S)
 
-    async def test() -> None:
-        calls = [asyncio.create_task(ask(client)) for client in ["many"] * 9 + ["one"]]
-        await asyncio.sleep(0)
-        go_on.set()
-        await asyncio.gather(*calls)
-
     turns = GatewayTurns()
-    asyncio.run(test())
+    calls = [asyncio.create_task(ask(client)) for client in ["many"] * 9 + ["one"]]
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*calls)
     assert done.index("one") <= 2
 
 
@@ -111,7 +101,7 @@ def test_a_call_is_charged_for_what_it_asks(call: str, request_: Any, least: int
 
 
 @pytest.mark.parametrize("reply", ["words", "sentences"])
-def test_the_loop_looks_while_a_long_reply_is_written(
+async def test_the_loop_looks_while_a_long_reply_is_written(
     files: ModelFiles, monkeypatch: pytest.MonkeyPatch, reply: str
 ) -> None:
     """As often as another call needs, again and again."""
@@ -124,20 +114,17 @@ def test_the_loop_looks_while_a_long_reply_is_written(
             await asyncio.sleep(0)
             ticks += 1
 
-    async def test() -> None:
-        client = await AsyncClient.local(files.directory)
-        model = LanguageModel(client, GatewayConfig(), GatewayMetrics(), GatewayTurns().aside)
-        ticking = asyncio.create_task(tick())
-        with ExitStack() as held:
-            if reply == "words":
-                await model.next_words(pb.NextWordsRequest(count=20), countdown(WAIT_S), held)
-            else:
-                asked = pb.SentencesRequest(sentences=["a"] * 20)
-                await model.score(asked, countdown(WAIT_S), held)
-        ticking.cancel()
-        await client.close()
-
-    asyncio.run(test())
+    client = await AsyncClient.local(files.directory)
+    model = LanguageModel(client, GatewayConfig(), GatewayMetrics(), GatewayTurns().aside)
+    ticking = asyncio.create_task(tick())
+    with ExitStack() as held:
+        if reply == "words":
+            await model.next_words(pb.NextWordsRequest(count=20), countdown(WAIT_S), held)
+        else:
+            asked = pb.SentencesRequest(sentences=["a"] * 20)
+            await model.score(asked, countdown(WAIT_S), held)
+    ticking.cancel()
+    await client.close()
     assert ticks >= 19 * LOOKS
 
 

@@ -124,7 +124,8 @@ def test_words_are_counted_after_a_full_table_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of sentences, too, for which no table is needed."""
-    monkeypatch.setattr(StepTable.__init__, "__kwdefaults__", {"states": 4, "scorer": None})
+    given = StepTable.__init__.__kwdefaults__ or {}
+    monkeypatch.setattr(StepTable.__init__, "__kwdefaults__", {**given, "states": 4})
     model = kenlm.Model(str(shutil.copy(STATES / FILES[0], tmp_path)))  # which nobody has open
     first, state = model._opened.table, kenlm.State()
     for word in "abcdefg":

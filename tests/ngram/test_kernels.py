@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numba import njit
 
 from dlm.ngram import kernels
-from dlm.ngram.arpa import ArpaReader
-from dlm.ngram.arpa import kernels as row_kernels
+from dlm.ngram.arpa import ArpaReader, kernels as row_kernels
 from dlm.ngram.arpa.rows import RowFault, float32_of
 from dlm.ngram.wordtable import PADDING, WordTable
 from ngram.conftest import OPERATIONS, fold

@@ -7,8 +7,7 @@ import struct
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dlm.errors import ConfigError
 from dlm.ngram.partition import (

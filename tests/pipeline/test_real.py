@@ -277,7 +277,7 @@ def test_an_input_without_a_record_voids_the_guarantee_and_an_edited_one_is_refu
     unigrams, rest = config.read_text().split("[federate.run]")
     config.write_text(unigrams.split("[unigrams]")[0] + "[federate.run]" + rest)
     edit(config, "[estimate]\ndiscount_fallback = true\n", "")
-    why = "topology.arpa.zst has no privacy record, and nobody says that it is public"
+    why = "topology.arpa.zst has no privacy record, and nobody has attested that it is public"
     assert f"NO GUARANTEE: {folder / why}" in pipeline(folder, "--check").stdout
     done = dlm(folder, "pipeline", "p.toml")
     assert done.returncode == 0, done.stderr

@@ -298,7 +298,7 @@ def test_a_signature_of_a_manifest_is_of_each_file_of_its_set(
         manifest.write_text(
             json.dumps({**body, "files": [{"name": name}], "provenance": {"comments": [GOOD.line]}})
         )
-        with pytest.raises(FormatError, match="expected one beside it"):
+        with pytest.raises(FormatError, match="in the same folder"):
             Claim.of(manifest)
 
 

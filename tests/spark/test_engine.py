@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
+from cli.trained import told
 from dlm.cli.main import program
 from dlm.errors import ConfigError, DlmError, EstimationError
 from dlm.estimate.pipeline import estimate as estimate_locally
@@ -129,10 +130,7 @@ def test_compressed_files_and_parquet_are_read_as_by_the_local_engine(
 
 def run(*arguments: object) -> Result:
     """The command; what it raised is raised here too."""
-    done = CliRunner().invoke(app, ["estimate", *map(str, arguments), "--engine", "spark"])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
+    return told("estimate", *arguments, "--engine", "spark")
 
 
 def test_the_command_s_parts_are_sharded_as_one_model_and_replaced_by_the_next(

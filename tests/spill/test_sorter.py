@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from numpy.typing import NDArray
 
 from dlm.errors import ConfigError, SpillError
@@ -187,9 +186,9 @@ def test_what_was_not_handed_over_is_removed(tmp_path: Path) -> None:
         sorter.add(zipf_rows(100, 2))
         assert list(tmp_path.glob("rows-*.run"))
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="finished"):
+    with pytest.raises(ValueError, match="finish"):
         sorter.add(zipf_rows(1, 2))
-    with pytest.raises(ValueError, match="finished"):
+    with pytest.raises(ValueError, match="finish"):
         sorter.finish()
 
 
@@ -228,7 +227,7 @@ def test_wrong_rows_are_refused(tmp_path: Path) -> None:
     """A cast would change values without a word."""
     with Sorter(tmp_path, 4, 2, MEMORY) as sorter:
         for wrong in (np.zeros((2, 3), np.uint32), np.zeros(4, np.uint32), np.zeros((2, 4))):
-            with pytest.raises(ValueError, match=r"expected uint32, \(n, 4\)"):
+            with pytest.raises(ValueError, match=r"expected uint32 .*\(n, 4\)"):
                 sorter.add(wrong)  # type: ignore[arg-type]
 
 

@@ -153,7 +153,7 @@ def ids(*values: int) -> bytes:
 HOSTILE: list[tuple[str, Callable[[pb.ContextBlockReply], Any]]] = [
     ("not in rising order", lambda m: setattr(m, "words", ids(9, 7, 2, 39))),
     ("not in rising order", lambda m: setattr(m, "words", ids(7, 7, 2, 39))),
-    (" 40; ", lambda m: setattr(m, "words", ids(7, 9, 2, 40))),
+    (" 40 ", lambda m: setattr(m, "words", ids(7, 9, 2, 40))),
     ("received more words", lambda m: setattr(m, "totals", ids(2, 2))),
     (
         " words .* 40",
@@ -164,8 +164,8 @@ HOSTILE: list[tuple[str, Callable[[pb.ContextBlockReply], Any]]] = [
     ("of words; expected", lambda m: setattr(m, "word_counts", ids(2**32 - 1, 5))),
     ("values of log10_backoffs", lambda m: setattr(m, "log10_backoffs", floats(0, 0))),
     ("not finite", lambda m: setattr(m, "log10_backoffs", floats(0, float("inf"), 0))),
-    ("is log10_prob nan", lambda m: setattr(m, "log10_probs", floats(float("nan"), -1, -1, -1))),
-    ("is log10_prob 0.5", lambda m: setattr(m, "log10_probs", floats(0.5, -1, -1, -1))),
+    ("log10_prob nan", lambda m: setattr(m, "log10_probs", floats(float("nan"), -1, -1, -1))),
+    ("log10_prob 0.5", lambda m: setattr(m, "log10_probs", floats(0.5, -1, -1, -1))),
     ("fewer than two words", lambda m: setattr(m, "ngram_lengths", b"\2\3\4\3")),
     ("matched_order 4", lambda m: setattr(m, "matched_orders", b"\4\0\4\3")),
     ("state_length 4", lambda m: setattr(m, "state_lengths", b"\0\0\4\0")),

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dlm.errors import ProtocolError
 from dlm.ngram.query import Answers, QueryGroups

@@ -64,7 +64,7 @@ def test_a_secret_is_its_owners_alone(tmp_path, owner, mode, fine):
 
 @pytest.mark.parametrize("reader", [0, 1000])
 def test_what_root_hands_to_a_group_may_be_read_by_it(tmp_path, owner, monkeypatch, reader):
-    """As orchestrators mount secrets and `deploy/README.md` makes them; root may read it as well,
+    """As orchestrators mount secrets and `deploy/hosts.md` makes them; root may read it as well,
     or it could not add a token. More than that is refused, with the mode that is right for it."""
     owner(0)
     monkeypatch.setattr(os, "geteuid", lambda: reader)

@@ -179,7 +179,7 @@ def test_a_connection_that_was_not_made_comes_with_advice():
     """Where gRPC's words say what is wrong; not for a connection that broke later."""
     failed = "failed to connect to all addresses; last error: "
     assert "leave ca out" in advice_on(failed + "Tls handshake failed: WRONG_VERSION_NUMBER")
-    assert "hung up at once" in advice_on(failed + "Socket closed")
+    assert "closed the connection at once" in advice_on(failed + "Socket closed")
     assert advice_on(failed + "Connection refused") is None
     assert advice_on("Socket closed") is None
 

@@ -1,4 +1,4 @@
-"""Sorted n-grams to adjusted counts: arrays in, arrays out, no Python object, no GIL.
+"""Turns sorted n-grams into adjusted counts. The kernels use no Python objects and no GIL.
 
 N-grams of all orders are a *suffix trie*: the children of an n-gram are those one word longer to
 the left. The nodes of an order are sorted by their reversed words, so the children of a node are
@@ -110,7 +110,7 @@ def grow(  # type: ignore[no-untyped-def]
                 word = rows[row, depth]
                 i = used[depth]
                 words[depth, i] = word
-                counts[depth, i] = np.uint32(1)  # of a leaf: told when it is closed
+                counts[depth, i] = np.uint32(1)  # of a leaf, which is known when it is closed
                 if depth < order - 1:
                     children[depth, i] = np.uint32(base[depth + 1] + used[depth + 1])
                 actual[depth] = 0

@@ -1,4 +1,4 @@
-"""Sorted keys to the n-grams of all orders with their adjusted counts."""
+"""Turns sorted keys into the n-grams of all orders, with their adjusted counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOO_OFTEN = (
     "here; remove repeated lines"
 )
 
-# Nodes of an order that are gathered before they are put in a column.
+# Nodes of an order that are collected before they are put in a column.
 ROOM = 1 << 18
 
 
@@ -29,7 +29,7 @@ class Trie:
 
     Attributes, by order
         words       uint32, the leftmost word of each n-gram
-        counts      uint32, its adjusted count, and kernels.PRUNED
+        counts      uint32, the adjusted count of each n-gram, with kernels.PRUNED
         children    uint32, of all but the highest: rank of the first n-gram that is one word longer
                     to the left; one entry more than n-grams
         statistics  (order, kernels.STATISTICS) int64
@@ -46,7 +46,7 @@ class Trie:
 
     @property
     def kept(self) -> list[int]:
-        """How many n-grams of each order stay in the model."""
+        """The number of n-grams of each order that stay in the model."""
         return [int(n) for n in self.statistics[:, kernels.KEPT]]
 
     def close(self) -> None:
@@ -55,10 +55,10 @@ class Trie:
 
 
 class TrieBuilder:
-    """Takes keys in order and makes the trie of them.
+    """Builds the trie from sorted keys.
 
     Args
-        words       how many words there are; every one above 2 must end some key
+        words       number of words; every id above 2 must end some key
         thresholds  n-grams that occur at most this often are left out, by order
         known       by word, whether n-grams with it may stay; None: all
     """
@@ -112,8 +112,8 @@ class TrieBuilder:
 
     @property
     def open_actual(self) -> list[int]:
-        """How often the n-grams that end the last key occur so far, by order; up to its first
-        `<s>`."""
+        """How often the n-grams that end the last key have occurred so far, by order, up to its
+        first `<s>`."""
         return [int(often) for often in self._actual[: self._depth]]
 
     def finish(self, *, at_end: bool = True) -> Trie:
@@ -138,8 +138,8 @@ class TrieBuilder:
             full = int(self._used[n]) - (n < self._depth)
             if int(self._base[n]) + full > MAX_RANK:
                 raise EstimationError(
-                    f"more than {MAX_RANK:,} n-grams of order {n + 1}; estimate a lower order, or "
-                    "parts of the text"
+                    f"the text has more than {MAX_RANK:,} n-grams of order {n + 1}, which is the "
+                    "most that dlm can count; estimate a lower order, or use less text"
                 )
             self._trie.words[n].append(self._words[n, :full])
             self._trie.counts[n].append(self._counts[n, :full])

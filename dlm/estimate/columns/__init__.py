@@ -1,4 +1,4 @@
-"""A whole model as sorted arrays, read from an ARPA file and written to one."""
+"""A whole model as sorted arrays, read from an ARPA file or written to one."""
 
 from dlm.estimate.columns.model import SORT_BYTES, ModelColumns
 from dlm.estimate.columns.orders import (

@@ -1,4 +1,4 @@
-"""Sorting n-grams and finding their prefixes and suffixes: arrays in, arrays out, no GIL.
+"""Kernels that sort n-grams and find their prefixes and suffixes. They run without the GIL.
 
 Rows of an order are in *prefix order*: by the oldest word, then the next, and so on. The n-grams of
 one context are then adjacent, in the order of their contexts one order down, so every link below is
@@ -18,7 +18,7 @@ NO_ROW = np.uint32(0xFFFFFFFF)
 
 @kernel("uint32[:, :]")
 def first_unsorted(ids):  # type: ignore[no-untyped-def]
-    """The first row that is not after the one before it (n without one); whether they are equal."""
+    """The first row not above the previous one (n if none); whether the two are equal."""
     n, k = ids.shape
     for i in range(1, n):
         j = 0
@@ -33,7 +33,7 @@ def first_unsorted(ids):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], int64, out int64[:]")
 def count_words(ids, column, begin):  # type: ignore[no-untyped-def]
-    """Where the rows of each word begin, were they sorted by one column; whether they are.
+    """Where each word's rows would begin if sorted by one column; whether they are sorted.
 
     Shapes
         ids      (n, k)    uint32
@@ -234,7 +234,7 @@ def take_values(values, keep, out):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], bool[:], uint32[:], out uint32[:]")
 def take_links(links, keep, before, out):  # type: ignore[no-untyped-def]
-    """The links of the rows that are kept, to where their targets now are.
+    """The links of the kept rows, to the new places of their targets.
 
     Shapes
         links   (n,)      uint32  rows of the order below, or NO_ROW

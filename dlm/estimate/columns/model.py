@@ -1,4 +1,4 @@
-"""A whole model as sorted arrays: what pruning, merging and filtering work on."""
+"""A whole model as sorted arrays, used for pruning, merging and filtering."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ U32 = np.uint32
 Raw = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]
 
 _SCORED_AT_ONCE = 1 << 18
-# Of sorting, where arrays are in files.
+# Memory for sorting, if arrays are in files.
 SORT_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class ModelColumns:
-    """A whole model: `orders[k - 1]` is order k, `comments` the lines before it in its file,
-    `storage` where its arrays are, and arrays derived from it."""
+    """A whole model. `orders[k - 1]` is order k, `comments` are the lines before the model in its
+    file, and `storage` has the model's arrays and those derived from them."""
 
     vocabulary: Vocabulary
     orders: list[OrderColumns]
@@ -63,7 +63,7 @@ class ModelColumns:
         """The model in an ARPA file, compressed or not, or in a KenLM binary file.
 
         Args
-            memory_bytes  limit; `needs` of the header's counts, or else of reading, must fit
+            memory_bytes  limit; `needs(counts)`, by default what reading takes, must fit
             storage       with a folder, n-grams are sorted on disk and their arrays are maps of
                           files there; the system then decides what is in memory
         Raises
@@ -72,7 +72,7 @@ class ModelColumns:
                           missing
         Cost
             memory: 4k + 20 bytes per n-gram of order k; during reading, 4k + 16 more for each of
-            the largest order, 300 per word and 64 MiB: `memory_bytes` has the sum
+            the largest order, 300 per word and 64 MiB: `orders.memory_bytes` adds up
         """
         with open_ngrams(
             path, memory_bytes=search_bytes, folder=storage.folder, progress=progress
@@ -138,10 +138,10 @@ class ModelColumns:
         """log10 P of the last word of each row after the words before it, by backing off: (n,)
         float64.
 
-        Args        ids      (n, k)  uint32   oldest first; of more than N words the last N count
+        Args        ids      (n, k)  uint32   oldest first; only the last N words count
                     probs    by order, in place of each log10_prob; may end below the longest asked
-                    weights  by order, in place of each log10_backoff
-        Guarantees  ngram.backoff.score, with sums in float64
+                    weights  by order, instead of each log10_backoff
+        Guarantees  the scores of `ngram.backoff.score`, but with sums in float64
         """
         probs = [c.log10_prob for c in self.orders] if probs is None else probs
         weights = [c.log10_backoff for c in self.orders] if weights is None else weights
@@ -181,13 +181,13 @@ class ModelColumns:
             left = left[~found]
 
     def select(self, keep: Sequence[NDArray[np.bool_] | None]) -> ModelColumns:
-        """The model of the n-grams that are kept, with the values they have here: by order, (n,)
-        bool, or None for all; all of order 1. ValueError if one is kept whose prefix is not, or not
-        every word is."""
+        """The model of the kept n-grams, with their values: by order, (n,) bool, or None for all;
+        order 1 is kept whole. ValueError if a kept n-gram's prefix is not kept, or not every word
+        is."""
         if keep[0] is not None and not keep[0].all():
-            raise ValueError("a word is left out; expected every word kept")
+            raise ValueError("keep leaves out a word; expected it to keep every word")
         chosen = [replace(self.orders[0])]
-        below: NDArray[np.uint32] | None = None  # of the order below; None where all are kept
+        below: NDArray[np.uint32] | None = None  # kept rows of the next lower order; None for all
         for k, (columns, kept) in enumerate(zip(self.orders[1:], keep[1:], strict=True), 2):
             if kept is None:
                 kept = self.storage.empty(len(columns), np.bool_)
@@ -203,7 +203,7 @@ class ModelColumns:
             kernels.take_links(columns.prefix, kept, below, taken.prefix)
             kernels.take_links(columns.suffix, kept, below, taken.suffix)
             if len(taken) and taken.prefix.max() == MISSING:
-                raise ValueError(f"a {k}-gram is kept without its prefix")
+                raise ValueError(f"keep has a {k}-gram without its prefix; keep the prefix, too")
             first_child = self.storage.empty(len(chosen[-1]) + 1, U32)
             kernels.count_children(taken.prefix, first_child)
             chosen[-1] = replace(chosen[-1], first_child=first_child)
@@ -214,8 +214,8 @@ class ModelColumns:
         return ModelColumns(self.vocabulary, chosen, self.comments, self.storage)
 
     def write(self, path: str | os.PathLike[str], *, comments: Iterable[str] | None = None) -> None:
-        """Writes an ARPA file, compressed by its suffix, whole or not at all; with its own comments
-        if `comments` is None."""
+        """Writes a complete ARPA file or nothing, compressed by the file's suffix; with the model's
+        comments if `comments` is None."""
         comments = self.comments if comments is None else comments
         write_arpa(path, self.vocabulary, self.sections(), comments=comments)
 

@@ -63,14 +63,14 @@ class OrderColumns:
 
 
 def memory_bytes(counts: Sequence[int]) -> int:
-    """The most bytes that a model with these counts takes while it is read, words included."""
+    """The most bytes that a model with these counts takes while it is read, including words."""
     rest = sum((4 * k + 8 + _LINK_BYTES) * count for k, count in enumerate(counts, 1))
     sorting = max((4 * k + 16) * count for k, count in enumerate(counts, 1))
     return rest + sorting + WORD_BYTES * counts[0] + PARSER_BYTES
 
 
 class InvalidNgram(Exception):
-    """What is wrong with an n-gram, by its place among those given."""
+    """A fault of an n-gram, with its place among the given ones."""
 
     def __init__(self, ngram: NDArray[np.uint32], row: int, what: str) -> None:
         super().__init__(what)
@@ -92,23 +92,24 @@ class Builder:
         self._pool.shutdown(cancel_futures=True)
 
     def add(self, order: int, parts: list[NgramBatch], words: int) -> None:
-        """Takes the n-grams of the next order; `parts` is emptied."""
+        """Adds the n-grams of the next order; `parts` is emptied."""
         self._steps.append(self._pool.submit(self._add, order, parts, words))
 
     def finish(self) -> list[OrderColumns]:
-        """All orders; raises `InvalidNgram` for the first that is wrong."""
+        """All orders; raises `InvalidNgram` for the first faulty n-gram."""
         for step in self._steps:
             step.result()
         return self._orders
 
     def _add(self, order: int, parts: list[NgramBatch], words: int) -> None:
         if order > len(self._orders) + 1:
-            return  # one before it was wrong
+            return  # an earlier n-gram has a fault
         ids, prob, backoff = joined(parts, order)
         parts.clear()
         if len(ids) > MOST_NGRAMS:
             raise ConfigError(
-                f"{len(ids)} {order}-grams; expected at most {MOST_NGRAMS}. Give a smaller model"
+                f"the model has {len(ids)} {order}-grams; expected at most {MOST_NGRAMS}. Give a "
+                "smaller model"
             )
         if order == 1:
             self._orders.append(_unigrams(ids, prob, backoff, words))
@@ -122,17 +123,19 @@ class Builder:
 def link(
     shorter: Sequence[OrderColumns], columns: OrderColumns, place: NDArray[np.uint32] | None = None
 ) -> None:
-    """Fills in the links of an order, given those below it, and first_child of the last of these;
-    InvalidNgram if a prefix is missing."""
+    """Fills in the links of `columns` from the orders below it, and first_child of the order just
+    below; InvalidNgram if a prefix is missing."""
     below = shorter[-1]
     linked = int(kernels.link_prefixes(below.ids, columns.ids, columns.prefix, below.first_child))
     if linked < len(columns):
         row = linked if place is None else int(place[linked])
-        raise InvalidNgram(columns.ids[linked], row, "has no prefix among the n-grams one shorter")
+        raise InvalidNgram(
+            columns.ids[linked], row, "has no prefix among the n-grams of the next lower order"
+        )
     if len(shorter) == 1:
         np.copyto(columns.suffix, columns.ids[:, 1])
         return
-    # Of the type of what is searched, which would be copied otherwise.
+    # `marks` has the type of the searched array, which would otherwise be copied.
     marks = np.linspace(0, len(columns), _LINK_PARTS + 1)[1:-1].astype(U32)
     bounds = [0, *np.searchsorted(below.first_child, marks).tolist(), len(below)]
 
@@ -153,8 +156,8 @@ def link(
 
 
 def read_spilled(reader: NgramReader, storage: Storage, sort_bytes: int) -> list[OrderColumns]:
-    """All orders of a file, sorted on disk, in maps of files there. Raises InvalidNgram as
-    `Builder.finish`; its row is -1, since sorting has lost it."""
+    """All orders of a file, sorted on disk, as maps of files there. Raises InvalidNgram like
+    `Builder.finish`, but with row -1, since sorting has lost the row."""
     orders: list[OrderColumns] = []
     with scratch_folder(storage.folder, "dlm-sort") as folder:
         for k, some in enumerate(by_order(reader.batches(), reader.order), 1):
@@ -179,7 +182,8 @@ def _sorted_on_disk(
     runs = sorter.finish()
     if runs.rows > MOST_NGRAMS:
         raise ConfigError(
-            f"{runs.rows} {k}-grams; expected at most {MOST_NGRAMS}. Give a smaller model"
+            f"the model has {runs.rows} {k}-grams; expected at most {MOST_NGRAMS}. Give a smaller "
+            "model"
         )
     columns = new_order(runs.rows, k, storage)
     at = 0
@@ -199,7 +203,7 @@ def _sorted_on_disk(
 
 
 def new_order(rows: int, order: int, storage: Storage) -> OrderColumns:
-    """Arrays for so many n-grams; only first_child is filled in, as if none were longer."""
+    """Arrays for this number of n-grams; only first_child is set, as if no n-gram were longer."""
     first_child = storage.empty(rows + 1, U32)
     first_child[:] = 0
     return OrderColumns(

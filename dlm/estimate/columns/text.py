@@ -18,7 +18,7 @@ def lay_out(
 
     Returns
         tokens  (t,) uint32  with <s> before each sentence and </s> after it
-        first   (t,) bool    where a sentence begins: what is scored there means nothing
+        first   (t,) bool    where a sentence begins: the score there means nothing
     """
     sentences = len(begin) - 1
     starts = begin[:-1] + 2 * np.arange(sentences)
@@ -36,7 +36,7 @@ def log10_probs(
     model: ModelColumns, tokens: NDArray[np.uint32], first: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     """log10 P of each token after those before it in its sentence; shapes as `lay_out` has them."""
-    rows = tokens  # of the n-gram of order k that ends in each token
+    rows = tokens  # row of the n-gram of order k that ends in each token
     total = model.orders[0].log10_prob[rows].astype(np.float64)
     for k in range(1, model.order):
         shorter, longer = model.orders[k - 1], model.orders[k]

@@ -1,4 +1,4 @@
-"""Ids to counted n-grams: one block of text, counted and sorted."""
+"""Turns ids into counted n-grams: counts and sorts one block of text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from dlm.estimate.counts import kernels
 from dlm.resources import in_order
 
-# N-grams sorted at once by a thread, where memory allows.
+# N-grams that a thread sorts at a time, if memory allows.
 BUCKET = 1 << 18
 
 _Ids = NDArray[np.uint32]
 
 
 def bytes_per_token() -> int:
-    """Memory that counting takes for each token of a block: the token, and twice its place."""
+    """The memory that counting takes per token of a block: the token, and its place twice."""
     return 12
 
 
 def bytes_of_sorting(bucket: int, order: int, threads: int, words: int) -> int:
-    """Memory that counting takes whatever the size of the block."""
+    """The memory that counting takes for a block of any size."""
     parts = -(-order // (64 // id_bits(words)))
     one = bucket * (8 * parts + 24) + (8 * 6 << kernels.RADIX_BITS)
     # Results that wait for their turn, and one in use.
@@ -39,10 +39,10 @@ def id_bits(words: int) -> int:
 def counted_keys(
     tokens: _Ids, words: int, order: int, pool: ThreadPoolExecutor, threads: int, bucket: int
 ) -> Iterator[_Ids]:
-    """The different n-grams of a block in the order of their reversed words, and their counts.
+    """The distinct n-grams of a block, sorted by their reversed words, and their counts.
 
     Args     tokens  (T,)  uint32  each sentence from `<s>` to `</s>`
-             bucket  n-grams that are sorted at once
+             bucket  n-grams that are sorted at a time
     Returns  arrays of shape (n, order + 1) uint32, one after the other: the words of an n-gram,
              the most recent first and `<s>` beyond the beginning of its sentence, and its count
     Guarantees  a pure function of the block: parts of a text can be counted anywhere and merged
@@ -77,11 +77,11 @@ def counted_keys(
 def _buckets(
     tokens: _Ids, ends: _Ids | None, depth: int, words: int, order: int, bucket: int
 ) -> Iterator[tuple[_Ids, bool]]:
-    """The ends in groups of at most `bucket`, in order; or larger ones whose n-grams are alike."""
+    """The ends of n-grams, in order, in groups of at most `bucket`, or more if they are similar."""
     counts = np.empty(words, np.int64)
     none = np.empty(0, np.uint32)
     kernels.histogram(tokens, none if ends is None else ends, depth, counts)
-    # A word with more than half a bucket has a group of its own.
+    # A word with more than half a bucket has a separate group.
     many = counts > bucket // 2
     before = np.cumsum(np.where(many, 0, counts)) - np.where(many, 0, counts)
     group = before // max(bucket // 2, 1)

@@ -1,4 +1,4 @@
-"""Text to ids and ids to sorted, counted n-grams: arrays in, arrays out, no Python object, no GIL.
+"""Turns text into ids, and ids into sorted, counted n-grams. They use no Python objects and no GIL.
 
 A *key* is an n-gram of the highest order with its most recent word first; n-grams that begin before
 their sentence are padded with `<s>`, as in lmplz. Sorted keys are thus n-grams sorted by their
@@ -22,7 +22,7 @@ from dlm.ngram.kernels import (
 
 BOS, EOS = 1, 2
 
-# What `inspect` finds out about a text.
+# The facts that `inspect` finds about a text.
 HIGH, NUL, LESS_THAN, LONGEST_LINE, LONGEST_WORD, FACTS = 0, 1, 2, 3, 4, 5
 
 # A state of `encode`: words so far and their bytes; then what was read.
@@ -38,7 +38,7 @@ _U1 = np.uint64(1)
 
 @kernel("uint8[:], int64, uint8[:], out int64[:]")
 def inspect(text, end, delimiters, facts):  # type: ignore[no-untyped-def]
-    """Whether text[:end] can be taken as it is, or must be checked line by line.
+    """Whether text[:end] can be used unchanged, or must be checked line by line.
 
     Shapes
         text        (T,)      uint8  whole lines
@@ -73,7 +73,7 @@ def inspect(text, end, delimiters, facts):  # type: ignore[no-untyped-def]
     "out int64[:], out uint32[:], int64"
 )
 def encode(text, at, end, delimiters, keep_empty, slots, word_begin, word_bytes, state, tokens, n):  # type: ignore[no-untyped-def]
-    """Lines of text[at:end] as ids; words that are new get the next ones.
+    """The lines of text[at:end] as ids; new words get the next ids.
 
     Shapes
         text        (T,)         uint8   whole lines
@@ -228,7 +228,7 @@ def key_at(tokens, end, order, row):  # type: ignore[no-untyped-def]
     "out int64[:], out uint32[:, :]"
 )
 def sort_keys(tokens, ends, order, bits, packed, sorting, places, starts, rows):  # type: ignore[no-untyped-def]
-    """The different keys at some ends, sorted, and how often each occurs.
+    """The distinct keys at some ends, sorted, and how often each occurs.
 
     Shapes
         tokens   (T,)                uint32  each below 2 ** bits
@@ -280,7 +280,7 @@ def sort_keys(tokens, ends, order, bits, packed, sorting, places, starts, rows):
             down = np.uint64(digit) * _RADIX_SHIFT
             base = np.int64(digit) * _RADIX
             if starts[base + np.int64(key[here] >> down & _LOW_BITS)] == n:
-                continue  # all alike here
+                continue  # all are equal here
             total = np.int64(0)
             for k in range(_RADIX):
                 count = starts[base + k]

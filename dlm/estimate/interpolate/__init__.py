@@ -1,1 +1,1 @@
-"""Probabilities and backoff weights, from adjusted counts."""
+"""Computes probabilities and backoff weights from adjusted counts."""

@@ -1,5 +1,5 @@
-"""The probabilities of an order, from those of the order below. Sums of contexts are added up in an
-array by rank, for a range of contexts at a time where memory does not hold all."""
+"""Computes the probabilities of an order from those of the order below. Sums of contexts are
+collected in an array by rank, for one range of contexts at a time if memory does not hold all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dlm.spill.column import Column, Memory
 # N-grams processed at once.
 CHUNK = 1 << 18
 
-# Bytes of a context: its sums and its leftmost word.
+# Bytes per context: its sums and its leftmost word.
 CONTEXT_BYTES = 20
 
 
@@ -48,8 +48,8 @@ class ContextRange:
 def unigrams(
     counts: NDArray[np.uint32], discounts: NDArray[np.float32], kept: int
 ) -> NDArray[np.float32]:
-    """Probabilities of words, by adjusted counts and PRUNED (words,): of `<s>` 1, of the unknown
-    word its share of what is spared; `kept` words stay in the model."""
+    """Probabilities of words, by adjusted counts and PRUNED (words,): 1 for `<s>`, and for the
+    unknown word its share of the discounted mass; `kept` words stay in the model."""
     numbers = (counts & COUNT_BITS).astype(np.float64)
     pruned = counts >= PRUNED
     taken = np.where(
@@ -65,7 +65,7 @@ def unigrams(
 
 class Interpolation:
     """Goes from order to order: `step` computes the probabilities of the next one. `probs` of the
-    last order, only of n-grams that are kept, and `backoffs` of the one below are float32."""
+    last order (only of kept n-grams) and `backoffs` of the order below it are float32."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Interpolation:
         self._pool = pool
         self._threads = threads
         self._chunk = chunk
-        self._links: Column | None = None  # of order 2 and above: the rank of each context
+        self._links: Column | None = None  # for order 2 and above: the rank of each context
         self.order = 1
         counts = trie.counts[0].read(0, len(trie.counts[0]))
         probs = unigrams(counts, discounts[0], int(trie.statistics[0, KEPT]))
@@ -94,7 +94,7 @@ class Interpolation:
         self.ranges = 0
 
     def step(self) -> Column:
-        """Computes the probabilities of the next order; returns those of this one."""
+        """Computes the probabilities of the next order; returns those of the current one."""
         trie, n = self._trie, self.order + 1
         discounts = self._discounts[n - 1].astype(np.float64)
         shorter, longer = len(trie.words[n - 2]), len(trie.words[n - 1])
@@ -152,7 +152,7 @@ class Interpolation:
             def room(end: int, low: int = low, first: int = first) -> int:
                 return int(children.read(end, end + 1)[0]) - first + (end - low) // 5
 
-            # The most contexts that still fit; at least one with its children.
+            # A range has as many contexts as fit, and at least one with its children.
             fits = low + max(bisect(range(low + 1, total + 1), most, key=room), 1)
             yield ContextRange(low, fits, first, int(children.read(fits, fits + 1)[0]))
             low = fits
@@ -163,7 +163,7 @@ class Interpolation:
         while begin < total:
             children = column.read(begin, min(begin + self._chunk, total) + 1)
             first = int(children[0])
-            # At most so many children, but at least one n-gram.
+            # A chunk has at most this number of children, but at least one n-gram.
             count = int(np.searchsorted(children, first + self._chunk, side="right")) - 1
             count = max(count, 1)
             yield Chunk(begin, begin + count, first, int(children[count]))
@@ -172,7 +172,7 @@ class Interpolation:
     def _sums(
         self, n: int, contexts: ContextRange, links: Column, discounts: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """What follows each context of a range; fills in the links of its n-grams."""
+        """The sums of what follows each context of a range; fills in the links of its n-grams."""
         trie = self._trie
         sums = np.zeros((contexts.last - contexts.first, 2))
         if n == 2:
@@ -211,7 +211,7 @@ class Interpolation:
 
     def _halves(self, begins: NDArray[np.integer], contexts: ContextRange) -> list[tuple[int, int]]:
         if contexts.high - contexts.low == 1 and len(begins) == contexts.last - contexts.first + 1:
-            low, high = contexts.first, contexts.last  # of words
+            low, high = contexts.first, contexts.last  # order 2: each context is a word
         else:
             low, high = contexts.low, contexts.high
         share = (int(begins[-1]) - int(begins[0])) / self._threads

@@ -1,4 +1,4 @@
-"""Adjusted counts to probabilities: arrays in, arrays out, no Python object, no GIL.
+"""Turns adjusted counts into probabilities. The kernels use no Python objects and no GIL.
 
 An n-gram is identified by its rank in its order: see adjust/kernels.py. Its *parent* is the n-gram
 without its leftmost word, its *context* that without its rightmost one; both are one order below.
@@ -92,8 +92,7 @@ def add_up(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint32[:], int64, int64, float64[:], out float64[:, :]")
 def add_up_bigrams(links, counts, low, high, discounts, sums):  # type: ignore[no-untyped-def]
-    """As `add_up` for order 2, whose contexts are words; `sums` (k, 2) is of words low <= w <
-    high."""
+    """`add_up` for order 2, whose contexts are words; `sums` (k, 2) is of words low <= w < high."""
     for i in range(len(links)):
         word = np.int64(links[i])
         if low <= word < high:
@@ -106,7 +105,7 @@ def add_up_bigrams(links, counts, low, high, discounts, sums):  # type: ignore[n
 
 @kernel("out float64[:, :], out float32[:]")
 def weights(sums, backoffs):  # type: ignore[no-untyped-def]
-    """The backoff weight of each context, and what its counts are divided by.
+    """The backoff weight of each context, and the divisor of its counts.
 
     Shapes
         sums      (k, 2)  float64  changed: the first becomes the weight, 1 if nothing follows
@@ -160,7 +159,7 @@ def probabilities(children, first_child, counts, links, lower, low, high, sums, 
 
 @kernel("float32[:], out float32[:]")
 def as_log10(values, out):  # type: ignore[no-untyped-def]
-    """Logarithms of (n,) values as ARPA has them: at most 0, and LOG10_ZERO for nothing."""
+    """Logarithms of (n,) values in ARPA's form: at most 0, and LOG10_ZERO for zero."""
     for i in range(len(values)):
         value = np.float64(values[i])
         if value >= 1.0:
@@ -173,7 +172,7 @@ def as_log10(values, out):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], uint32[:], int64, uint32[:], out uint32[:, :]")
 def lengthen(parents, children, begin, words, out):  # type: ignore[no-untyped-def]
-    """The words of n-grams, from those of their parents.
+    """The words of n-grams, derived from those of their parents.
 
     Shapes
         parents   (m, n - 1)  uint32  oldest word first

@@ -1,4 +1,4 @@
-"""Models mixed into one: static linear interpolation, and weights tuned on held-out text."""
+"""Mixes models into one: static linear interpolation, with weights tuned on held-out text."""
 
 from dlm.estimate.merge.heldout import Heldout, read_heldout
 from dlm.estimate.merge.mixture import MergedModel, merge_models

@@ -1,4 +1,4 @@
-"""How each model of a union scores the words of a text."""
+"""Scores the words of a text by each model of a union."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Heldout:
-    """The tokens of a text, sentence ends included, and their probability in each model.
+    """The tokens of a text, including sentence ends, and their probability in each model.
 
     Shapes, m models, t tokens
         prob      (m, t)  float64  by a model's own backoff; a word that it lacks has the
-                                   probability of its <unk> where no model has the word, else 0
-        as_unk    (m, t)  float64  the same, and every word that the model lacks is its <unk>
+                                   probability of its <unk> if no model has the word, else 0
+        as_unk    (m, t)  float64  the same, but every word that the model lacks is its <unk>
         known     (m, t)  bool     whether the model has the word
         in_any    (t,)    bool     whether a model has it
     """
@@ -51,7 +51,7 @@ class Heldout:
         return _fit(self.as_unk[model], self.known[model])
 
     def of_mixture(self, weights: Sequence[float]) -> Fit:
-        """How the models predict it, mixed word by word (a dynamic mixture)."""
+        """How well the models predict the text, mixed word by word (a dynamic mixture)."""
         return _fit(np.array(weights, F64) @ self.prob, self.in_any)
 
 

@@ -1,9 +1,9 @@
-"""The n-grams of several models side by side, and their mixture: arrays in, arrays out, no GIL.
+"""Kernels for the n-grams of several models side by side, and their mixture. They use no GIL.
 
-All models number words alike (`union.unite`) and are held one after the other: `first` has the
-first_child of an order of every model, `words` the last words of the order above, and the two bases
-say where each model's begin. A *node* is an n-gram of the union, or a *blank*: a suffix of one that
-the union lacks. Nodes of an order are in prefix order, as the rows of `columns` are.
+All models number words in the same way (`union.unite`) and are stored one after the other: `first`
+has the first_child of an order of every model, `words` the last words of the order above, and the
+two bases say where each model's begin. A *node* is an n-gram of the union, or a *blank*: a suffix
+of one that the union lacks. Nodes of an order are in prefix order, as the rows of `columns` are.
 
 The row of a node in a model is found with unknown words replaced by <unk>, as in a query of that
 model; `own` says that none was replaced.
@@ -21,11 +21,11 @@ from dlm.jit import kernel
 NO_ROW = np.uint32(0xFFFFFFFF)
 LN_10 = math.log(10.0)
 
-# Probability mass. Less than TOLERANCE between 1 and what a context sums to is put down to the
-# rounding of numbers in files; words that share less than LITTLE are not scaled up to fill a gap.
+# Probability mass. A context's sum that differs from 1 by less than TOLERANCE is attributed to
+# rounding in files; words that share less than LITTLE are not scaled up to fill a gap.
 TOLERANCE = 2e-7
 LITTLE = 1e-7
-# What stands for zero in a file, as log10.
+# The log10 value for zero in a file.
 LOG10_ZERO = np.float32(-99.0)
 
 _0, _1 = np.int64(0), np.int64(1)
@@ -48,7 +48,7 @@ def _open_lists(models, context, row, first, first_base, word_base, at, stop):  
     "int64"
 )
 def count_children(row, own, first, first_base, word_base, words, count, begin, end):  # type: ignore[no-untyped-def]
-    """How many words follow each context in any of the models that have it.
+    """The number of words that follow each context in any model that has it.
 
     Shapes, m models (the last may be the blanks), c contexts
         row, own     (m, c)  uint32, uint8   of the contexts
@@ -234,8 +234,9 @@ def mix_order(  # type: ignore[no-untyped-def]
                 for i in range(models):
                     below[i] += prob_below[i, shorter]
         if context_real[c] and children:
-            # What is left for words that are not listed here, said in two ways: by the models'
-            # own weights, which has more digits, and as what lacks to 1, which is right always.
+            # The mass left for words that are not listed here, computed in two ways: from the
+            # models' own weights, which has more digits, and as the difference from 1, which is
+            # always right.
             own = 0.0
             for i in range(models):
                 own += weights[i] * gamma[i] * (1.0 - below[i])
@@ -246,7 +247,7 @@ def mix_order(  # type: ignore[no-untyped-def]
             room = 1.0 - mixed_total
             scale = 1.0
             if children == vocabulary_size:
-                backoff[c] = 1.0  # no word is left that would back off
+                backoff[c] = 1.0  # no word is left to back off
                 if abs(1.0 - total) > TOLERANCE:
                     scale = 1.0 / total
             elif room < LITTLE:

@@ -25,14 +25,14 @@ F32, F64 = np.float32, np.float64
 
 @dataclass(frozen=True, eq=False)
 class MergedModel:
-    """A mixture, and what was done to make it sum to 1.
+    """A mixture, and the corrections that made it sum to 1.
 
     Fields
         sections  (ids, log10_prob, log10_backoff) of order 1, 2, ..., in prefix order; the weights
                   of the highest order are None
-        word_sum  what the words of the mixture summed to; if not 1 within 2e-7, they were scaled
-        lacking   contexts whose models' own weights did not make them sum to 1: the weights are
-                  computed from what their n-grams lack
+        word_sum  the sum over the mixture's words; if it was not 1 within 2e-7, they were scaled
+        lacking   contexts that did not sum to 1 by the models' own weights; their weights are
+                  computed from the mass that their n-grams leave
         scaled    contexts whose n-grams were scaled: they summed to more than 1, or to less with
                   no word left to back off
     """
@@ -62,7 +62,7 @@ class MergedModel:
 
 
 def needed_bytes(counts: Sequence[Sequence[int]]) -> int:
-    """About the most memory that merging models with these counts takes beside the models."""
+    """The approximate peak memory of merging models with these counts, besides the models."""
     models = len(counts) + 1
     order = max(map(len, counts))
     by_order = [sum(c[k] for c in counts if len(c) > k) for k in range(order)]
@@ -90,8 +90,8 @@ def merge_models(
         ================================  ==========================================================
         a word that a model lacks         that model gives it probability 0; as a word of a context
                                           it is <unk> there, as in a query
-        <unk> in no model                 none in the mixture; in some: their share of it
-        <s>                               mixed like a word, left out of all sums
+        <unk> in no model                 none in the mixture; if some have it, their share of it
+        <s>                               mixed like a word, but left out of all sums
         models of different orders        the shorter backs off with weight 1
         a suffix that no model lists      backs off by itself and is not written
         a probability of 0                -99 in the file
@@ -127,7 +127,7 @@ class _Mixing:
             say(f"mixing {counted(int(nodes.real.sum()), 'n-gram')} of order {nodes.ids.shape[1]}")
             if below is None:
                 prob, mixed = self._words(nodes)
-                words = int(nodes.real.sum()) - 1  # <s> is none
+                words = int(nodes.real.sum()) - 1  # without <s>
             else:
                 prob, mixed, backoff = self._order(nodes, *below, words)
                 sections.append(_section(below[0], below[2], backoff))
@@ -199,7 +199,7 @@ def _section(
         kept = slice(None)  # row w is word w
     log10_prob = np.empty(len(nodes), F32)
     kernels.store(mixed, log10_prob)
-    # A probability may be 1 and a rounding error.
+    # A probability may exceed 1 by a rounding error.
     np.minimum(log10_prob, F32(0), out=log10_prob)
     weights = None
     if backoff is not None:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import ConfigError
-from dlm.estimate.columns import MISSING, ModelColumns
-from dlm.estimate.columns import kernels as column_kernels
+from dlm.estimate.columns import MISSING, ModelColumns, kernels as column_kernels
 from dlm.estimate.merge import kernels
 from dlm.ngram.vocab import UNK_ID, Vocabulary
 
@@ -24,14 +23,14 @@ U8, U32, I64, F32 = np.uint8, np.uint32, np.int64, np.float32
 
 @dataclass(frozen=True, eq=False)
 class Union:
-    """Several models whose words are numbered alike.
+    """Several models with a common numbering of words.
 
     Shapes, m models, v words
         known   (m, v)  uint8   whether a model has an n-gram for the word
     Guarantees
-        words of the first model keep their ids, and those that only later ones have follow; row w
-        of order 1 is word w in every model. `blanks` holds the suffixes that models lack and their
-        prefixes; None where they lack none
+        words of the first model keep their ids, and words that only later models have follow; row
+        w of order 1 is word w in every model. `blanks` holds the suffixes that models lack and the
+        prefixes of these; None if no suffix is missing
     """
 
     vocabulary: Vocabulary
@@ -69,10 +68,10 @@ class Nodes:
 
 
 def unite(models: Sequence[ModelColumns]) -> Union:
-    """The models with their words numbered alike; ConfigError without any. A model whose words get
-    other ids is sorted again, and takes twice its memory meanwhile."""
+    """The models with a common numbering of words; ConfigError without any. A model whose words get
+    other ids is sorted again, and takes twice its memory during that time."""
     if not models:
-        raise ConfigError("no model was given; expected one or more")
+        raise ConfigError("no model was given; expected at least one")
     first = models[0].vocabulary
     words = list(first.words)
     ids = dict(first.ids)
@@ -104,8 +103,8 @@ def _renumbered(
 
 
 def _blanks(models: Sequence[ModelColumns], vocabulary: Vocabulary) -> ModelColumns | None:
-    """The suffixes that models lack, with their suffixes and prefixes, as a model without values.
-    The prefix of a suffix is a suffix of the prefix, so nothing else is added."""
+    """The suffixes that models lack, with all suffixes and prefixes of these, as a model without
+    values. The prefix of a suffix is a suffix of the prefix, so nothing else is added."""
     order = max(model.order for model in models)
     wanted: list[NDArray[np.uint32]] = [np.zeros((0, k), U32) for k in range(1, order + 1)]
     for k in range(order, 2, -1):
@@ -141,7 +140,7 @@ def _distinct(rows: NDArray[np.uint32], words: int) -> NDArray[np.uint32]:
 
 
 class Walk:
-    """The orders of a union from 1 up, by parts that run in `pool`; every node's suffix is a
+    """The orders of a union from 1 up, computed in parts by `pool`; the suffix of every node is a
     node."""
 
     def __init__(self, union: Union, pool: ThreadPoolExecutor, threads: int) -> None:
@@ -179,9 +178,8 @@ class Walk:
             total = int(count.sum())
             if total > int(MISSING) - 1:
                 raise ConfigError(
-                    f"{total:,} n-grams of order {k}; expected at most {int(MISSING) - 1:,}. "
-                    "Prune "
-                    "the models first (dlm prune)"
+                    f"{total:,} n-grams of order {k} are too many; expected at most "
+                    f"{int(MISSING) - 1:,}. Prune the models first (dlm prune)"
                 )
             np.cumsum(count, out=below.first_child[1:], dtype=U32)
             del count
@@ -222,7 +220,7 @@ class Walk:
 def run_parts(
     pool: ThreadPoolExecutor, kernel: Callable[..., T], edges: Sequence[int], *arrays: object
 ) -> list[T]:
-    """What kernel(*arrays, begin, end) returns for the ranges between edges, each in a thread."""
+    """The results of kernel(*arrays, begin, end) for the ranges between edges, each in a thread."""
     steps = [
         pool.submit(kernel, *arrays, begin, end) for begin, end in pairwise(edges) if begin < end
     ]

@@ -21,14 +21,14 @@ MAX_ITERATIONS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class TunedWeights:
-    """Weights of sum 1: no others have a higher mean ln probability by more than `gap`."""
+    """Weights with sum 1; no others have a mean ln probability higher by more than `gap`."""
 
     weights: tuple[float, ...]
     iterations: int
     gap: float
 
 
-MAX_WEIGHT = 1e6  # for an error that says in which proportions they would sum to 1
+MAX_WEIGHT = 1e6  # limit: an error message divides weights by their sum
 
 
 def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
@@ -36,11 +36,12 @@ def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
     model, a number of 0 or more, and their sum is 1 within 1e-5."""
     if len(weights) != models:
         raise ConfigError(
-            f"{len(weights)} weights for {models} models; give one for each, in their order"
+            f"{len(weights)} weights were given for {models} models; give one weight per model, in "
+            "the same order"
         )
     for weight in weights:
         valid = isinstance(weight, Real) and not isinstance(weight, bool)
-        if not valid or not 0 <= weight <= MAX_WEIGHT:  # also not a number
+        if not valid or not 0 <= weight <= MAX_WEIGHT:  # also rejects NaN
             raise ConfigError(
                 f"the weight {shown(weight)} is not valid; expected numbers of 0 or more that sum "
                 "to 1"
@@ -64,9 +65,9 @@ def tune(
     Args    gap              how far from the maximum to stop, in natural logarithms per token
     Raises  EstimationError  the text has no word that a model knows
     Guarantees
-        `gap` bounds the distance to the maximum. The mean of p_i / p over the tokens is the slope
-        towards model i alone; the logarithm is concave, so nothing rises above the largest of
-        these less 1, and EM (Jelinek and Mercer 1980) never falls
+        `gap` bounds the distance to the maximum. The mean of p_i / p over the tokens, less 1, is
+        the slope towards model i alone; the logarithm is concave, so no weights gain more than the
+        largest slope, and no step of EM (Jelinek and Mercer 1980) makes the text less probable
     """
     prob = np.ascontiguousarray(heldout.prob[:, heldout.in_any])
     models, tokens = prob.shape

@@ -1,4 +1,4 @@
-"""Relative-entropy pruning: a model without the n-grams that matter least."""
+"""Relative-entropy pruning: drops the n-grams that matter least."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -53,13 +53,13 @@ def prune_file(
     threads: int = 2,
     progress: Callable[[str], None] = lambda line: None,
 ) -> PrunedFile:
-    """Writes a model without the n-grams that it can do best without.
+    """Writes a model without the n-grams that matter least.
 
     Args
         text          blocks of lines, as `measure.measure` takes them; None measures nothing
         memory_bytes  limit; None means the free memory. Arrays beyond it are in files, in `tmp`
-    Raises      ConfigError  too little memory, or disk space; a pipe
-    Guarantees  the output carries the comments of `model`, its privacy record among them
+    Raises      ConfigError  too little memory or disk space; `model` is a pipe
+    Guarantees  the output has the comments of `model`, including its privacy record
     """
     if threads < 1:
         raise ConfigError(f"--threads is {threads}; expected 1 or more")
@@ -71,7 +71,7 @@ def prune_file(
         least, room = least_bytes(counts, heard), file_bytes(counts, heard)
         if least > limit:
             raise ConfigError(
-                f"pruning {sum(counts):,} n-grams of {counts[0]:,} words needs at least "
+                f"pruning {sum(counts):,} n-grams, {counts[0]:,} of them words, needs at least "
                 f"{least:,} bytes of memory, but the limit is {limit:,}; raise --memory"
             )
         folder = output.parent if tmp is None else tmp
@@ -116,7 +116,7 @@ def prune_file(
 def _counts(path: Path) -> tuple[int, ...]:
     if path.exists() and not path.is_dir() and not is_reopenable(path):
         raise ConfigError(
-            f"{path} is not a regular file; dlm reads a model twice, so write it to a file first"
+            f"{path} is not a regular file; dlm reads the model twice, so write it to a file first"
         )
     with open_ngrams(path) as reader:
         return tuple(reader.counts)

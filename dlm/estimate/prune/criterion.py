@@ -1,4 +1,4 @@
-"""How much worse the model is without one n-gram.
+"""Measures how much worse the model is without one n-gram.
 
 Without (h, w), the model backs off there, P'(w | h) = alpha'(h) P(w | h'), and alpha'(h) makes all
 of h sum to 1 again. The relative entropy between the two models grows by
@@ -6,10 +6,10 @@ of h sum to 1 again. The relative entropy between the two models grows by
     D = -P(h) (  P(w | h) [ln P(w | h') + ln alpha'(h) - ln P(w | h)]
                + (1 - sum of P(v | h) over the listed v) [ln alpha'(h) - ln alpha(h)] )
 
-which is exact for this n-gram only, and e**D - 1 is the relative growth of perplexity then. The
-loss of many n-grams together is not the sum of their D: one may back off to another. P(h) is the
-product of the probabilities of its words, each after those before it; that of `<s>`, which is never
-predicted, is the probability of `</s>`.
+which is exact for this n-gram only; e**D - 1 is then the relative growth of perplexity. The loss of
+many n-grams together is not the sum of their D: one may back off to another. P(h) is the product of
+the probabilities of its words, each after those before it; that of `<s>`, which is never predicted,
+is the probability of `</s>`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dlm.units import LN_10
 
 F32, F64, I64 = np.float32, np.float64, np.int64
 
-# N-grams that a thread takes at once.
+# N-grams that a thread takes at a time.
 _ROWS_AT_ONCE = 1 << 18
 
 
@@ -41,7 +41,7 @@ def ln_histories(
     Args
         history  the model for the probabilities of histories, if not the model itself; its words
                  may differ, and its order may be lower. Kneser-Ney's lower orders count contexts,
-                 not occurrences: they are made for interpolation, not for this
+                 not occurrences: they suit interpolation, but not this
     Paper        Stolcke 1998, section 3; Chelba et al. 2010 for the second model
     """
     shorter = np.zeros(0, F64)
@@ -84,8 +84,8 @@ def own_scores(
     ln_history: NDArray[np.float64],
     threads: int = 2,
 ) -> NDArray[np.float32]:
-    """D, (n,) float32 >= 0, of each n-gram of one order, if only that one were pruned; inf where
-    backing off has no probability to give. `ln_history` (m,) is of order - 1."""
+    """D, (n,) float32 >= 0, of each n-gram of one order if only that one were pruned; inf where
+    backing off gives it no probability. `ln_history` (m,) is of order - 1."""
     columns, contexts = model.orders[order - 1], model.orders[order - 2]
     orphan, orphan_log10 = orphans(model, columns)
     score = model.storage.empty(len(columns), F32)
@@ -116,11 +116,11 @@ def raised_scores(
     *,
     keep_suffixes: bool = False,
 ) -> list[NDArray[np.float32]]:
-    """Scores, of orders 2 to N, under which an n-gram is kept only with those it needs.
+    """Scores of orders 2 to N that keep an n-gram only together with those that it needs.
 
-    An n-gram gets the highest score among itself and those it is a prefix of (with `keep_suffixes`,
-    or a suffix of), since it stays as long as one of them does. A threshold on these scores keeps
-    what pruning order by order from the longest down keeps.
+    An n-gram gets the highest score among itself and all n-grams whose prefix it is (with
+    `keep_suffixes`, also whose suffix), since it stays as long as one of them does. A threshold on
+    these scores keeps what pruning order by order, from the longest down, keeps.
     """
     raised = [model.storage.copy(score) for score in scores[:-1]] + list(scores[-1:])
     for k in range(model.order, 2, -1):
@@ -137,7 +137,7 @@ def orphans(
     probs: Sequence[NDArray[Any]] | None = None,
     weights: Sequence[NDArray[np.float32]] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The rows whose suffix the model lacks, as entropy-pruned ones do, and log10 P(w | h') of
+    """The rows whose suffix the model lacks, as entropy-pruned models do, and log10 P(w | h') of
     each."""
     rows = rows_without_suffix(columns)
     return rows, model.log10_probs(columns.ids[rows, 1:], probs, weights)

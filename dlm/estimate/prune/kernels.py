@@ -1,4 +1,4 @@
-"""The passes of relative-entropy pruning: arrays in, arrays out, no Python object, no GIL.
+"""The passes of relative-entropy pruning. The kernels use no Python objects and no GIL.
 
 Values in files are log10 and float32; these kernels compute in natural logarithms and
 float64. A *context* is a row of order k - 1, and its n-grams are the rows of order k that extend
@@ -118,7 +118,7 @@ def score_contexts(  # type: ignore[no-untyped-def]
                 rest = left * change
                 ln_new = ln_weight + change
             elif left + prob[i] > 0.0:
-                # Nothing is backed off to yet, so nothing changes but for this n-gram.
+                # Nothing backs off yet, so nothing changes except for this n-gram.
                 ln_new = math.log((left + prob[i]) / (left_shorter + shorter[i]))
                 rest = 0.0
             else:
@@ -134,7 +134,7 @@ def score_contexts(  # type: ignore[no-untyped-def]
 
 @kernel("float32[:], uint32[:], out float32[:]")
 def raise_to(score, link, shorter):  # type: ignore[no-untyped-def]
-    """No n-gram scores less than those that need it, by prefix or by suffix.
+    """Raises scores so that no n-gram scores less than those that need it, by prefix or by suffix.
 
     Shapes
         score    (n,)  float32
@@ -252,7 +252,7 @@ def weigh_contexts(  # type: ignore[no-untyped-def]
         elif kept == 0:
             weight[context] = np.float32(0.0)
         elif left_shorter <= 0.0:
-            # Every word is listed, so that the weight is never asked for.
+            # Every word is listed, so the weight is never used.
             weight[context] = log10_backoff[context]
         elif left <= 0.0:
             weight[context] = LEAST_LOG10
@@ -273,7 +273,7 @@ def weigh_contexts(  # type: ignore[no-untyped-def]
 def new_probs(  # type: ignore[no-untyped-def]
     log10_prob, prefix, suffix, keep, weight, log10_shorter, orphan, orphan_log10, out
 ):
-    """log10 P of each n-gram in the pruned model: its own, or what backing off gives it.
+    """log10 P of each n-gram in the pruned model: its own value, or the one from backing off.
 
     Shapes, as in `weigh_contexts`, and
         out  (n,)  float64  filled

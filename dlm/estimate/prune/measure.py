@@ -1,4 +1,4 @@
-"""The loss from pruning: text scored by the model before and after."""
+"""Measures the loss from pruning: scores text by the model before and after."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dlm.units import perplexity
 
 @dataclass(frozen=True)
 class PerplexityChange:
-    """A text's perplexities (before, after) pruning, with and without the words the model lacks;
-    `tokens` are words and sentence ends."""
+    """A text's perplexities (before, after) pruning, with and without the words that the model
+    lacks; `tokens` are words and sentence ends."""
 
     tokens: int
     oovs: int
@@ -27,10 +27,10 @@ class PerplexityChange:
 
 def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) -> PerplexityChange:
     """Scores text by both models, which have the same words, as `dlm perplexity` does. `blocks`
-    have one sentence per line, with line feeds between them; EstimationError without any."""
+    have one sentence per line, with line feeds between them; EstimationError if there is none."""
     table = WordTable.from_vocabulary(before.vocabulary)
     tokens = oovs = 0
-    totals = np.zeros((2, 2))  # by model: of all tokens, and of known ones
+    totals = np.zeros((2, 2))  # totals by model: of all tokens, and of known ones
     for block in blocks:
         laid_out, first = lay_out(before.vocabulary, *table.ids_of_text(block))
         known = laid_out[~first] != UNK_ID
@@ -41,7 +41,7 @@ def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) 
             totals[i] += found.sum(), found[known].sum()
     if not tokens:
         raise EstimationError(
-            "the text to measure the loss on is empty; give text of the model's kind"
+            "the text to measure the loss on is empty; give text of the same kind as the model's"
         )
     with_oovs, without_oovs = (
         (perplexity(float(old), count), perplexity(float(new), count))

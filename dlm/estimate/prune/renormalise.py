@@ -23,13 +23,13 @@ F32, F64 = np.float32, np.float64
 def new_weights(
     model: ModelColumns, keep: Sequence[NDArray[np.bool_]], threads: int = 2
 ) -> tuple[list[NDArray[np.float32]], int]:
-    """log10 back-off weights, by order up to N - 1, once only some n-grams are kept.
+    """log10 back-off weights, by order up to N - 1, if only some n-grams are kept.
 
     Args        keep  by order; closed under prefixes, and all of order 1
     Returns     (weights of all rows, 0 for those not kept;
                  how many contexts have no probability left for words that they do not list)
-    Guarantees  every context sums to 1 over the words without `<s>`, as far as float32 can say it;
-                a weight stays to the bit if its context lost nothing and backs off as before
+    Guarantees  every context sums to 1 over the words without `<s>`, as far as float32 allows; a
+                weight stays to the bit if its context lost nothing and backs off as before
     """
     weights: list[NDArray[np.float32]] = []
     without = 0
@@ -91,8 +91,8 @@ def new_weights(
 def _totals_below(
     model: ModelColumns, order: int, totals: Sequence[NDArray[np.float64]], words: float
 ) -> NDArray[np.float64]:
-    """What the words sum to after each context of an order without its first word, or, where the
-    model lacks that, after the longest suffix that it has."""
+    """The sum over words after each context of an order without its first word or, if the model
+    lacks that context, after its longest suffix in the model."""
     columns = model.orders[order - 1]
     if order == 1:
         return np.full(len(columns), words)

@@ -1,5 +1,5 @@
-"""Pruning a model: from scores to what is kept, and to the smaller model. Equal scores are ordered
-by order, the shorter first, and then by place, so that a number is met exactly."""
+"""Prunes a model: from scores to the kept n-grams, and to the smaller model. Equal scores are
+ordered by order, the shorter first, and then by place, so that a number is met exactly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dlm.spill.arrays import IN_MEMORY, Storage
 # A limit on text bytes is met within this share, from below.
 BYTES_TOLERANCE = 0.001
 _MOST_TRIES = 24
-# The interpreter, its libraries and compiled kernels.
+# Memory of the interpreter, its libraries and compiled kernels.
 _PROGRAM_BYTES = 192 << 20
 
 
@@ -36,8 +36,8 @@ _PROGRAM_BYTES = 192 << 20
 class PruneResult:
     """The smaller model, without highest orders that lost all n-grams. `ln_divergence` is the sum
     of the scores of the pruned n-grams, in nats per word: each is exact for its n-gram only, all
-    together may lose several times as much (`measure`). Contexts with no probability left for words
-    that they do not list, `without_mass`, are nearly always 0."""
+    together may lose several times as much (`measure`). `without_mass`, the number of contexts with
+    no probability left for words that they do not list, is nearly always 0."""
 
     model: ModelColumns
     counts_before: tuple[int, ...]
@@ -51,7 +51,7 @@ class PruneResult:
 
 
 def needed_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
-    """The most memory that pruning takes, reading included, for models with these counts."""
+    """The most memory that pruning takes, including reading, for models with these counts."""
     own = memory_bytes(counts) + (memory_bytes(history) if history else 0)
     working = sum(13 * n for n in counts[1:]) + 8 * sum(counts[:-1])
     chosen = sum((4 * k + 20) * n for k, n in enumerate(counts, 1))
@@ -79,12 +79,12 @@ def prune(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> PruneResult:
-    """Drops the n-grams of order 2 and above that the model can do best without.
+    """Drops the n-grams of order 2 and above that matter least.
 
     Args
         history        the model for the probabilities of histories, if not the model itself
-        keep_suffixes  also keep the suffix of each kept n-gram, as toolkits whose models are
-                       automata do; else only prefixes, which the format needs
+        keep_suffixes  also keep the suffix of each kept n-gram, as toolkits with automata as models
+                       do; else only prefixes, which the format needs
     Raises      ConfigError  fewer n-grams or bytes requested than the words take
     Guarantees  words, and prefixes of kept n-grams, are kept; probabilities stay to the bit, as do
                 weights where nothing changed; every context sums to 1; threads change nothing
@@ -118,8 +118,8 @@ def _chosen(model: ModelColumns, scores: Sequence[NDArray[np.float32]], goal: Go
     assert goal.by_order is not None
     if len(goal.by_order) != model.order:
         raise ConfigError(
-            f"--ngrams has numbers for {len(goal.by_order)} orders, but the model has "
-            f"{model.order}: give one per order from 1 up, - for no limit"
+            f"--ngrams has numbers for {len(goal.by_order)} orders, but the model has order "
+            f"{model.order}: give one entry per order, from order 1 up, with - for no limit"
         )
     prefixes = [columns.prefix for columns in model.orders[1:]]
     return [words, *best_of_each(scores, prefixes, goal.by_order[1:])]
@@ -130,7 +130,7 @@ def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
     if left < 0:
         raise ConfigError(
             f"{asked:,} {what} are fewer than the {model.counts[0]:,} words, which are always "
-            "kept; ask for more"
+            "kept; request more"
         )
     return left
 
@@ -138,8 +138,8 @@ def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
 def _within_bytes(
     model: ModelColumns, scores: Sequence[NDArray[np.float32]], most: int, threads: int
 ) -> tuple[Keep, list[NDArray[np.float32]], int]:
-    """About the largest number of n-grams whose text has at most `most` bytes, by trying: new
-    weights have other digits."""
+    """Finds by trial about the largest number of n-grams whose text has at most `most` bytes, since
+    new weights have other digits."""
     words = np.ones(len(model.orders[0]), np.bool_)
     total = sum(map(len, scores))
 
@@ -151,8 +151,8 @@ def _within_bytes(
     low, high = tried(0), tried(total)
     if low[0] > most:
         raise ConfigError(
-            f"the words, which are always kept, take {low[0]:,} bytes of ARPA text, more "
-            f"than the {most:,} requested; ask for more"
+            f"the words, which are always kept, take {low[0]:,} bytes of ARPA text, more than the "
+            f"{most:,} requested; request more bytes"
         )
     if high[0] <= most:
         return high[1:]
@@ -180,8 +180,8 @@ def _text_bytes(model: ModelColumns, keep: Keep, weights: Sequence[NDArray[np.fl
 def _smaller(
     model: ModelColumns, keep: Keep, weights: Sequence[NDArray[np.float32]]
 ) -> ModelColumns:
-    """The model of what is kept, without top orders that lost all n-grams, except one below which a
-    weight is left, as a model may have where nothing backs off."""
+    """The model of the kept n-grams. Highest orders that lost all n-grams are dropped, unless the
+    order below still has a weight other than 0, as contexts without n-grams may have."""
     order = model.order
     while (
         order > 1
@@ -231,7 +231,7 @@ def best_of_each(
     prefixes: Sequence[NDArray[np.uint32]],
     most: Sequence[int | None],
 ) -> Keep:
-    """The highest scores of each order, among those whose prefix stays; None for no limit."""
+    """The highest-scored n-grams of each order whose prefix stays; in `most`, None is no limit."""
     keep: Keep = []
     for score, prefix, limit in zip(scores, prefixes, most, strict=True):
         there = np.ones(len(score), np.bool_) if not keep else keep[-1][prefix]
@@ -245,7 +245,7 @@ def best_of_each(
 
 
 def _boundary(scores: Sequence[NDArray[np.float32]], most: int) -> tuple[np.float32, int]:
-    """The score of the n-gram that is number `most` from the top, and how many equal to it stay."""
+    """The score of the n-gram with rank `most`, and how many of those with the same score stay."""
     if most <= 0:
         return np.float32(np.inf), 0
     left = most
@@ -254,7 +254,7 @@ def _boundary(scores: Sequence[NDArray[np.float32]], most: int) -> tuple[np.floa
         count = np.zeros(1 << 16, np.int64)
         for score in scores:
             kernels.count_leading(score.view(np.uint32), leading, 16, count)
-        # How many lie in this place or in a higher one.
+        # The number of scores at this rank or a better one.
         from_top = np.cumsum(count[::-1])
         place = int(np.searchsorted(from_top, left))
         left -= int(from_top[place]) - int(count[::-1][place])

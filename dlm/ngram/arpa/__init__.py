@@ -7,9 +7,12 @@ out. Only space and tab separate the fields.
 """
 
 from dlm.ngram.arpa.header import provenance_line
-from dlm.ngram.arpa.lines import INDEX as PARTS_INDEX
-from dlm.ngram.arpa.lines import index_text as parts_index
-from dlm.ngram.arpa.lines import is_parts_folder, is_reopenable
+from dlm.ngram.arpa.lines import (
+    INDEX as PARTS_INDEX,
+    index_text as parts_index,
+    is_parts_folder,
+    is_reopenable,
+)
 from dlm.ngram.arpa.reader import ArpaReader, ArpaWarning
 from dlm.ngram.arpa.rows import NgramBatch, SectionColumns, by_order, joined
 from dlm.ngram.arpa.writer import arpa_bytes, write_arpa

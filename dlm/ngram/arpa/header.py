@@ -1,4 +1,4 @@
-"""The text before the sections of an ARPA file: comments, and a count for each order."""
+"""Reads the text before the sections of an ARPA file: comments, and a count for each order."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dlm.ngram.arpa import source
 from dlm.ngram.arpa.lines import Line, LineReader
 from dlm.ngram.arpa.rows import shown
 
-# The most text there may be before the first section.
+# The maximum size of the text before the first section.
 MAX_HEADER_BYTES = 16 << 20
-# More than that: what `comments_at_head` needs of a file.
+# How much of a file `comments_at_head` reads: the longest header, and a margin.
 HEAD_BYTES = MAX_HEADER_BYTES + (1 << 20)
 # The largest count the header may promise for an order.
 MAX_COUNT = 1 << 40
-# The same for order 1: ids are uint32, and id 0 may have no row.
+# The limit for order 1: ids are uint32, and id 0 may have no row.
 MAX_WORDS = (1 << 32) - 2
 
 _COUNT_LINE = re.compile(rb"ngram[ \t]+(-?\d+)[ \t]*=[ \t]*(-?\d+)\Z")
 _BEGIN = re.compile(rb"^\\data\\\s+ngram 1\s*=", re.MULTILINE)
 _SECTION_LINE = re.compile(rb"\\(\d{1,9})-grams:")
 AT_END = -1
-_PREFIX = "provenance: "  # of a comment that shard sets keep, too
+_PREFIX = "provenance: "  # start of a comment that shard sets also keep
 
 
 class Header(NamedTuple):
@@ -43,7 +43,7 @@ def holds_header(head: bytes) -> bool:
 
 
 def order_begun(line: bytes) -> int:
-    """The order of the section that a line begins; 0: none; AT_END: the line ends the model."""
+    """The order of the section that a line begins; 0 if none, AT_END if the line ends the model."""
     if line.rstrip() == b"\\end\\":
         return AT_END
     found = _SECTION_LINE.fullmatch(line.rstrip())
@@ -51,7 +51,7 @@ def order_begun(line: bytes) -> int:
 
 
 def read_header(text: LineReader) -> Header:
-    """Reads the header of a text that was just opened; an ArpaError says what else the file is."""
+    """Reads the header of a newly opened text; if it is not ARPA, the ArpaError says what it is."""
     head = text.head()
     if not head:
         text.fail_if_damaged(None)
@@ -89,7 +89,7 @@ def read_header(text: LineReader) -> Header:
         match = _COUNT_LINE.match(line.text)
         if match is None:
             text.fail(
-                f"expected a line ngram {len(counts) + 1}=COUNT, found {shown(line.text)}",
+                f"expected a line `ngram {len(counts) + 1}=COUNT`, found {shown(line.text)}",
                 line,
                 None,
             )
@@ -98,7 +98,7 @@ def read_header(text: LineReader) -> Header:
                 f"expected the count of order {len(counts) + 1}, found {shown(line.text)}",
                 line,
                 None,
-                "Counts are listed once for each order, from 1 up",
+                "Give one count for each order, from 1 up",
             )
         most = MAX_COUNT if counts else MAX_WORDS
         if match[2].startswith(b"-") or len(match[2]) > 19 or int(match[2]) > most:
@@ -114,7 +114,7 @@ def read_header(text: LineReader) -> Header:
             "no count follows \\data\\",
             line,
             None,
-            "Expected a line ngram K=COUNT for each order",
+            "Expected a line `ngram K=COUNT` for each order",
         )
     return Header(comments, tuple(counts), line)
 
@@ -123,7 +123,7 @@ def _next_line(text: LineReader) -> Line | None:
     line = text.next_line(None)
     if line is not None and line.offset > MAX_HEADER_BYTES:
         text.fail(
-            f"no section within the first {MAX_HEADER_BYTES} bytes",
+            f"no section begins within the first {MAX_HEADER_BYTES} bytes",
             line,
             None,
             "Give an ARPA file",
@@ -133,15 +133,15 @@ def _next_line(text: LineReader) -> Line | None:
 
 def comments_at_head(path: str, head: bytes) -> list[tuple[int, str]]:
     """(line number, text) of the comments before the counts, as `read_header` takes them, from
-    `head`, the first HEAD_BYTES of a file, maybe compressed; none for a file that is not ARPA.
-    ArpaError if they are longer than a header may be."""
+    `head`, the first HEAD_BYTES of a file, which may be compressed; none for a file that is not
+    ARPA. ArpaError if they are longer than a header may be."""
     text = source.TextSource(path, file=io.BytesIO(head))
     found: list[tuple[int, str]] = []
     number, read, rest, step = 0, 0, b"", b"first"
     while step and read < MAX_HEADER_BYTES:
         try:
             step = text.read(1 << 16)
-        except source.DamagedStream:  # the head ends here, or the file is cut short
+        except source.DamagedStream:  # `head` ends within the stream, or the file is cut short
             step = b""
         read += len(step)
         lines = (rest + step).split(b"\n")
@@ -161,7 +161,7 @@ def comments_at_head(path: str, head: bytes) -> list[tuple[int, str]]:
         raise ArpaError(
             f"the comments before \\data\\ are longer than {MAX_HEADER_BYTES} bytes",
             path=path,
-            advice="Make the file again with fewer of them",
+            advice="Make the file again with fewer comments",
         )
     return []
 

@@ -1,4 +1,4 @@
-"""Rows of ARPA sections, text to arrays and back: no Python object, no GIL.
+"""Converts rows of ARPA sections between text and arrays. They use no Python objects and no GIL.
 
 Reading stops at an irregular row, which `rows.py` then reads on its own. As in
 `dlm.ngram.kernels`, every array of bytes extends `PAD_BYTES` beyond the range that is read.
@@ -184,7 +184,7 @@ def skip_spaces(text, at):  # type: ignore[no-untyped-def]
 
 @inlined
 def read_row_end(text, at, top):  # type: ignore[no-untyped-def]
-    """What follows the words of a row: perhaps a back-off weight, and the end of the line.
+    """Reads the rest of a row after its words: perhaps a back-off weight, and the end of the line.
 
     Args     at   the delimiter after the last word
              top  whether nothing longer backs off to it, so that only a weight of 0 is regular
@@ -313,7 +313,7 @@ def read_words(  # type: ignore[no-untyped-def]
     log10_backoff,
     row,
 ):
-    """As `read_ngrams`, for 1-grams: their words are entered into the table.
+    """Like `read_ngrams`, for 1-grams: their words are entered into the table.
 
     Shapes   first_row  row of the section at which the arrays begin
              state (3,)  WORDS, WORD_BYTES and UNK_ROW, brought up to date

@@ -1,5 +1,5 @@
-"""The text of an ARPA file: its lines, blocks of whole lines, and the place (line, byte,
-section) of each for every fault.
+"""Reads the text of an ARPA file by lines and by blocks of whole lines. The place of each (line,
+byte, section) is known, for errors.
 
 A model may also lie in parts: in a folder whose index says which files make up each section.
 
@@ -10,7 +10,7 @@ A model may also lie in parts: in a folder whose index says which files make up 
 The index is one JSON object: `format` ("dlm-arpa-parts") and `version` (1), `comments` (lines
 before the model, without `#`), `counts` (n-grams by order) and `parts` (by order, the parts of its
 section in their order: `name` below the folder and size in `bytes`). The text of the model is the
-header, each section's head and the text of its parts, and the end: what one file would hold.
+header, each section's head and the text of its parts, and the end: the text of a single file.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from dlm.ngram.wordtable import PADDING
 # Text is read in steps of this size; a block of rows is one step, and the line begun before it.
 CHUNK_BYTES = 2 << 20
 
-# Of a model in parts.
+# Names and version of a model in parts.
 INDEX = "model.json"
 FORMAT = "dlm-arpa-parts"
 VERSION = 1
 
-_UNFINISHED = "Writing or copying it did not finish: copy it or make it again"
+_UNFINISHED = "Writing or copying the model did not finish: copy it or make it again"
 
 
 class Line(NamedTuple):
-    text: bytes  # without the line end, and without spaces and tabs at its end
+    text: bytes  # the line without its end, and without trailing spaces and tabs
     number: int  # 1-based
-    offset: int  # of its first byte in the decompressed text
+    offset: int  # offset of its first byte in the decompressed text
 
 
 class _Step(NamedTuple):
@@ -57,7 +57,7 @@ class _Step(NamedTuple):
 
 
 def is_reopenable(path: str | os.PathLike[str]) -> bool:
-    """Whether reading it a second time gives the same bytes: false for pipes."""
+    """Whether a second read gives the same bytes: false for pipes."""
     path = os.fspath(path)
     return source.is_reopenable(path) or is_parts_folder(path)
 
@@ -76,7 +76,7 @@ def _open(path: str) -> TextSource | PartsSource:
             path=path,
             advice=f"Run `dlm export {path} --output model.arpa` and give that file"
             if is_set
-            else "Give the ARPA file itself. If it is a folder of parts, the program that writes "
+            else "Give the ARPA file itself. If this is a folder of parts, the program that writes "
             "it has not finished",
         ) from exc
 
@@ -84,8 +84,8 @@ def _open(path: str) -> TextSource | PartsSource:
 class LineReader:
     """Moves through the text of an ARPA file once, by lines or by blocks of whole lines.
 
-    Guarantees  `line` is the number of the line that comes next, once a block that was taken is
-                given back or counted; memory is bounded by what is taken
+    Guarantees  `line` is the number of the next line, once a block that was taken is given back or
+                counted; memory is bounded by the blocks taken
     """
 
     def __init__(self, path: str) -> None:
@@ -94,8 +94,8 @@ class LineReader:
         self.text_bytes = 0
         self._source = _open(path)
         self._hash = xxhash.xxh3_128()
-        self._here = RowBlock(PADDING, 0, 0, 0)  # at hand; lines are taken from its position
-        self._returned: deque[RowBlock] = deque()  # text to come before what the source has
+        self._here = RowBlock(PADDING, 0, 0, 0)  # the text at hand; lines are taken from `position`
+        self._returned: deque[RowBlock] = deque()  # text that comes before the source's next text
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: Future[_Step] | None = None
         self._source_ended = False
@@ -122,17 +122,18 @@ class LineReader:
         return self._source_ended and not self._returned
 
     def head(self) -> bytes:
-        """The first step of the text, which stays at hand; to be called first."""
+        """The first step of the text, which stays available; call it first."""
         self._fill()
         return self._here.text[: self._here.end]
 
     def read_ahead(self, pool: ThreadPoolExecutor | None) -> None:
-        """Has a thread of the pool read the step after the one that is taken; None: no more."""
+        """Makes a thread of the pool read the step after the current one; with None, nothing is
+        read ahead."""
         self._pool = pool
 
     def take_block(self) -> RowBlock | None:
-        """Takes the whole lines at hand; `line` does not count them. None means that the text ends
-        before a line does, or that the line is too long."""
+        """Takes the complete lines that were read; `line` does not count them. None means that the
+        text ends before a line does, or that the line is too long."""
         while True:
             here = self._here
             end = here.text.rfind(b"\n", here.position, here.end) + 1
@@ -149,7 +150,7 @@ class LineReader:
         """Puts back the text of `block` from `position` on, and `later` blocks, in order."""
         self._returned.appendleft(self._here)
         for one in reversed(later):
-            # A thread may still be writing to the block, so another stands for its text.
+            # A thread may still be writing to the block, so a new block takes its text.
             self._returned.appendleft(RowBlock(one.text, one.begin, one.end, one.offset))
         self._here = RowBlock(block.text, position, block.end, block.offset)
 
@@ -180,7 +181,7 @@ class LineReader:
         return line
 
     def offset_of_line(self, line: int) -> int | None:
-        """Where a line begins, by reading the file again; None for a pipe."""
+        """Where a line begins, which is found by reading the file again; None for a pipe."""
         if not is_reopenable(self.path):
             return None
         again = _open(self.path)
@@ -208,7 +209,7 @@ class LineReader:
     def fail(
         self, message: str, at: Line | None, order: int | None, advice: str | None = None
     ) -> NoReturn:
-        """Raises an ArpaError at the line `at`, or at the present position where it is None."""
+        """Raises an ArpaError at the line `at`, or at the current position if it is None."""
         raise ArpaError(
             message,
             path=self.path,
@@ -229,7 +230,7 @@ class LineReader:
                 f"the {self.compression} stream is cut short or damaged ({self._damage})",
                 None,
                 order,
-                "Copy the folder again from where it was made"
+                "Copy the folder again from its origin"
                 if is_parts_folder(self.path)
                 else source.damage_advice(self.path, self.compression),
             )
@@ -243,7 +244,7 @@ class LineReader:
         if number is not None and offset is not None:
             at = Line(b"", number, offset)
         self.fail(
-            f"a line longer than {MAX_LINE_BYTES} bytes",
+            f"a line is longer than {MAX_LINE_BYTES} bytes",
             at,
             order,
             "Lines end in \\n or \\r\\n; is this an ARPA file?",
@@ -258,7 +259,7 @@ class LineReader:
             try:
                 piece = self._source.read(CHUNK_BYTES - size)
             except DamagedStream as exc:
-                # What was decompressed before the damage is still looked at first.
+                # The text before the damage is still examined first.
                 return _Step(pieces, True, exc)
             if not piece:
                 return _Step(pieces, True, None)
@@ -269,8 +270,7 @@ class LineReader:
         return _Step(pieces, False, None)
 
     def _next_pieces(self) -> list[bytes]:
-        """What the source has next, beginning the step after it; an OSError is raised at each
-        call."""
+        """The source's next pieces, while the step after begins; each call raises an OSError."""
         if self._source_ended:
             return []
         step = self._read() if self._ahead is None else self._ahead.result()
@@ -306,7 +306,7 @@ def is_parts_folder(path: str | os.PathLike[str]) -> bool:
 def index_text(
     comments: Sequence[str], counts: Sequence[int], parts: Sequence[Sequence[tuple[str, int]]]
 ) -> bytes:
-    """The index of a folder; `parts`: by order, name and size in bytes of each, in their order."""
+    """The index of a folder; by order, `parts` has each part's name and bytes, in their order."""
     about = {
         "format": FORMAT,
         "version": VERSION,
@@ -380,7 +380,7 @@ class PartsSource:
             ) from exc
         if size != part["bytes"]:
             raise ArpaError(
-                f"the part {part['name']} of the model has {size:,} bytes; its index says "
+                f"the part {part['name']} of the model has {size:,} bytes, but the index says "
                 f"{part['bytes']:,}",
                 path=str(self._folder),
                 advice=_UNFINISHED,
@@ -401,18 +401,18 @@ def _index(folder: Path) -> dict[str, Any]:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         fault = f"expected the format {FORMAT!r}"
     elif about.get("version") != VERSION:
-        fault = f"version {about.get('version')!r} of its format; {VERSION} is read here"
+        fault = f"its format has version {about.get('version')!r}; this dlm reads version {VERSION}"
     elif not _is_list(about.get("comments"), str) or not _is_list(about.get("counts"), int):
         fault = "expected lists `comments` and `counts`"
     elif not _is_list(about.get("parts"), list) or len(about["parts"]) != len(about["counts"]):
-        fault = "expected in `parts` one list for each of `counts`"
+        fault = "`parts` must have one list for each of `counts`"
     elif not all(_is_part(part) for own in about["parts"] for part in own):
-        fault = "expected for each part its `name`, below the folder, and `bytes`"
+        fault = "expected each part to have a `name`, below the folder, and `bytes`"
     if fault is not None:
         raise ArpaError(
             f"the index of an ARPA file in parts is not valid: {fault}",
             path=str(path),
-            advice="It was written by another version, or changed: make the model again",
+            advice="Another version of dlm wrote it, or it was changed: make the model again",
         )
     return dict(about)
 

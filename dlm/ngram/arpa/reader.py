@@ -24,17 +24,17 @@ from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_ID, Vocabulary, is
 from dlm.ngram.wordtable import WordTable
 from dlm.resources import Closeable
 
-# Words that room is made for on the header's word; untouched memory costs nothing.
+# Maximum words to make room for because of the header; untouched memory costs nothing.
 _BELIEVED_WORDS = 1 << 20
 
-# Blocks of rows in hand at once: one is handed out, the others are parsed or wait.
+# Blocks of rows at a time: one is in use, the others are parsed or wait.
 _BLOCKS = 4
 # Threads: one reads and decompresses, the others parse.
 _THREADS = 3
 
 
 class ArpaWarning(UserWarning):
-    """An ARPA file is read, but is not quite as it should be."""
+    """An ARPA file is readable, but not entirely correct."""
 
 
 class ArpaReader(Closeable):
@@ -75,7 +75,7 @@ class ArpaReader(Closeable):
         self._vocabulary: Vocabulary | None = None
         self._table = WordTable()
         self._unk_row: int | None = None
-        self._pending: deque[tuple[RowBlock, Future[None] | None]] = deque()  # after it, in order
+        self._pending: deque[tuple[RowBlock, Future[None] | None]] = deque()  # blocks, in order
         self._pool: ThreadPoolExecutor | None = None
         self._finished = False
         self._closed = False
@@ -102,7 +102,7 @@ class ArpaReader(Closeable):
     def vocabulary(self) -> Vocabulary:
         """The words of the model; RuntimeError before the 1-gram section has been read."""
         if self._vocabulary is None:
-            raise RuntimeError("the vocabulary is known after the batches of order 1")
+            raise RuntimeError("the vocabulary is known only after the batches of order 1")
         return self._vocabulary
 
     @property
@@ -113,7 +113,7 @@ class ArpaReader(Closeable):
 
     @property
     def text_xxh3(self) -> str:
-        """XXH3 (128 bits, hexadecimal) of the decompressed text; raises as `text_bytes`."""
+        """XXH3 (128 bits, hex) of the decompressed text; raises what `text_bytes` raises."""
         self._require_finished()
         return self._text.text_xxh3
 
@@ -154,7 +154,9 @@ class ArpaReader(Closeable):
 
     def _require_finished(self) -> None:
         if not self._finished:
-            raise RuntimeError("this is known only after the last batch has been read")
+            raise RuntimeError(
+                "facts of the whole file are known only after its last batch has been read"
+            )
 
     def _stop_threads(self) -> None:
         pool, self._pool = self._pool, None
@@ -221,7 +223,7 @@ class ArpaReader(Closeable):
             warnings.warn(
                 ArpaWarning(
                     f"{self.path} does not end in \\end\\, but has all n-grams of its header, so "
-                    "it is read as whole"
+                    "it is read as complete"
                 ),
                 stacklevel=3,
             )
@@ -265,7 +267,7 @@ class ArpaReader(Closeable):
                     break
                 found += 1
         except ArpaError:
-            pass  # the rows already counted are too many
+            pass  # the rows counted so far already are too many
         self._text.fail(
             f"too many n-grams: the header promises {self.counts[order - 1]} "
             f"{order}-grams, found {found}",
@@ -308,7 +310,7 @@ class ArpaReader(Closeable):
                     self._text.fail_long_line(order)
                 self._fail_truncated(order, done)
             self._read_block(block, order, done)
-            # Rows of blocks before may not have been counted yet when this one was begun.
+            # Rows of previous blocks may not have been counted yet when this one was begun.
             rows = min(block.filled, count - done)
             for first in range(0, rows, self._batch_ngrams):
                 piece = slice(first, min(first + self._batch_ngrams, rows))
@@ -327,8 +329,8 @@ class ArpaReader(Closeable):
             self._finish_vocabulary()
 
     def _next_block(self, order: int, most: int) -> RowBlock | None:
-        """The next whole lines, parsed where that needs nothing of the lines before. None means the
-        same as in `LineReader.take_block`, after all blocks before it."""
+        """The next whole lines, parsed if that needs nothing from previous lines. None means the
+        same as in `LineReader.take_block`, after all previous blocks."""
         if self._closed:
             raise ValueError("the reader is closed")
         # A word's id depends on the words before it, so 1-grams are read one block at a time.
@@ -338,7 +340,7 @@ class ArpaReader(Closeable):
             except OSError:
                 if not self._pending:
                     raise
-                break  # it is raised again after the rows that were read before it
+                break  # the error is raised again after the previous rows
             if block is None:
                 break
             parsed = None
@@ -386,7 +388,7 @@ class ArpaReader(Closeable):
             self._text.fail_long_line(order, number, offset)
         bare = line.removesuffix(b"\r").rstrip(b" \t")
         if not bare or bare.startswith(b"\\"):
-            # What follows is looked at to tell a blank line from a short section.
+            # The next line tells a blank line from a short section.
             self._text.line = number + 1
             self._give_back(block, block.position + len(line) + 1)
             self._fail_too_few(Line(bare, number, offset), order, done + block.filled)
@@ -404,7 +406,7 @@ class ArpaReader(Closeable):
         if is_unk_spelling(word):
             if self._unk_row is not None:
                 first, spelling = self._unk_row, self._table.word(UNK_ID)
-                both = "" if spelling == word else ", which is the unknown word too,"
+                both = "" if spelling == word else ", which also spells the unknown word,"
                 raise RowFault(
                     f"a duplicate word: {shown(word)}; {shown(spelling)}{both} is already on line "
                     f"{self.section_first_line[1] + first}",
@@ -431,8 +433,8 @@ class ArpaReader(Closeable):
         if word_id is None or (word_id == 0 and not vocabulary.unk_in_model):
             raise RowFault(
                 f"an unknown word: {shown(word)} is not among the 1-grams",
-                "The 1-gram section lists every word of the model; add it there, or build the "
-                "file again",
+                "The 1-gram section lists every word of the model; add the word there, or build "
+                "the file again",
             )
         return word_id
 
@@ -444,7 +446,7 @@ class ArpaReader(Closeable):
                 f"the 1-grams lack {names}",
                 None,
                 1,
-                "A model of sentences has both <s> and </s>: estimate it with sentence "
+                "A model of sentences needs both <s> and </s>: estimate it with sentence "
                 f"boundaries, or add a row `-99 {missing[0].decode()}` and correct the count",
             )
         self._vocabulary = Vocabulary(self._table.words(), unk_in_model=self._unk_row is not None)

@@ -1,7 +1,7 @@
-"""Rows of an ARPA file: text to numbers and words, in bulk and one at a time.
+"""Reads rows of an ARPA file into numbers and words, in bulk and one at a time.
 
-Kernels stop at an irregular row, which is then read on its own and either understood or reported as
-the fault. Both ways must agree; a test checks that.
+Kernels stop at an irregular row, which is then read separately, and either understood or reported
+as the fault. Both ways must agree; a test checks that.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dlm.ngram.arpa import kernels
 from dlm.ngram.kernels import NEWLINE, count_newlines
 from dlm.ngram.wordtable import WordTable
 
-# What reads an ARPA file; see jit.compile_ahead.
+# The kernels that read an ARPA file; see jit.compile_ahead.
 KERNELS = (kernels.read_ngrams, kernels.read_words, count_newlines)
 
-# The longest line that is read or written; a row of real models is some hundred bytes.
+# The longest line that is read or written; a row of real models has about a hundred bytes.
 MAX_LINE_BYTES = 1 << 20
 
 NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z")
@@ -63,7 +63,7 @@ Section: TypeAlias = NgramBatch | SectionColumns
 
 
 def by_order(batches: Iterable[NgramBatch], order: int) -> Iterator[Iterator[NgramBatch]]:
-    """The batches of each order up to `order`, maybe none, to take in their order."""
+    """The batches of each order up to `order`, possibly none, to take in their order."""
     groups = itertools.groupby(batches, lambda batch: batch.order)
     found, some = next(groups, (0, iter(())))
     for k in range(1, order + 1):
@@ -86,8 +86,8 @@ def joined(
 
 class RowBlock:
     """Whole lines of text in a section; the first `filled` rows are read, and `position` is where
-    the line after them begins. `PADDING` follows the text; a newline is before `end`, `offset` is
-    of text[0] in the whole text, and the arrays have room for `most` rows."""
+    the next line begins. `PADDING` follows the text; a newline is before `end`, `offset` is the
+    place of text[0] in the whole text, and the arrays have room for `most` rows."""
 
     __slots__ = (
         "begin", "end", "filled", "ids", "log10_backoff", "log10_prob", "offset", "position", "text"
@@ -122,7 +122,7 @@ class RowBlock:
         self.position += line_bytes
 
     def read_ngrams(self, table: WordTable, top: bool, unk_in_model: bool) -> RowBlock:
-        """Reads on, of an order above 1, up to the first row that is irregular, after `start`."""
+        """Continues to read an order above 1, after `start`, up to the first irregular row."""
         self.filled, self.position = kernels.read_ngrams(
             self._chars(),
             self.position,
@@ -143,9 +143,9 @@ class RowBlock:
     def read_words(
         self, table: WordTable, top: bool, first_row: int, unk_row: int | None
     ) -> int | None:
-        """Reads on, of order 1, and enters the words into the table, after `start`; returns the row
-        of the unknown word, None if it has not come yet. The block begins with row `first_row` of
-        the section."""
+        """Continues to read order 1 after `start`, and enters the words into the table; returns the
+        row of the unknown word, None if it has not come yet. The block begins with row `first_row`
+        of the section."""
         table.reserve(self.rows - self.filled, self.end - self.position)
         state = table.state(unk_row)
         self.filled, self.position = kernels.read_words(
@@ -167,7 +167,7 @@ class RowBlock:
         return table.settle(state)
 
     def place_of_row(self, row: int) -> int:
-        """Where the line of a row begins; of the row after the last that was read, too."""
+        """Where the line of a row begins, also for the row after the last one read."""
         if row == self.filled:
             return self.position
         ends = np.flatnonzero(self._chars()[self.begin : self.position] == NEWLINE)
@@ -221,7 +221,7 @@ def nearest_float32(double: float, text: bytes) -> float:
 
 
 def float32_of(text: bytes, what: str) -> float:
-    """`text` as the value of a float32; what is wrong with it as a `RowFault`."""
+    """`text` as the value of a float32; raises a `RowFault` if it is not one."""
     if text.lower() in INFINITIES:
         return float(text)
     if text.lower().lstrip(b"+-") == b"nan":
@@ -235,21 +235,22 @@ def float32_of(text: bytes, what: str) -> float:
 
 
 def split_row(line: bytes, order: int, top: bool) -> tuple[float, list[bytes], float]:
-    """Probability, words and backoff weight of one row; anything wrong as a `RowFault`."""
+    """The probability, words and backoff weight of one row; raises a `RowFault` for any fault."""
     if line.endswith(b"\r"):
         line = line[:-1]
     if b"\r" in line:
         raise RowFault(
             "a carriage return inside a line",
-            "Remove it (`tr -d '\\r'`); lines end in \\n or \\r\\n, and others split words at it",
+            "Remove it (`tr -d '\\r'`); lines end in \\n or \\r\\n, and other programs split words "
+            "at it",
         )
     fields = [field for field in line.replace(b"\t", b" ").split(b" ") if field]
     try:
         prob = float32_of(fields[0], "log10 probability")
     except RowFault as fault:
         fault.advice = fault.advice or (
-            "A row is a log10 probability, the words, and perhaps a backoff weight, separated by "
-            "spaces or tabs; if this file was edited or damaged, make it again"
+            "A row is a log10 probability, the words, and optionally a backoff weight, separated "
+            "by spaces or tabs; if this file was edited or damaged, make it again"
         )
         raise
     if prob > 0:
@@ -264,7 +265,7 @@ def split_row(line: bytes, order: int, top: bool) -> tuple[float, list[bytes], f
             f"an n-gram of another order in the {order}-gram section: expected {order} "
             f"{'word' if order == 1 else 'words'} and at most a backoff weight after the "
             f"probability, found {found} {'field' if found == 1 else 'fields'}",
-            "Words are separated by spaces and tabs; a word cannot contain one",
+            "Words are separated by spaces and tabs; a word contains neither",
         )
     backoff = 0.0
     if found == order + 1:
@@ -279,7 +280,7 @@ def split_row(line: bytes, order: int, top: bool) -> tuple[float, list[bytes], f
             raise RowFault(f"the log10 backoff weight {shown(fields[-1])} is not finite")
         if top and backoff != 0.0:
             raise RowFault(
-                f"the backoff weight {shown(fields[-1])} on an n-gram of the highest order",
+                f"an n-gram of the highest order has the backoff weight {shown(fields[-1])}",
                 "Nothing backs off from the highest order; remove the column, or add the "
                 "missing higher order to the header",
             )

@@ -1,4 +1,4 @@
-"""What a file of text really is: its compression, and what people mistake for ARPA."""
+"""Detects what a text file really is: its compression, and formats mistaken for ARPA."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 GZIP_MAGIC = b"\x1f\x8b"
 XZ_MAGIC = b"\xfd7zXZ\x00"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-# "BZh" alone may begin a text; then stand the level, and the mark of a block or of an empty end.
+# A text may begin with "BZh"; in bzip2, the level and the mark of a block or an empty end follow.
 BZIP2_MAGICS = tuple(
     b"BZh%d" % level + mark
     for level in range(1, 10)
@@ -36,7 +36,7 @@ _MAGICS = {
     "lz4": (b"\x04\x22\x4d\x18",),
     "compress": (b"\x1f\x9d",),
 }
-# What is decompressed here: of ARPA files, and of text.
+# The compressions that dlm reads: for ARPA files, and for text.
 ARPA_COMPRESSIONS = ("gzip", "zstd", "xz")
 TEXT_COMPRESSIONS = (*ARPA_COMPRESSIONS, "bzip2")
 _HEAD_BYTES = max(len(magic) for magics in _MAGICS.values() for magic in magics)
@@ -55,7 +55,7 @@ _UNPACK_COMMAND = {
 
 
 class DamagedStream(Exception):
-    """A compressed stream ends early or does not decompress."""
+    """A compressed stream ends early or cannot be decompressed."""
 
 
 class _Decompressor(Protocol):
@@ -101,7 +101,7 @@ class _XzStream:
                 return text
 
     def close(self) -> None:
-        """Nothing is held besides the file."""
+        """Does nothing: the file is the only resource."""
 
 
 class _ZstdStream:
@@ -119,8 +119,8 @@ class TextSource:
     """The decompressed bytes of a file, in any of the known compressions.
 
     Args        path   a file, anything that opens and reads as one (a pipe), or `-`: standard input
-                kinds  what is decompressed; the rest is "plain"
-                file   where its bytes come from, if the caller has it open; it stays open
+                kinds  compressions to decompress; everything else is "plain"
+                file   the open file, if the caller has opened it; it stays open
     Guarantees  the compression is detected from the first bytes, never from the name, however few
                 arrive at once; `compression` names it, and `head` is those bytes
     """
@@ -172,23 +172,23 @@ class TextSource:
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, pa.ArrowException) as exc:
             raise DamagedStream(str(exc)) from exc
         except OSError as exc:
-            # pyarrow says OSError for a bad stream too; only the system's own carry a number.
+            # pyarrow also raises OSError for a bad stream; only the system's errors have a number.
             if exc.errno is not None or self.compression == "plain":
                 raise
             raise DamagedStream(str(exc)) from exc
 
     def waits(self) -> bool:
-        """Whether the next read may have to wait for the writer; yes for any compressed pipe."""
+        """Whether the next read may wait for the writer; always true for a compressed pipe."""
         try:
             number = self._file.fileno()
             if stat.S_ISREG(os.fstat(number).st_mode):
                 return False
             return self.compression != "plain" or not select.select([number], [], [], 0)[0]
-        except (OSError, ValueError):  # no descriptor: bytes in memory
+        except (OSError, ValueError):  # bytes in memory have no descriptor
             return False
 
     def position(self) -> int:
-        """Bytes of the file read so far, as they are in it; raises `OSError` for a pipe."""
+        """The number of stored bytes read so far from the file; raises `OSError` for a pipe."""
         return int(self._file.tell())
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class TextSource:
 
 
 class _Headed(io.RawIOBase):
-    """A stream that cannot seek, with the bytes already read put before the rest."""
+    """A stream that cannot seek, with the bytes that were already read put in front."""
 
     def __init__(self, head: bytes, rest: Any) -> None:
         self._head = head
@@ -217,7 +217,7 @@ class _Headed(io.RawIOBase):
 
 
 def compression_of(head: bytes) -> str:
-    """How text that begins with `head` is compressed; "plain" where nothing says so."""
+    """The compression of a text that begins with `head`; "plain" if none is recognised."""
     for name, magics in _MAGICS.items():
         if head.startswith(magics):
             return name
@@ -238,7 +238,7 @@ def text_command(path: str, compression: str) -> str:
 
 def damage_advice(path: str, compression: str) -> str:
     check = f"{compression} -t {shlex.quote(path)}"
-    return f"Copy the file again from where it was made; `{check}` checks it"
+    return f"Copy the file again from its origin; `{check}` checks it"
 
 
 def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | None:
@@ -265,8 +265,8 @@ def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | Non
     if head.startswith(b"mmap lm http://kheafield.com/code"):
         return (
             "the file is a KenLM binary model, not an ARPA file",
-            "It is read only from a plain file: run "
-            f"`{text} > OUT.binary`, then `dlm export OUT.binary --output OUT.arpa`",
+            f"dlm reads it only from an uncompressed file: run `{text} > OUT.binary`, then `dlm "
+            "export OUT.binary --output OUT.arpa`",
         )
     for magic, kind in (
         (b"blmt", "an IRSTLM binary table"),
@@ -303,7 +303,7 @@ def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | Non
 
 
 def guess(head: bytes) -> tuple[str, str] | None:
-    r"""As `recognise`, for a text without `\data\`, from signs too weak to reject a file by."""
+    r"""Like `recognise`, for a text without `\data\`, by signs too weak to reject a file."""
     lines = head[:4096].split(b"\n")
     if len(lines) > 2 and lines[0].strip().isdigit() and b"\t" in lines[1]:
         return (
@@ -314,7 +314,7 @@ def guess(head: bytes) -> tuple[str, str] | None:
         what = "the file is binary, not text"
         if head[0] & 3 < 3 and head[0] < 0x40:
             # tongrams marks its files with one byte of flags only: structure, values, remapping.
-            what += "; its first byte would fit a tongrams index"
+            what += "; its first byte matches a tongrams index"
         return (what, "Give the ARPA file that it was built from")
     return None
 

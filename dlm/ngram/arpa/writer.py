@@ -1,7 +1,7 @@
-"""The writer of ARPA files: all of dlm's ARPA text is made here.
+"""The writer of ARPA files: this module makes all of dlm's ARPA text.
 
-`write_arpa` writes a model in memory, `ArpaWriter` one order after another as its n-grams are made;
-`rows_text` makes the rows of a model's parts, which are written elsewhere.
+`write_arpa` writes a model in memory, `ArpaWriter` writes one order after another as its n-grams
+are made, and `rows_text` makes the rows of model parts that are written elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
 from dlm.ngram.wordtable import PADDING, WordTable
 from dlm.resources import in_order
 
-# Bytes written before the disk is made to keep up: at most this much is left for the end.
+# Bytes written before the disk must catch up: at most this much is left for the end.
 SYNC_BYTES = 64 << 20
 # Higher presets take two to eight times as long for a tenth of the size.
 XZ_PRESET = 0
@@ -40,7 +40,7 @@ END = b"\n\\end\\\n"
 
 _SEPARATOR = re.compile(rb"[ \t\n\r]")
 _WRITE_ROWS = 1 << 15
-# Threads that make text while it is compressed and written.
+# Threads that make the next rows of text while earlier rows are compressed and written.
 _THREADS = 2
 _NO_MARKS = np.empty(0, np.uint32)
 _NO_BACKOFF = np.empty(0, np.float32)
@@ -54,9 +54,9 @@ class OutputFile:
                            text and stays open
                 xz_preset  0 to 9, of an .xz file
     Raises      OSError    it cannot be written beside the path
-    Guarantees  the same text gives the same bytes. `commit` replaces the path with all that was
-                written, synced; without it, the path stays as it was. The next process removes
-                what a killed one left beside it
+    Guarantees  the same text gives the same bytes. `commit` replaces the path with everything
+                written, synced; without it, the path stays as it was. The next process removes what
+                a killed one left beside it
     """
 
     def __init__(self, target: Path | IO[bytes], *, xz_preset: int = XZ_PRESET) -> None:
@@ -76,7 +76,7 @@ class OutputFile:
             self._sync = ThreadPoolExecutor(1, thread_name_prefix="dlm-sync")
         try:
             self._packer = self._packer_for(target.suffix.lower(), xz_preset)
-        except BaseException:  # it has written its header
+        except BaseException:  # the compressor has written its header
             self.discard()
             raise
 
@@ -115,7 +115,7 @@ class OutputFile:
             self._replacement.discard()
 
     def _write(self, data: bytes | memoryview) -> None:
-        """Adds bytes of the file as they are; nothing to a file that was discarded."""
+        """Adds bytes to the file unchanged; adds nothing to a discarded file."""
         if self._closed:
             return  # a compressor that is deleted writes its rest
         view = memoryview(data).cast("B")
@@ -159,10 +159,10 @@ class _Raw:
         return len(memoryview(data).cast("B"))
 
     def flush(self) -> None:
-        """Nothing is buffered here."""
+        """Does nothing: nothing is buffered here."""
 
     def close(self) -> None:
-        """The OutputFile closes the file."""
+        """Does nothing: the OutputFile closes the file."""
 
 
 def header(comments: Iterable[str], counts: Iterable[int]) -> bytes:
@@ -178,8 +178,8 @@ def section_head(order: int) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class WordBytes:
-    """The words of the ids, one after another, then PADDING; begin (V + 1,), and bytes of the
-    longest."""
+    """The words by id, one after another, then PADDING; where each begins, (V + 1,); and the bytes
+    of the longest."""
 
     begin: NDArray[np.int64]
     text: NDArray[np.uint8]
@@ -201,7 +201,7 @@ class RowColumns(NamedTuple):
 
     Shapes  ids (n, order)  oldest word first;  log10_prob (n,)
             log10_backoff (n,)  or None: no such column
-            marks (n,)  or None; rows with kernels.LEFT_OUT are passed over
+            marks (n,)  or None; rows with kernels.LEFT_OUT are skipped
     """
 
     ids: NDArray[np.uint32]
@@ -211,8 +211,8 @@ class RowColumns(NamedTuple):
 
 
 def rows_text(words: WordBytes, rows: RowColumns) -> list[memoryview]:
-    """The lines of some rows, ends included, in one piece or a few; ArpaError for a row longer than
-    MAX_LINE_BYTES. Trusts ids of words, and numbers that are not NaN."""
+    """The lines of some rows, with their ends, in one piece or a few; ArpaError for a row longer
+    than MAX_LINE_BYTES. Trusts ids of words, and numbers that are not NaN."""
     ids = np.ascontiguousarray(rows.ids)
     log10_prob = np.ascontiguousarray(rows.log10_prob)
     log10_backoff = _NO_BACKOFF
@@ -220,7 +220,7 @@ def rows_text(words: WordBytes, rows: RowColumns) -> list[memoryview]:
         log10_backoff = np.ascontiguousarray(rows.log10_backoff)
     marks = _NO_MARKS if rows.marks is None else rows.marks
     count, order = ids.shape
-    room = 24 * count * (1 + order // 2) + (1 << 12)  # of usual words
+    room = 24 * count * (1 + order // 2) + (1 << 12)  # enough for usual words
     done, pieces = 0, []
     while done < count:
         text = np.empty(room, np.uint8)
@@ -241,7 +241,7 @@ def _check_lines(text: NDArray[np.uint8], order: int, longest_word: int) -> None
         return
     ends = np.flatnonzero(text == ord("\n"))
     if int(np.diff(ends, prepend=-1).max()) > MAX_LINE_BYTES + 1:
-        raise _unwritable(f"a row longer than {MAX_LINE_BYTES} bytes", order)
+        raise _unwritable(f"a row is longer than {MAX_LINE_BYTES} bytes", order)
 
 
 class ArpaWriter:
@@ -254,7 +254,7 @@ class ArpaWriter:
     `target`, `xz_preset`, errors and guarantees are those of OutputFile, which is committed when
     the block ends, and discarded if it raises.
 
-    Args  counts  n-grams by order;  threads  that make text, while another writes it
+    Args  counts  n-grams by order;  threads  how many make text, while another writes it
     """
 
     def __init__(
@@ -322,9 +322,9 @@ class ArpaWriter:
         return rows_text(self._words, block())
 
     def _write_next(self, texts: Future[list[memoryview]]) -> None:
-        """Runs in its own thread, which compresses while the caller's makes blocks."""
+        """Runs in its own thread, which compresses while the caller's thread makes blocks."""
         if self._is_broken:
-            return  # what comes before is not there
+            return  # the preceding text is missing
         try:
             for text in texts.result():
                 self._write(text)
@@ -391,11 +391,11 @@ def _slice(vocabulary: Vocabulary, columns: SectionColumns, some: slice) -> RowC
     order = ids.shape[1]
     most = int(rows.ids.max())
     if most >= len(vocabulary) or (not vocabulary.unk_in_model and not rows.ids.all()):
-        raise _unwritable(f"an id that is not in the vocabulary; the largest is {most}", order)
+        raise _unwritable(f"an id is not in the vocabulary; the largest id is {most}", order)
     if not bool((rows.log10_prob <= 0).all()):  # also false for NaN
-        raise _unwritable("a log10 probability that is positive or NaN", order)
+        raise _unwritable("a log10 probability is positive or NaN", order)
     if rows.log10_backoff is not None and not bool(np.isfinite(rows.log10_backoff).all()):
-        raise _unwritable("a log10 backoff weight that is not finite", order)
+        raise _unwritable("a log10 backoff weight is not finite", order)
     return rows
 
 
@@ -405,7 +405,7 @@ def _writable(vocabulary: Vocabulary, sections: Sequence[Section]) -> list[Secti
         raise ValueError("the model has no sections; expected at least order 1")
     if columns[-1][2] is not None:
         if bool(columns[-1][2].any()):
-            raise _unwritable("a backoff weight other than 0 at the highest order", len(columns))
+            raise _unwritable("the highest order has a backoff weight other than 0", len(columns))
         columns[-1] = (*columns[-1][:2], None)
     if not vocabulary.unk_in_model:
         ids, probs, backoffs = columns[0]
@@ -422,7 +422,7 @@ def _writable(vocabulary: Vocabulary, sections: Sequence[Section]) -> list[Secti
 
 def _unwritable(message: str, order: int) -> ArpaError:
     return ArpaError(
-        f"cannot be written as ARPA: {message}",
+        f"the model cannot be written as ARPA: {message}",
         order=order,
         advice="Correct the model, and write it again",
     )
