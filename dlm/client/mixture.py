@@ -469,7 +469,7 @@ class Mixture(BaseMixture[Utterance]):
 
 
 class AsyncMixture(BaseMixture[AsyncUtterance]):
-    """A `Mixture` for asyncio, of utterances of `AsyncClient`s: the methods are coroutines.
+    """A `Mixture` for asyncio: of utterances of `AsyncClient`; its methods are coroutines.
 
     Raises  ConfigError  a client has not connected yet: use `await client.utterance()`;
             see `Mixture`
