@@ -76,9 +76,6 @@ def rollout(
     from dataclasses import asdict
     from functools import partial
 
-    from dlm.resources import give_way
-
-    give_way()  # before the slow steps: servers may share this machine
     from dlm.client.cluster_file import ClusterToml, check_files, edited
     from dlm.client.server import Connection
     from dlm.cluster.rolling import (

@@ -1,8 +1,9 @@
-"""Callers that ask without a pause while a test rolls servers, and what became of their calls."""
+"""Callers that ask again and again while a test rolls servers, and what became of their calls."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from dlm.ngram.backoff import DictModel
 
 THREADS = 8
 SEEDS = 50  # lists of queries, asked again and again
+PAUSE_S = 0.02  # of a caller after each call, so that servers start beside them
 
 
 class Load:
@@ -70,6 +72,7 @@ class Load:
                 continue
             with self._lock:
                 self.answered[utterance.model_info.shard_set] += 1
+            time.sleep(PAUSE_S)
 
     def goes_on(self, calls: int = 30, shard_set: str | None = None) -> None:
         """Returns once so many more calls were answered, by this shard set if one is given."""

@@ -130,7 +130,7 @@ def test_no_request_fails_and_no_score_is_wrong_while_models_or_servers_change(
 def test_the_end_of_a_run_waits_for_moves_longer_than_for_faults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A roll-out gives way to servers, so a busy machine may take it minutes."""
+    """On a busy machine, a roll-out may take minutes."""
     monkeypatch.setattr("loadtest.run.faults.LATE_S", 0.0)
     load_ended = threading.Event()
 
