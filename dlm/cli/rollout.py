@@ -147,9 +147,8 @@ def rollout(
     stays = pair.old if ended.undone else pair.new
     if as_json:
         compared = None if rolling.last is None else asdict(rolling.last)
-        print_json(
-            {"shard_set": stays.shard_set, "failure": ended.failure or None, "compared": compared}
-        )
+        failure = ended.failure or None
+        print_json({"shard_set": stays.shard_set, "failure": failure, "compared": compared})
     else:
         print(f"the cluster serves shard set {stays.shard_set}")
         if spare := not_needed(ClusterToml(cluster).servers(), stays):
@@ -159,4 +158,5 @@ def rollout(
 
 
 def _share(text: str) -> float:
-    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    scale = 100 if text.endswith("%") else 1
+    return float(text.removesuffix("%")) / scale
