@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from dlm.ngram.backoff import DictModel
 
 THREADS = 8
 SEEDS = 50  # lists of queries, asked again and again
-PAUSE_S = 0.02  # of a caller after each call, so that servers start beside them
 
 
 class Load:
@@ -55,7 +53,7 @@ class Load:
         ]
 
     def _run(self, number: int) -> None:
-        while not self._ending.is_set():
+        while not self._ending.wait(0.02):  # servers start beside them
             number += 1
             utterance = None
             try:
@@ -72,7 +70,6 @@ class Load:
                 continue
             with self._lock:
                 self.answered[utterance.model_info.shard_set] += 1
-            time.sleep(PAUSE_S)
 
     def goes_on(self, calls: int = 30, shard_set: str | None = None) -> None:
         """Returns once so many more calls were answered, by this shard set if one is given."""
