@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from dlm.client import AsyncClient, Client, ClientConfig
     from dlm.index.search.local import LocalModel
 
-# Read when gRPC is imported. gRPC's own log lines on standard error name lines of its source; dlm
-# itself raises, logs or shows their information about a server. Set the variable to `info` to see
-# both.
+# gRPC reads this when it is imported. Its own log lines on standard error name lines of its source;
+# dlm itself raises, logs or shows what they say about a server. Set the variable to `info` to see
+# gRPC's lines, too.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 __version__ = "0.3.0"

@@ -5,7 +5,7 @@
     dlm checkpoint 1\\n
     length of the header, 8 bytes, little-endian; SHA-256 of the header, 32 bytes
     header: JSON: the run's settings, facts, and a checksum of all that follows it
-    arrays, one after another, little-endian, each from a multiple of 64 on; then attachments
+    arrays, one after another, little-endian, each at a multiple of 64 bytes; then attachments
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Checkpoint:
     attachments: Mapping[str, bytes]
 
     def refuse_other_settings(self, settings: Mapping[str, Any]) -> None:
-        """Raises `ConfigError` if settings differ from this file's, with both values of each."""
+        """Raises `ConfigError`, with both values of each, if settings differ from this file's."""
         found = differences(self.settings, canonical(settings))
         if found:
             raise ConfigError(
@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 def check_shapes(arrays: Arrays, expected: Arrays, place: Path) -> None:
-    """Raises `FormatError`, naming `place`, unless arrays have the types and shapes `expected`."""
+    """Raises `FormatError`, naming `place`, unless arrays match `expected` in types and shapes."""
     if len(expected) != len(arrays):
         raise FormatError(
             f"{place} holds {len(arrays)} arrays, but this run's state has {len(expected)}, so "
@@ -118,8 +118,8 @@ def save(
     attachments: Mapping[str, bytes] | None = None,
     mode: int = 0o644,
 ) -> str:
-    """Writes arrays, with the settings that they belong to, facts that are compared with nothing,
-    and attachments; returns the file's SHA-256."""
+    """Writes arrays, with the settings that they belong to, facts that are not compared later, and
+    attachments; returns the file's SHA-256."""
     body, table = _packed(arrays)
     places = {}
     for name, content in (attachments or {}).items():

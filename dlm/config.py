@@ -138,7 +138,7 @@ def settings_of(kind: type) -> tuple[Setting, ...]:
 
 
 def check(section: str, values: Any) -> None:
-    """Raises `ConfigError`, for SECTION.NAME, at the first value of a wrong type or size."""
+    """Raises `ConfigError`, naming SECTION.NAME, for the first value of a wrong type or size."""
     for one in settings_of(type(values)):
         value = getattr(values, one.field)
         if value is None and one.optional:
@@ -211,7 +211,7 @@ def resolve(
         values.update(table)
     prefix = f"{prefix}_{section}_".upper()
     variables = {prefix + name.upper(): name for name in names}
-    # A misspelt limit or path of a secret would otherwise silently have no effect.
+    # A misspelt limit or path to a secret would otherwise silently have no effect.
     unknown = sorted(v for v in environ if v.startswith(prefix) and v not in variables)
     if unknown:
         said = "; ".join(v + _nearest_variable(v, prefix, names) for v in unknown)
@@ -249,7 +249,7 @@ def parse_toml(text: str, file: str | os.PathLike[str]) -> dict[str, Any]:
 
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as exc:  # also for too long numbers and too deep tables
+    except (ValueError, RecursionError) as exc:  # also: numbers too long, tables too deep
         raise ConfigError(f"{os.fspath(file)} cannot be read as TOML: {exc}") from exc
 
 

@@ -48,7 +48,7 @@ class FormatError(DlmError):
 
 
 class ArpaError(FormatError):
-    """An ARPA file is malformed; None where a place does not apply.
+    """An ARPA file is malformed. Attributes that do not apply are None.
 
     `order` is the section the fault is in, `line` is 1-based, `byte_offset` counts from the
     start of the *decompressed* text to the start of that line.
@@ -132,7 +132,7 @@ class EstimationError(DlmError):
 
 
 class TextError(FormatError, EstimationError):
-    """Text has a line that is not a sentence, is not text, or does not decompress."""
+    """An input is not text, does not decompress, or has a line that is not a sentence."""
 
 
 class AudioError(FormatError):
@@ -191,12 +191,12 @@ class Overloaded(UnavailableError):
     """The message was refused for load; `retry_after_s` says when to retry.
 
     The server is overloaded (OVERLOADED), or this client has too many calls there (CLIENT_LIMIT);
-    or this client did not send the message, since with its queue the answer would be late.
+    or this client did not send the message, since its queue would make the answer late.
     """
 
 
 class StaleShardSet(UnavailableError):
-    """The servers hold another shard set than this utterance was opened on.
+    """The servers hold a different shard set from the one that this utterance was opened on.
 
     A retry on this utterance does not help: open a new utterance, which uses the new set.
     """
@@ -205,7 +205,7 @@ class StaleShardSet(UnavailableError):
 
 
 class ModelSwitched(UnavailableError):
-    """The client switched to its local fallback while this utterance was on the full one.
+    """The client switched to its local fallback while this utterance used the full model.
 
     Raised only if the utterance was opened with ``on_switch="rescore"``: open a new utterance, and
     score the sentence from its start.

@@ -2,8 +2,8 @@
 
 Only this module renames, locks, or makes temporary files and folders. An unfinished file is beside
 its final place, under a hidden name: `.NAME.PID-RANDOM.partial`. Its process holds a lock (flock),
-so that a later process can recognise and remove files of a killed process. The id is only for
-people: ids are reused, and containers that share a folder do not share ids.
+so that a later process can recognise and remove files of a killed process. The PID is only for
+people: PIDs are reused, and the same one may be in use in two containers that share a folder.
 
 A cache is a folder of folders, each marked by the processes that use it (`claim`).
 
@@ -45,7 +45,7 @@ _unfinished: dict[Path, int] = {}
 
 
 def try_lock(descriptor: int) -> bool:
-    """Locks an open file; False if another process has the lock; OSError without locks."""
+    """Locks an open file; False if another process has the lock; OSError if there are no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -145,8 +145,8 @@ def release(entry: Path) -> None:
 
 
 def evict(cache: Path, names: str, *, most: float = math.inf, most_bytes: float = math.inf) -> None:
-    """Removes unclaimed folders whose names match a regular expression from a cache, oldest claim
-    first, until it fits."""
+    """Removes from a cache unclaimed folders whose names match the regular expression `names`,
+    oldest claim first, until the cache is within its limits."""
     found = []
     for entry in cache.iterdir():
         if re.fullmatch(names, entry.name):
@@ -313,7 +313,7 @@ class Replacement:
                 os.fsync(self.file.fileno())
 
     def commit(self, instead_of: bytes | None = None) -> bool:
-        """Puts the file in place; False if the place has other content than `instead_of`."""
+        """Puts the file in place; returns False if the existing content is not `instead_of`."""
         self.sync()
         if instead_of is not None and self.path.read_bytes() != instead_of:
             return False
@@ -336,7 +336,7 @@ class Replacement:
         finally:
             with contextlib.suppress(
                 OSError
-            ):  # there is no room, or no reader, for the rest of its buffer
+            ):  # closing flushes its buffer: there may be no room, or no reader
                 self.file.close()
 
 
@@ -396,7 +396,7 @@ def write_whole(
 def erase(path: Path) -> None:
     """Overwrites a file in place, waits until that is on disk, and removes it.
 
-    A file system that writes in place holds none of its bytes afterwards; journals, snapshots,
+    If the file system writes in place, it holds none of the bytes afterwards; journals, snapshots,
     copy-on-write, the spare blocks of an SSD and backups may keep them.
     """
     with path.open("r+b") as file:

@@ -40,7 +40,7 @@ class Histogram:
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """(upper end as text, values up to it), ending in "+Inf", as Prometheus wants buckets."""
+        """(upper end as text, count up to it), ending in "+Inf", as Prometheus wants buckets."""
         names = [f"{bound:g}" for bound in self.bounds] + ["+Inf"]
         # The counts are copied first, since another thread may count while they are added.
         return list(zip(names, accumulate(list(self.counts)), strict=True))

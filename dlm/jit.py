@@ -65,7 +65,7 @@ def kernel(types: str | Callable[..., Any], *, nogil: bool = True) -> Any:
                    and it can be compiled ahead. Without `types`, it is compiled for each kind of
                    arguments; read-only and writable arrays are different kinds
     Raises  TypeError  it is defined inside another function: the cache names a kernel by module,
-                       name and types, so it would run the code of another from the same factory
+                       name and types, so it might run another kernel of the same factory
     """
     if callable(types):
         return _kept(_compiled(types))
@@ -95,7 +95,7 @@ def _declared(dispatcher: Any, text: str) -> Any:
 
     def first_call(*_: object, **__: object) -> Any:
         compile_once()
-        return dispatcher  # numba calls it, with the arguments checked
+        return dispatcher  # numba then calls it, which checks the arguments
 
     dispatcher.compile, dispatcher._compile_for_args = compile_once, first_call
     dispatcher._cache.types = text
@@ -137,8 +137,8 @@ BUILTIN = "int64, int64, int64"
 def builtin(dispatcher: Any) -> Callable[..., Any]:
     """A kernel as a built-in function, which takes half the time of a call through numba.
 
-    For kernels that take less time than the call. The kernel is of the types `BUILTIN`, holds the
-    GIL, and speaks CPython's calling convention: its arguments are 0, the address of the pointers
+    For kernels that take less time than the call. The kernel has the types `BUILTIN`, holds the
+    GIL, and follows CPython's calling convention: its arguments are 0, the address of the pointers
     to the Python arguments, and their number; it returns a new reference. It must not fail.
     """
     dispatcher.compile()
@@ -157,7 +157,7 @@ _builtins: list[_MethodDef] = []
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A function that is inlined into the kernels that call it; Python runs it as written. It is
-    not compiled to be callable from Python, which saves a third of the time for a small one."""
+    not compiled to be callable from Python, which saves a third of a small one's compile time."""
     dispatcher = _compiled(function, forceinline=True, no_cpython_wrapper=True)
 
     def add_overload(result: Any) -> None:
@@ -215,8 +215,8 @@ class _Kernels(NullCache):  # type: ignore[misc]
             return  # bound to this process
         content = dumps(data._reduce())
         name = self.file(sig, data.target_context)
-        # The disk is full or the folder was removed: the process continues with its own compiled
-        # code.
+        # If the disk is full or the folder was removed, the process continues with its own
+        # compiled code.
         with contextlib.suppress(OSError):
             write_whole(folders()[-1] / name, bytes.fromhex(_digest(content)) + content)
 
@@ -248,8 +248,8 @@ _private = contextlib.ExitStack()  # closed when the interpreter exits
 def folders() -> Sequence[Path]:
     """The folders that are searched for kernels; new ones are written to the last.
 
-    The last is the first that is writable; those before may come with an image. If no place is, the
-    last is private and removed with this process: code in a shared folder would be executed.
+    The last is the first writable one; those before may be part of an image. If none is writable,
+    the last is private and removed with this process: others could change code in a shared one.
     """
     found: list[Path] = []
     for place in _places():
@@ -284,7 +284,7 @@ def _claim(folder: Path) -> None:
         evict(folder.parent, _FOLDER, most=KEPT + 1)
 
 
-# The program of a helper: it compiles one kernel per line, from the modules of its parent process.
+# A helper's program: it reads its parent's sys.path, then compiles the kernel that each line names.
 _HELPER = """
 import gc, importlib, json, sys
 gc.set_threshold(50_000)
@@ -376,7 +376,7 @@ def _compile_missing(missing: Sequence[Any], tell: Tell) -> int:
 
 
 class _Left:
-    """The kernels that no process compiles yet. If two processes compile kernels with the same
+    """The kernels that no process is compiling yet. If two processes compile kernels with the same
     functions in them, these functions are compiled twice; so the next kernel is the one that shares
     the fewest functions with the kernels being compiled."""
 
@@ -459,7 +459,7 @@ def _helper() -> Iterator[Callable[[Any], None]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # this process repeats failed work, and shows the error
         text=True,
-        start_new_session=True,  # Ctrl-C reaches this process, which ends it
+        start_new_session=True,  # Ctrl-C reaches only this process, which ends the helper
     )
     assert process.stdin is not None
     assert process.stdout is not None

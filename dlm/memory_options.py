@@ -32,7 +32,7 @@ class MemoryOptions:
     preload     every page is mapped before the file counts as open
     lock        every page stays in memory (mlock), neither swapped nor dropped; implies preload
     huge_pages  the file is read into the process's own memory, in huge pages if the system grants
-                them (transparent_hugepage: madvise or always). It is some per cent faster, since
+                them (transparent_hugepage: madvise or always). It is a few per cent faster, since
                 fewer addresses must be translated; but each process then has its own copy
     """
 
@@ -83,7 +83,7 @@ def _ask_for_huge_pages(held: mmap.mmap) -> None:
 
 def _populate(held: mmap.mmap, size: int) -> None:
     number = _call("madvise", held, size, _POPULATE_READ)
-    if number == errno.EINVAL:  # an older kernel: touch them
+    if number == errno.EINVAL:  # an older kernel: touch every page
         int(np.frombuffer(held, np.uint8)[:: mmap.PAGESIZE].sum())
     elif number:
         raise OSError(number, os.strerror(number))
@@ -99,8 +99,8 @@ def _lock(held: mmap.mmap, size: int) -> None:
 
 
 def _call(name: str, held: mmap.mmap, size: int, *more: int) -> int:
-    """The error number of a libc function for all of `held`, or 0. It runs without the GIL, which
-    `mmap.madvise` keeps, so that other threads run while pages are read."""
+    """Calls a libc function for all of `held`; returns its error number, or 0. It runs without the
+    GIL, which `mmap.madvise` keeps, so that other threads run while pages are read."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name)
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int for _ in more))
     address = np.frombuffer(held, np.uint8).ctypes.data

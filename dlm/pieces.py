@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dlm.errors import ConfigError, FormatError
 
-_LINES = 512  # lines split at once: as text, pieces take thirty times their memory
+_LINES = 512  # lines split at once: lists of pieces take thirty times the memory of their text
 _SPACES = bytes.maketrans(b"\t\r", b"  ")  # needed for a model that does not normalise
 
 

@@ -64,8 +64,8 @@ def _rate(each_s: float) -> str:
 class CompilingNotice:
     """Reports that kernels compile at their first call, once they have taken `silent_s` in total.
 
-    dlm.jit calls `begin` and `end`, which may nest, from one thread at a time. There is no lock,
-    which a fork in another thread could leave taken.
+    dlm.jit calls `begin` and `end`, which may nest, from one thread at a time. It has no lock:
+    a fork in another thread could leave it locked for ever.
 
     tell      gets this process's lines, also those of downloads
     every_s   seconds between two lines that count the kernels compiled so far
@@ -87,7 +87,7 @@ class CompilingNotice:
         self.use(tell, every_s=every_s)
 
     def use(self, tell: Tell, *, every_s: float = COUNT_S) -> None:
-        """Sends lines to `tell` from now on, as if nothing was compiled so far."""
+        """Sends lines to `tell` from now on, as if nothing had been compiled so far."""
         self.tell, self._every_s = tell, every_s
         self._compiled, self._ahead = 0, ""
         self.spent_s, self._began_s = 0.0, self._clock()
@@ -151,7 +151,7 @@ class CompilingNotice:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Prints no line while something else reports compiling, and no first line after it."""
+        """Prints no lines while something else reports compiling, nor the first line afterwards."""
         self._hidden += 1
         try:
             yield

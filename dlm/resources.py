@@ -1,4 +1,4 @@
-"""This process's limits and work, free memory and disk space, and sizes as people write them."""
+"""A process's limits and priority, free memory and disk space, and sizes as people write them."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def check_open_files(*, may_raise: bool = False) -> None:
 def give_way() -> None:
     """Gives every other process of the machine precedence over this thread and its children.
 
-    Linux's idle policy: a thread that wakes takes the core at once. From the lowest priority, `nice
-    19`, it often waits for the end of a slice, and servers' p99 doubles.
+    Uses Linux's idle policy: another thread that wakes takes this one's core at once. If this one
+    is at `nice 19`, the other often waits for the end of a slice, and servers' p99 doubles.
     """
     with contextlib.suppress(OSError):  # a sandbox forbids it: slower servers, nothing worse
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -141,5 +141,5 @@ def check_disk(
     if free < needed:
         raise ConfigError(
             f"{what} needs about {needed:,} bytes in {os.fspath(folder)}, but only {free:,} are "
-            f"free there. Free space there, or choose {advice}"
+            f"free there. Free some space there, or choose {advice}"
         )

@@ -1,7 +1,7 @@
 """Scores text in blocks of lines, by a local shard set or by servers.
 
 A block is the available text: a piece of a file, or the lines that a pipe has delivered. Its scores
-are passed on before waiting for the next. Imports are local, so that `dlm score` starts fast.
+are passed on before the next is awaited. Imports are local, so that `dlm score` starts fast.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class ScoreSummary:
 
 
 def _added(total: float, values: NDArray[np.float64]) -> float:
-    """`total` and the values, added one after another, so that blocks do not change a bit."""
+    """`total` plus the values, added one by one, so that blocks do not affect the sum."""
     import numpy as np
 
     return float(np.cumsum(np.concatenate(([total], values)))[-1])

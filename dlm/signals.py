@@ -44,7 +44,7 @@ class EndSignals:
 
     Both wait while the main thread runs a compiler or compiled code. Python drops an exception
     that is raised in a callback from C or in a finalizer: the first signal is then raised again,
-    until code that can carry it runs.
+    until code runs that lets it through.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ FIELDS = ("traceparent", "tracestate")
 
 
 class Tracer:
-    """Makes spans with the process's OpenTelemetry set-up; ConfigError without `trace`."""
+    """Makes spans with the process's OpenTelemetry set-up; ConfigError if that is not installed."""
 
     def __init__(self, version: str) -> None:
         try:

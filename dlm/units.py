@@ -1,4 +1,4 @@
-"""Converts bases of logarithms, which no other module does; and numbers to text.
+"""Converts logarithms between bases, which no other module does, and turns numbers into text.
 
 Serving and ARPA files use log10; training uses natural logarithms. A name that starts with
 ``log10_`` or ``ln_`` says which.

@@ -5,7 +5,7 @@
 
 Labels are letters or word pieces. Hypotheses and scores equal those of pyctcdecode, except after
 the unknown piece and after the piece "\u2581" alone: pyctcdecode then begins a new word in
-whichever beam comes next, and this search in the beam that has the piece.
+whichever beam comes next; this search begins it in the beam that has the piece.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Stream:
         return list(map(_beam, finish([self.search])[0]))
 
 
-# Models by key: those that decoders of this process and of its parents use, and the last ones that
-# unpickled decoders named.
+# Models by key: all that decoders use, here or in the process that this one was forked from; and
+# the last `_KEPT` that unpickled decoders asked for, which stay open.
 _models: WeakValueDictionary[bytes, BeamWords] = WeakValueDictionary()
 _named: dict[bytes, BeamWords] = {}
 _KEPT = 4
@@ -95,8 +95,8 @@ _KEPT = 4
 def _opened(name: ModelName | Utterance | None, unigrams: Iterable[str] | None) -> BeamWords:
     if name is None:
         raise ConfigError(
-            "this decoder was built with an utterance, so it works only in this process and those "
-            "forked from it; for any other process, build it with the name of a model"
+            "this decoder was built with an utterance, so it works only in the process that built "
+            "it and in those forked from it; for another process, build it with a model's name"
         )
     if not isinstance(name, (str, os.PathLike)):
         return BeamWords(name, unigrams, None)
@@ -168,8 +168,8 @@ class BeamSearchDecoderCTC:
         one after the last), ln P of the acoustic model, and the total score.
 
         Args
-            logits            (T, labels): logits or ln P; or probabilities, if the sums of the
-                              frames are 1 on average
+            logits            (T, labels): logits or ln P; or probabilities, taken as such if the
+                              frames sum to 1 on average
             beam_width        maximum number of beams after a frame
             beam_prune_logp   beams further than this below the best one are dropped; default -10
             token_min_logp    only labels above this ln P, and the best one, are tried; default -5
@@ -313,7 +313,7 @@ class BeamSearchDecoderCTC:
 
     def save_to_dir(self, filepath: ModelName) -> None:
         """Saves the decoder, as pyctcdecode does, with its model's file or a pointer to servers or
-        shards, whole or not at all. ConfigError if a model is there, or this one has no name."""
+        shards, all or nothing. ConfigError if `filepath` has a model, or this model has no name."""
         folder, words = Path(filepath), self._words
         if (folder / _MODEL).exists() or (words is not None and words.name is None):
             raise ConfigError(
@@ -336,7 +336,7 @@ class BeamSearchDecoderCTC:
     def load_from_dir(
         cls, filepath: ModelName, unigram_encoding: str | None = "utf-8"
     ) -> BeamSearchDecoderCTC:
-        """Loads a decoder that this `save_to_dir`, or that of pyctcdecode, saved. Raises
+        """Loads a decoder that `save_to_dir`, here or in pyctcdecode, saved. Raises
         ConfigError if the folder has none."""
         folder = Path(filepath)
         try:
@@ -404,7 +404,7 @@ def build_ctcdecoder(
         alpha     weight of the language model
         beta      what each word adds to a score
         unk_score_offset   what an unknown word adds to its log10 P
-        lm_score_boundary  whether sentences begin and end, or are cut out of longer ones
+        lm_score_boundary  whether utterances are whole sentences, not parts of longer ones
     Raises
         ConfigError  labels are not an alphabet (`Labels`), or the model has none of the unigrams;
                      or what `open_model` raises

@@ -61,7 +61,7 @@ def read_utf8(path: Path) -> str:
 
 
 def recovered(read: Callable[[], T], skip: Callable[[LatticeError], None] | None) -> Iterator[T]:
-    """What `read` returns, or None if the input is malformed and `skip` accepts the error."""
+    """Yields what `read` returns, or nothing if the input is bad and `skip` accepts the error."""
     try:
         yield read()
     except LatticeError as error:

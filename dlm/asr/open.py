@@ -8,7 +8,7 @@
     client = open_model("hf://ORG/NAME/en.arpa.bin")  # fetched once; also s3:// gs:// az:// https://
 
 A pointer file, for programs that accept only a file as a model, has one line, `dlm://PLACE`. PLACE
-is `HOST:PORT[,HOST:PORT...]`, or a path of any of the above that begins with `/`, `./`, `../` or
+is `HOST:PORT[,HOST:PORT...]`, or a path to any of the above, which begins with `/`, `./`, `../` or
 `~/`. Append `?model=e346a2` to choose among the servers' models. Paths are relative to the folder
 of the pointer file.
 """
@@ -90,7 +90,7 @@ def open_model(
         tell    gets lines about the progress of sharding
         vocab   a list of the words of a KenLM file that stores none (`build_binary -v`)
     Raises
-        ConfigError  no such model, an empty file or another kind, or the cache is not writable
+        ConfigError  no such model, a file that is empty or no model, or an unwritable cache
         ArpaError, KenlmFormatError, ShardFormatError  the file is damaged, or not an ARPA file
         UnavailableError, AuthenticationError, ProtocolError  see `Client.connect`
     Guarantees
@@ -102,7 +102,7 @@ def open_model(
     if vocab is not None and source.kind != KENLM:
         raise ConfigError(
             f"vocab={os.fspath(vocab)} was given, but {os.fsdecode(named)} is not a KenLM binary "
-            "file; only such a file can come without its words. Leave vocab out"
+            "file; only such a file can come without its words. Leave out `vocab`"
         )
     if source.kind == SERVERS:
         return Client.connect(list(source.addresses), config, model=model or source.model)
@@ -112,7 +112,7 @@ def open_model(
     if model or source.model:
         raise ConfigError(
             f"model {model or source.model!r} was chosen, but {source.path} has only one model; "
-            "leave the model out, since only servers can have several"
+            "choose none, since only servers can have several"
         )
     if source.kind in (SHARD_SET, KENLM):
         return Client.local(source.path, vocab=vocab)

@@ -1,8 +1,8 @@
 """Files of phrases, for `dlm transcribe --phrases` and `dlm rescore --phrases`.
 
 One phrase per line, in the model's spelling. A tab and its bonus (log10) may follow, and then,
-after further tabs, the sounds of a word in IPA with spaces, once or several times; cells may be
-empty:
+after further tabs, the sounds of a word in IPA, separated by spaces, any number of times; cells
+may be empty:
 
     doctor strangelove<TAB>2.5<TAB>strangelove=s t ɹ e ɪ n d͡ʒ l ə v
     sellers
@@ -33,7 +33,7 @@ def read_phrases(path: Path) -> PhraseFile:
     """Reads a file of phrases; empty lines are skipped.
 
     Raises  OSError;  TextError  not UTF-8, no phrase, an invalid phrase or bonus (`Phrases`), or
-            sounds for no word of the line
+            sounds of a word that is not in the line
     """
     lines = read_utf8(path).split("\n")
     bonuses: dict[bytes, float] = {}

@@ -72,9 +72,9 @@ def cluster(
 ) -> None:
     """Serve every shard on this host until Ctrl-C or SIGTERM.
 
-    The servers follow cluster.sets, beside cluster.toml, which lists the folders; dlm rollout
+    The servers follow cluster.sets, which lists the folders, beside cluster.toml; dlm rollout
     changes both. Stopping also removes the two files, unless a server started by hand still
-    listens at one of its addresses.
+    listens at one of the cluster's addresses.
 
     Servers listen on loopback. If one exits, the command reports it and the others keep running; it
     exits with 1 once none is left. With several folders, server N serves shard N of every set that

@@ -58,7 +58,7 @@ def compile_(
             print(f" in {of['seconds']:.1f} s" if of["compiled"] else "", flush=True)
     folder = str(folders()[-1])
     if not as_json:
-        print(f"They are in {folder}")
+        print(f"The kernels are in {folder}")
         return
     total = {
         "kernels": len({kernel for kernels in found.values() for kernel in kernels}),

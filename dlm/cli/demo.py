@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dlm.cluster.processes import Server
 
 DEADLINE_S = 20.0  # a first start on a busy machine compiles while it answers
-PACKAGED = 3  # shards of the set in dlm/data, for which nothing is built
+PACKAGED = 3  # shards of the set in dlm/data, which is used as it is
 
 
 def demo(

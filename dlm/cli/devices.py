@@ -54,7 +54,7 @@ def register(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the device.")],
     state: State,
 ) -> None:
-    """Make a device's key, and print its line of the list of devices.
+    """Make a device's key, and print its line for the list of devices.
 
     The list must reach the server and all devices in a way that the server cannot tamper with. For
     a list without keys, write names only.
@@ -133,7 +133,7 @@ def device(
     if keys is not None and (name not in keys or not (state / KEY).exists()):
         lacks = f"{registered} has no device {name}" if name not in keys else f"no {state / KEY}"
         raise ConfigError(
-            f"{lacks}; run `{made}`, and add the line that it prints to the file of --devices"
+            f"{lacks}; run `{made}`, and add the line that it prints to the --devices file"
         )
     signer = None if keys is None else Signer.read(state / KEY)
     if keys is not None and signer is not None and keys[name] != signer.public:
@@ -149,7 +149,7 @@ def device(
     from dlm.files import locked
 
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    busy = ConfigError(f"another process already runs the device of {state}; stop it first")
+    busy = ConfigError(f"another process already runs the device in {state}; stop it first")
     with locked(state / LOCK, busy):
         known = None if keys is None else frozenset(keys.values())
         clocks = Clocks(state / CLOCKS)
@@ -229,11 +229,11 @@ def outcome_teller(tell: Callable[[str], None]) -> Callable[[RoundOutcome], None
         for name, fault in sorted(outcome.faults.items()):
             tell(f"  {name}: {fault}")
         if not outcome.asked:
-            tell("  the server was killed in this round: it counts nobody, and the run goes on")
+            tell("  the server was killed in this round: no device counts, and the run goes on")
         elif outcome.abandoned:
-            tell(f"  abandoned, and released as noise alone: {outcome.abandoned}")
+            tell(f"  the round was abandoned, and released as noise alone: {outcome.abandoned}")
         else:
-            tell(f"  {outcome.survivors} of {counted(outcome.asked, 'device')}")
+            tell(f"  {outcome.survivors} of {counted(outcome.asked, 'device')} took part")
 
     return on_outcome
 

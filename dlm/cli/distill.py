@@ -48,7 +48,7 @@ def distill(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Text whose contexts to count instead of samples, one sentence per line.",
+            help="Text, one sentence per line, whose contexts are counted instead of samples.",
         ),
         READ,
     ] = None,
@@ -85,7 +85,7 @@ def distill(
         typer.Option(
             metavar="DIR",
             help="The --work folder of one part; repeat the option for every part. The counts of "
-            "all parts are added, and nothing is counted.",
+            "all parts are added, and nothing more is counted.",
         ),
         READ_ANY,
     ] = None,

@@ -1,4 +1,4 @@
-"""`dlm estimate`: an ARPA model from text."""
+"""`dlm estimate`: estimates an ARPA model from text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dlm evaluate`: n-gram models and networks on the same held-out text."""
+"""`dlm evaluate`: compares n-gram models and networks on the same held-out text."""
 
 from __future__ import annotations
 

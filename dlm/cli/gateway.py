@@ -44,7 +44,7 @@ def gateway(
         bool,
         typer.Option(
             "--bigram-fallback",
-            help="If no server answers in time, answer from 2-grams alone, and mark it.",
+            help="If no server answers in time, answer from 2-grams alone, and mark the answer.",
         ),
     ] = False,
     credentials: Annotated[ClientSecurity, Options(CREDENTIALS)],
@@ -79,7 +79,7 @@ def gateway(
 
     if vocab is not None and local is None:
         raise ConfigError(
-            "--vocab holds the words of the model of --local, which is missing; give both"
+            "--vocab gives the words of the model of --local, but --local is missing; give both"
         )
     settings = resolve(GatewayConfig, "gateway", flags=flags, file=config)
     log_to_stderr(log_level, {})

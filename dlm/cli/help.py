@@ -1,4 +1,4 @@
-"""Formats help: commands under headings, and examples that can be pasted at the end."""
+"""Formats help: commands under headings and, at the end, examples that can be pasted."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def add_command(app: typer.Typer, name: str, heading: str, function: Callable[..
 
 
 class Group(NamedTuple):
-    """Commands below one name, each with its heading; their options are created when one runs."""
+    """Commands under one name, each with its heading; their options are created when one runs."""
 
     help: str
     examples: str

@@ -72,7 +72,7 @@ def summary(facts: Mapping[str, Any]) -> list[str]:
 
 NO_RECORD = "no record of private training, so no guarantee is stated"
 WRONG = "WRONG, no guarantee can be claimed: "
-ROW = 100  # most characters of a fact in a row
+ROW = 100  # maximum number of characters of a fact in a row
 
 
 def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None) -> str:
@@ -399,7 +399,7 @@ def export(
         ),
     ] = None,
     to: Annotated[
-        str, typer.Option("--format", help="arpa, or probing: a KenLM file; needs --output.")
+        str, typer.Option("--format", help="arpa; or probing, a KenLM file, which needs --output.")
     ] = "arpa",
     vocab: Annotated[
         Path | None,
@@ -410,7 +410,7 @@ def export(
         typer.Option(
             metavar="SIZE",
             parser=parse_size,
-            help="Memory limit for a KenLM file, to read or write, such as 2G.  "
+            help="Memory limit for reading or writing a KenLM file, such as 2G.  "
             "[default: the free memory]",
         ),
     ] = None,
@@ -430,8 +430,8 @@ def export(
     With --format probing, a shard set, an ARPA file or a KenLM file becomes a probing file, as
     KenLM's build_binary makes it, for C++ decoders.
 
-    A KenLM probing file holds hashes instead of words, so a search must find its n-grams; its time
-    is estimated. The ARPA file is written only if every hash matches one n-gram.
+    A KenLM probing file holds hashes instead of words, so a search must find its n-grams; the
+    time it takes is estimated. The ARPA file is written only if every hash matches one n-gram.
 
     Examples:
         dlm export shards/model --output exported.arpa.zst

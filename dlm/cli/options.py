@@ -23,7 +23,7 @@ _SETTING_IS = re.compile(r"^\w+\.(\w+) is ")
 
 
 class Options(NamedTuple):
-    """Stands in the annotation of a command's parameter whose fields are options: see `spread`.
+    """Marks, in its annotation, a command's parameter whose fields become options: see `spread`.
     `of` is the dataclass if the parameter is a dict for `config.resolve`; the fields in `required`
     have a default that this command does not use."""
 
@@ -95,7 +95,7 @@ def _shown_name(one: Parameter) -> str:
     (info,) = (fact for fact in one.annotation.__metadata__ if isinstance(fact, ParameterInfo))
     if isinstance(info, ArgumentInfo):
         return str(info.metavar).strip("[].")
-    # In an annotation, the first name of an option stands where its default stood.
+    # In an annotation, Typer keeps an option's first name in place of its default.
     return str(info.default) if info.default is not ... else f"--{one.name.replace('_', '-')}"
 
 

@@ -54,8 +54,8 @@ def account(
         str | None,
         typer.Option(
             metavar="P",
-            help="Instead of participation: the probability that a user is sampled in a round "
-            "(Poisson sampling), such as 0.01 or 5000/763430; gaussian only.",
+            help="Instead of limits on participation: the probability that a user is sampled in a "
+            "round (Poisson sampling), such as 0.01 or 5000/763430; gaussian only.",
         ),
     ] = None,
     made_for: MadeFor = None,

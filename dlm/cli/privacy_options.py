@@ -1,4 +1,4 @@
-"""Options that the commands of `dlm privacy` share, and their figures."""
+"""Options that the commands of `dlm privacy` share, and the plots that they draw."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Name(StrEnum):
     blt = "blt"
 
 
-# Noise multipliers that learned well with 500 users per round: GDP 2.2's, and 7.379 with 6,500
-# users (BLT Table 4), scaled in proportion.
+# Noise multipliers of runs that learned well, at 500 users per round: GDP 2.2's, and 7.379 at
+# 6,500 users (BLT Table 4), scaled in proportion.
 SIMULATED = {Name.tree: 0.54, Name.blt: 7.379 * 500 / 6500}
 
 Delta = Annotated[float, typer.Option("--delta", help="Delta of the guarantee, such as 1e-10.")]

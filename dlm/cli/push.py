@@ -16,7 +16,7 @@ from dlm.errors import ConfigError
 from dlm.progress import Tell
 from dlm.stores.remote import RemotePath, located
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="URL in a store, such as s3://models/en.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="Store URL, such as s3://models/en.")]
 
 
 def push(
@@ -90,7 +90,7 @@ def fetch(
 
 @contextmanager
 def local_output(output: Path | str, tmp: Path | None, tell: Tell) -> Iterator[Path]:
-    """Where a command writes a shard set or a file: at `output`; or, if that is in a store, below
+    """Where a command writes a shard set or a file: at `output`; or, if that is in a store, in
     `tmp`, from where it is pushed when the block succeeds."""
     from dlm.files import scratch_folder
     from dlm.index.placed import push_file, push_set
@@ -111,5 +111,5 @@ def local_output(output: Path | str, tmp: Path | None, tell: Tell) -> Iterator[P
 def _place(url: str) -> RemotePath:
     found = located(url)
     if not isinstance(found, RemotePath):
-        raise ConfigError(f"{url} is not a URL in a store; expected one such as s3://BUCKET/NAME")
+        raise ConfigError(f"{url} is not a store URL; expected one such as s3://BUCKET/NAME")
     return found

@@ -98,7 +98,7 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
     "cluster": (
         "Settings of cluster.toml",
         "Clients read this file to find the servers. `dlm cluster` writes it; write it yourself "
-        "for servers on several machines. Running clients follow changes of its servers, model and "
+        "for servers on several machines. Running clients follow changes to its servers, model and "
         "roll-out.",
         {
             "cluster.toml": "dlm.client.cluster_file:ClusterSettings",
@@ -215,7 +215,7 @@ def events() -> Topic:
     return Topic(
         "Events",
         "Servers and gateways log JSON lines on standard error; a client logs to the loggers "
-        "below `dlm.client`. The name stands first, then the fields that are known. No field has "
+        "below `dlm.client`. The name comes first, then the fields that are known. No field has "
         "a word of a query.",
         "event",
         ("fields", "stability"),
@@ -238,7 +238,7 @@ def metrics() -> Topic:
     )
     return Topic(
         "Metrics",
-        "Servers and gateways answer `/metrics` on their metrics port; a client is registered by "
+        "Servers and gateways answer `/metrics` on their metrics port; a client is registered with "
         "`prometheus_client.REGISTRY.register(client.metrics)`. Those with the label `le` are "
         "histograms. No label has a word of a query.",
         "metric",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dlm.index.layout import Manifest
     from dlm.index.moving.plan import SlotPlan
 
-ROWS = 20  # most moves that are printed
+ROWS = 20  # maximum number of moves that are printed
 
 
 def reshard(
@@ -131,7 +131,7 @@ def reshard(
     tell(f"done: {output}")
     print_answer(facts, _lines(directory, facts), as_json=as_json, quiet=quiet)
     if signed and not quiet:
-        tell(f"{directory} is signed, {output} is not: sign it with dlm privacy sign {output}")
+        tell(f"{directory} is signed, but {output} is not; sign it with dlm privacy sign {output}")
 
 
 def _facts(
@@ -198,7 +198,7 @@ def _lines(directory: Path, facts: dict[str, Any]) -> Iterator[str]:
         slots, size = counted(row["slots"], "slot"), size_text(row["bytes"])
         yield f"  shard {row['from']} -> {row['to']}: {slots}, {size}"
     if len(moves) > ROWS:
-        yield f"  and {counted(len(moves) - ROWS, 'more way')}; --json lists all"
+        yield f"  and {counted(len(moves) - ROWS, 'more move')}; --json lists all"
     for old, new in facts["renumbered"].items():
         yield f"shard {old} becomes shard {new}"
     made = facts["shards_made"]
@@ -210,7 +210,7 @@ def _lines(directory: Path, facts: dict[str, Any]) -> Iterator[str]:
             f"{time}"
         )
     else:
-        yield "no file changes; a server that replaces another one takes the files of its shard"
+        yield "no file changes; a server that replaces another one takes over its files"
     first, last = facts["imbalance_bytes"]
     yield f"heaviest shard over the mean, bytes: {first:.3f} -> {last:.3f}"
     if facts["imbalance_queries"] is not None:

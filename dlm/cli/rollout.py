@@ -142,7 +142,7 @@ def rollout(
         try:
             ended = rolling.run(undo=undo)
         except (KeyboardInterrupt, DlmError, OSError):
-            tell("stopped where it was; the same command goes on, and --undo goes back")
+            tell("stopped in the middle; the same command goes on from here, and --undo goes back")
             raise
     stays = pair.old if ended.undone else pair.new
     if as_json:

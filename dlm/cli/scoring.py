@@ -46,7 +46,7 @@ def any_bytes_on_stdout() -> None:
 @contextmanager
 def quick_start() -> Iterator[None]:
     """Opens a model in two thirds of the time, for commands that score and then exit: without the
-    garbage collector's scans, which never free anything here, and numba's import of scipy."""
+    garbage collector's scans, which never free anything here, and without numba importing scipy."""
     sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
     collects = gc.isenabled()
     gc.disable()
@@ -63,7 +63,7 @@ def open_here(
 ) -> LocalModel | KenlmFile:
     """The shard set, KenLM file or ARPA file at `place`, with compiled kernels; an ARPA file is
     sharded into a folder that `stack` removes. Raises ConfigError if memory or tmp is given without
-    sharding; ShardFormatError or KenlmFormatError for another folder or a damaged model."""
+    sharding; ShardFormatError or KenlmFormatError for any other folder or a damaged model."""
 
     with quick_start():
         from dlm.index.layout import read_manifest
@@ -79,7 +79,7 @@ def open_here(
         if is_kenlm_file(place):
             from dlm.kenlm.model import KERNELS as OF_FILES, KenlmFile
 
-            _check_unsharded(place, "a KenLM binary file, which is scored as it lies", memory, tmp)
+            _check_unsharded(place, "a KenLM binary file, which is scored in place", memory, tmp)
             file = KenlmFile.open(place)
             compile_kernels((*OF_FILES, *SCORING))
             return file

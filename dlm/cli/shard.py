@@ -37,7 +37,7 @@ def shard(
     shards: Annotated[int, option(ShardSettings, "shards")] = 1,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder to create; or a URL in a store"),
+        typer.Option("--output", "-o", metavar="DIR", help="Folder to create, or a store URL."),
         WRITE_FOLDER,
     ] = None,
     encoding: Annotated[str, option(ShardSettings, "encoding")] = "exact",

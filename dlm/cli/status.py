@@ -41,14 +41,14 @@ COLUMNS = (
     "uptime",
     "delay",
 )
-# Columns that a narrow terminal drops, in order; the set's comes last if servers hold several.
+# Columns that a narrow terminal drops, in order; SHARD_SET last if servers hold several sets.
 DROPPED = (
     *(SHARD_SET, "uptime", "memory", "messages/s", "processes", "refused", "delay", "failing"),
     "in flight",
 )
 WAIT_LOOK_S = 0.5
 SOME_SECONDS = within(above=0, high=3600, unit="seconds")
-SHARDS_SHOWN = 4  # most shards that the summary line names
+SHARDS_SHOWN = 4  # maximum number of shards that the summary line names
 _COLOURS = {"ready": "green", "warming": "yellow", "draining": "yellow"}
 
 
@@ -250,7 +250,7 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
     out += [f"shard {shard}: no server is ready" for shard in snapshot.missing]
     unlike = {row.address: row for row in snapshot.rows if row.alike != row.processes}
     out += [
-        f"{address}: these models are held by {row.alike} of its {row.processes} processes only"
+        f"{address}: only {row.alike} of its {row.processes} processes hold the same models"
         for address, row in unlike.items()
     ]
     if snapshot.down and not snapshot.missing:
@@ -271,7 +271,7 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
 
 
 def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
-    """A line with the numbers of ready servers, in all and in shards with servers that are not, and
+    """A line with the numbers of ready servers, in all and for each shard with unready ones, and
     the colour of this line. A server is ready if it is ready for each of its models."""
     is_ready: dict[str, bool] = {}
     shard_of: dict[str, int | None] = {}

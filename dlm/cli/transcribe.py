@@ -100,8 +100,8 @@ def transcribe(
     With --acoustic, FUNCTION returns an object with labels, frame_s (seconds per frame) and
     log_probs(samples). If the labels are pieces of words, --pieces names their SentencePiece model.
 
-    AUDIO may be - for standard input, such as WAV from a microphone, which is read with --stream:
-    then the next line replaces one that ends in ... (with --json, an object with "partial").
+    AUDIO may be - for standard input, such as WAV from a microphone, which is read with --stream: a
+    line that ends in ... (with --json, an object with "partial") is replaced by the next one.
 
     With --nbest, the objects of --json are what `dlm rescore` reads.
 

@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# gRPC reads this once, when it starts: it lets a process that has used a client fork (see `loop`).
+# Lets a process fork after it has used a client (see `loop`). gRPC reads this once, when it starts.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Everything that an utterance's calls do, except waiting.
 
 A call is a generator that yields whatever it waits for (`Steps`). `Utterance` waits for it in its
-caller's thread, `AsyncUtterance` on its event loop. This module has over 500 lines because both
+caller's thread, `AsyncUtterance` on its event loop. This module is long because both
 classes share all calls.
 """
 
@@ -62,11 +62,11 @@ Wait: TypeAlias = tuple[Asked, float] | Callable[[], None] | None
 Steps: TypeAlias = Generator[Wait, None, T]
 
 # A caller waits this many seconds beyond the deadline: the transport itself ends calls at the
-# deadline, and its error says more. With a bigram fallback the caller waits no longer, since the
-# answers are the same whatever went wrong.
+# deadline, and its error says more. With a bigram fallback it waits only until the deadline, since
+# the answers are the same whatever went wrong.
 GRACE_S = 0.02
 # A large call begins to make its bigram-fallback answers and results before its deadline: earlier
-# by half of its planning time plus SHAPE_SHARE of its time limit, of which at most SHAPE_S seconds.
+# by half of its planning time, plus SHAPE_SHARE of its time limit, or SHAPE_S seconds if less.
 SHAPE_SHARE, SHAPE_S = 0.05, 0.1
 SHAPED = 128  # sentences between checks of the clock, when scores are made from answers
 
@@ -165,8 +165,8 @@ class Asking:
         if not self._handle.bigram_fallback:
             return left_s + GRACE_S
         if len(self._parts) > 1:
-            # The work that remains at the deadline: bigram-fallback answers, and the results made
-            # from all answers.
+            # Keeps time for the work that follows: bigram-fallback answers, and the results
+            # made from all answers.
             left_s -= self._planned_s / 2 * (1.0 - number / len(self._parts))
             left_s -= min(SHAPE_SHARE * self._limit_s, SHAPE_S)
         return max(left_s, 0.0)
@@ -396,7 +396,7 @@ class BaseUtterance:
     def _ask(
         self, asking: Asking, parts: Callable[[], Parts], asks: Asks = SCORES
     ) -> Steps[list[tuple[Queries, Any]]]:
-        """Sends the parts of a call, to the new model if that of a new utterance was replaced."""
+        """Sends the parts of a call; if a new utterance's model was replaced, to the new model."""
         with self._lock:
             self._calls += 1
         try:

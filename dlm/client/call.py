@@ -1,4 +1,4 @@
-"""A caller's batch: a call, for whose end the caller waits, and the parts that were sent. There
+"""A caller's batch of queries is a call, which the caller waits for; its parts go to shards. There
 are two kinds of messages to a shard, for scores of words and for all words after contexts, with
 different encodings of requests and replies."""
 
@@ -115,8 +115,8 @@ class Ending:
         return bool(self._ends)
 
     def when_ended(self, call: Callable[[], object]) -> None:
-        """Runs `call` once this has ended: now, or in the thread that ends this, or both. `call`
-        must not raise. Only one can be registered at a time."""
+        """Runs `call` after this has ended: now, or in the thread that ends this, or in both.
+        `call` must not raise. Only one can be registered at a time."""
         self._then = call
         if self._ends:
             call()
@@ -124,7 +124,7 @@ class Ending:
 
 class _Turn:
     """The tasks of an event loop that wait for calls. The next queries of tasks that wake together
-    are sent together: when the last of these tasks has one, or at the end of the loop's turn."""
+    are sent together: once the last of these tasks makes its query, or the loop's turn ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -161,7 +161,7 @@ def _turn_of(loop: asyncio.AbstractEventLoop) -> _Turn:
 
 
 def send(post: Callable[[T], None], call: T) -> None:
-    """Sends a call by `post`: now, or together with other calls of this thread's event loop."""
+    """Sends a call with `post`: now, or together with other calls of this thread's event loop."""
     turn: _Turn | None = getattr(_here, "turn", None)
     if turn is not None and turn.loop.is_running():
         turn.send(post, call)
@@ -178,8 +178,8 @@ def send_kept() -> None:
 
 # -------------------------------------------------------------------------------------------------
 # Only the loop records the outcome of a part, once; only the caller assembles the answers, after
-# its call has ended or its time is up. So parts need no lock, and nobody reads a part after
-# a late reply.
+# its call has ended or its time is up. So parts need no lock, and what a late reply
+# changes is never read.
 
 Where: TypeAlias = slice | NDArray[np.int64]  # a part's place in the answers to a message
 
@@ -238,7 +238,7 @@ class Call(Ending):
         parts     all parts that go to shards; replaced as a whole
         let_in    whether it can no longer be refused
         planned_s  seconds that it took from its caller to the queues
-        moves_on  whether the utterance can switch models: then it fails if its own is not held
+        moves_on  whether the utterance can switch models: then the call fails if its model is gone
     """
 
     asks: ClassVar[Asks] = SCORES
@@ -303,7 +303,7 @@ class Call(Ending):
         self._ended()
 
     def replace(self, part: Part, pieces: Sequence[Piece], shard_set: str) -> list[Part]:
-        """Replaces a part by new ones, routed by the table of another shard set."""
+        """Replaces a part with new ones, routed by the table of another shard set."""
         more = [
             Part(self, p._replace(at=part.at[p.at]), shard_set, part.queued, part.reroutes)
             for p in pieces
@@ -511,7 +511,7 @@ def own_copy(error: DlmError) -> DlmError:
 
 
 def as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:
-    """The `DlmError` for an exception that a message raised, which is logged if it is not one."""
+    """An exception that a message raised, as a `DlmError`; any other kind is logged and wrapped."""
     if isinstance(error, DlmError):
         return error
     # If a bigram fallback answers instead, this is the only report.

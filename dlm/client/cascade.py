@@ -54,7 +54,7 @@ TICK_S = 0.05
 # interrupts working threads.
 CALM_S = 0.2
 # A tick that is this many seconds late shows that this process was paused (it was stopped, or its
-# machine slept or was busy): late replies at that time, and equally long afterwards, are not the
+# machine slept or was busy): late replies during the pause, and for as long after it, are not the
 # servers' fault.
 STOOD_STILL_S = 0.25
 # For this many seconds, a server that reported draining or warming up is expected back: longer than
@@ -238,7 +238,7 @@ class CascadeMonitor:
     def _alarm(self, planned: float) -> None:
         now = self._clock()
         if planned != self._next or self._stopped:
-            return  # an earlier tick was planned since
+            return  # a tick that is due sooner was planned
         self._next = inf
         late_s = now - planned
         if late_s > STOOD_STILL_S:

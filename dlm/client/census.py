@@ -77,7 +77,7 @@ class _FoundShardSet:
     max_queries: int = NO_LIMIT
 
     def is_whole(self, more: Collection[int] = ()) -> bool:
-        """Whether every shard has a server, including shards in `more`."""
+        """Whether every shard has a server; those in `more` count as having one."""
         return len({*self.addresses, *more}) >= self.manifest.shards
 
     @property
@@ -175,8 +175,8 @@ class Census:
         Returns
             the one complete shard set that all its servers name as their default. If there is none,
             or several: the one in use if it is complete, else the one with most shards answering,
-            and among equals the default of most servers. Silent servers come after those that
-            answer for their shard (by the endpoints), so that asking them fails now and works later
+            and among equals the default of most servers. Silent servers whose shard the endpoints
+            name are listed too, after those that answer: they may answer later
         Raises
             ShardDown      no server answers; or none holds `model`, and some are silent
             ProtocolError  servers answer, but none with a readable description
@@ -291,7 +291,7 @@ def _max_queries(reply: pb.DescribeReply, manifest: Manifest) -> int:
 
 # -------------------------------------------------------------------------------------------------
 # The low orders are fetched once, kept on disk in a folder named after the shard set, and shared by
-# processes, which take turns by a lock.
+# processes, which take turns with a lock.
 
 FILES = {
     "vocabulary": pb.DOWNLOAD_FILE_VOCABULARY,
@@ -326,7 +326,7 @@ def fetch(
     Args
         sources    (shard, connection) of each server; `shuffle` sets the order in which they are
                    asked, so that clients that start together do not all ask the same one
-        timeout_s  limit without progress; half of it for another process that fetches the same
+        timeout_s  limit without progress; half of it to wait for a process that fetches the same
     Raises
         ConfigError       the cache folder cannot be written, or its disk is too full
         UnavailableError  no server sent them in time; the next try resumes the download

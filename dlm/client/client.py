@@ -132,7 +132,7 @@ class ClientCollector(Collector):
         self._fallback = fallback
 
     def describe(self) -> Iterable[Metric]:
-        """The families of `collect`, so that a second client is refused."""
+        """The families of `collect`, by which a registry refuses a second client."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
@@ -159,7 +159,7 @@ class ClientCollector(Collector):
         load = sorted(core.load().items())
         yield _labelled("in_flight", {str(shard): sent for shard, (sent, _) in load})
         yield _labelled("queue_depth", {str(shard): queued for shard, (_, queued) in load})
-        if watch := core.watch():  # without heartbeats, nothing is known of servers
+        if watch := core.watch():  # without heartbeats, nothing is known about servers
             yield from _cascade(watch)
         for name, value in (
             ("local_fallback", int(self._fallback is not None)),
@@ -196,9 +196,9 @@ def _cascade(watch: CascadeMonitor) -> Iterator[Metric]:
 
 
 def _queries(stats: Stats, fallback: int) -> Metric:
-    """Queries by result. Once none is in progress, all but the fallbacks add up to the queries to
-    the full model, except those sent again or refused unsent. Most `bigram_fallback` queries had
-    been sent."""
+    """Queries by result. Once none is in progress, `local`, `shard` and `duplicate` add up to the
+    queries to the full model, plus those sent again, minus those refused unsent. Most
+    `bigram_fallback` queries count as `shard`, too."""
     return _labelled(
         "queries_total",
         {
@@ -259,8 +259,8 @@ class _Face:
             found = core.named(check_beginning(model))
             if found is None:
                 raise StaleShardSet(
-                    f"no server that this client knows holds model {model}; serve that model, or "
-                    "leave model out"
+                    f"no server that this client knows holds model {model}; serve it, or omit the "
+                    "`model` argument"
                 )
             return core, found, deadline_s, FULL_MODEL, on_switch, phrases, True
         if fallback is not None and core.mode() is Mode.LOCAL_FALLBACK:
@@ -306,7 +306,7 @@ class _Face:
     @property
     def sent_to(self) -> dict[int, int]:
         """The distinct queries that this client has sent to servers, by shard."""
-        self._core.counts.now()  # counts what was only noted
+        self._core.counts.now()  # counts messages that were only noted so far
         return dict(self._core.counts.sent_to)
 
     @property
@@ -373,7 +373,7 @@ class Client(_Face, Closeable):
 
         Args
             verify  check every checksum first
-            vocab   a list of the words of a KenLM file that stores none
+            vocab   a file that lists the words, for a KenLM file that stores none
         Raises
             ConfigError       there is no such folder or file
             ShardFormatError, KenlmFormatError  it is damaged
@@ -394,13 +394,13 @@ class Client(_Face, Closeable):
         the servers fail (`Utterance.model_info`).
 
         Args
-            key         names e.g. a user or a session: during a roll-out, all utterances with a key
-                        get the same model. Without one, the model is drawn at random
+            key         names e.g. a user or a session: during a roll-out, utterances with equal
+                        keys get the same model. Without one, the model is drawn at random
             model       the first 6 hex digits or more of a model's id, e.g. of another process's
                         states: the utterance keeps that model, even if it is replaced
             deadline_s  the deadline of each of its calls, in seconds
             on_switch   if the client switches to the local fallback before the utterance ends:
-                        "finish" ends it on the low orders of the full one, without messages;
+                        "finish" ends it on the full model's low orders, without messages;
                         with "rescore" its next call raises `ModelSwitched`
             wait_s      how long to wait for the next model if servers no longer hold the one in
                         use; by default `connect_s`. With 0, the utterance gets the one in use
@@ -475,7 +475,7 @@ class AsyncClient(_Face):
         verify: bool = True,
         vocab: str | os.PathLike[str] | None = None,
     ) -> Opening:
-        """See `Client.local`; await the result, or use `async with`. Calls answer on the loop."""
+        """See `Client.local`; await the result, or use `async with`. Calls run on the loop."""
         opening = partial(_open_local, directory, verify=verify, vocab=vocab)
 
         async def local() -> AsyncClient:

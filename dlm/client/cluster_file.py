@@ -42,8 +42,8 @@ from dlm.wire.secret import (
 # -------------------------------------------------------------------------------------------------
 # The files that a client's security settings name: certificates, and the token of each call.
 #
-# They are read when a client starts, and again whenever they change; if they are unusable by then,
-# what they last held stays in use.
+# They are read when a client starts, and again whenever they change; if a changed file is unusable,
+# its last usable content stays in use.
 
 
 log = EventLog(__name__)
@@ -125,7 +125,7 @@ class Rollout:
     model: str = field(
         metadata=about("The first digits of the next model's id, or of its shard set's.")
     )
-    replaces: str = field(metadata=about("Likewise of the model that was the default before."))
+    replaces: str = field(metadata=about("The same for the model that was the default before."))
     share: float = field(
         metadata=about("Share of new utterances that get the next model.", low=0, high=1)
     )
@@ -178,9 +178,9 @@ def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
         is_right = False
     if not is_right:
         raise ConfigError(
-            "cluster.toml has model or rollout in a form that this command cannot edit; expected a "
-            'line model = "ID" before all tables, and a table that begins with a line [rollout]. '
-            "Nothing was changed; correct the file, and repeat the command"
+            "cluster.toml has `model` or `rollout` in a form that this command cannot edit; "
+            'expected a line `model = "ID"` before all tables, and a table that begins with a line '
+            "[rollout]. Nothing was changed; correct the file, and repeat the command"
         )
     return after
 
@@ -262,8 +262,8 @@ class FixedEndpoints:
         return None
 
     def kept(self) -> list[str]:
-        """Changed settings that a running client does not apply; ConfigError if a client that
-        starts now would reject them."""
+        """Changed settings that a running client does not apply; raises ConfigError if a client
+        that starts now would reject them."""
         return []
 
 
@@ -303,7 +303,7 @@ class StartSettings:
 
 
 class ClusterFile:
-    """A cluster.toml that may change: each call of this object reads it, and parses a changed text.
+    """A cluster.toml that may change: each call of this object reads it, and parses it if changed.
     The client's configuration takes precedence. Raises ConfigError if a client cannot start with
     it."""
 
@@ -427,7 +427,7 @@ class ClusterToml:
         found = [folder / file for file in files if file]
         if any(isinstance(file, RemotePath) for file in found):
             raise ConfigError(
-                f"{self.path} names files of each host, such as {files[-1] or files[0]}, by "
+                f"{self.path} names files on each host, such as {files[-1] or files[0]}, by "
                 "relative paths, but is in a store itself; give absolute paths"
             )
         ca, cert, key, token = (str(folder / file) if file else "" for file in files)
@@ -452,7 +452,7 @@ def _text(path: AnyPath) -> str:
     except FileNotFoundError as exc:
         raise ConfigError(
             f"{path} does not exist. `dlm cluster DIR` writes it to its working directory; run "
-            "this there, or give the path of the file"
+            "this command there, or give the path of the file"
         ) from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc

@@ -69,8 +69,8 @@ class ClientSecurity:
     use_proxy: bool = setting(
         False,
         "Use the proxy set in the environment; requires TLS.",
-        why="grpc_proxy, https_proxy or http_proxy, except for hosts in no_grpc_proxy or no_proxy. "
-        "Without this, these variables have no effect.",
+        why="The variable is grpc_proxy, https_proxy or http_proxy; it does not apply to hosts in "
+        "no_grpc_proxy or no_proxy. Without this setting, these variables have no effect.",
     )
 
     def __post_init__(self) -> None:
@@ -122,8 +122,8 @@ class ClientSecurity:
             raise ConfigError(
                 f"{address} is not an address of this machine (a loopback address, a name that "
                 "resolves to nothing else, or unix:PATH), and without TLS the token could be read "
-                "on its way to another machine. Set ca (the authority of the servers' "
-                "certificates), or insecure if nobody can listen on the network"
+                "on its way to another machine. Set client.ca (the authority of the servers' "
+                "certificates), or client.insecure if nobody can listen on the network"
             )
         return local
 
@@ -241,8 +241,8 @@ class HeartbeatConfig:
         unit="seconds",
         low=0.01,
         high=60,
-        why="A lost packet is sent again after 0.2 to 0.4 s. If this time is longer than the "
-        "interval, a silent server gets its next heartbeat after it.",
+        why="A lost packet is sent again after 0.2 to 0.4 s. If the timeout is longer than the "
+        "interval, a silent server gets its next heartbeat after the timeout.",
     )
     jitter: float = setting(
         0.2,
@@ -270,7 +270,7 @@ class HeartbeatConfig:
         "A server whose delay exceeds its baseline by this factor is slow.",
         low=1,
         high=100,
-        why='The paper\'s "doubles".',
+        why='The paper says "doubles".',
     )
     slow_floor_s: float = setting(
         0.02,
@@ -322,7 +322,7 @@ class FailoverConfig:
     )
     fair_s: float = setting(
         0.05,
-        "Minimum deadline of a late message that counts as a failure.",
+        "A late message counts as a failure only if it had at least this much time.",
         unit="seconds",
         low=0,
         high=3600,
@@ -343,7 +343,7 @@ class FailoverConfig:
         unit="seconds",
         low=0.01,
         high=3600,
-        why="The deadline of a call.",
+        why="The default equals that of `deadline_s`.",
     )
     probes: int = setting(3, "Consecutive probes that must be answered.", low=1, high=1000)
     wait_s: float = setting(1.0, "Time until the first probe.", unit="seconds", low=0.01, high=3600)
@@ -388,7 +388,7 @@ class ClientConfig:
     )
     connect_s: float = setting(
         10.0,
-        "Time limit for finding the servers, and for fetching the low orders without progress.",
+        "Time limit for finding the servers, and for each MiB of the low orders to arrive.",
         unit="seconds",
         above=0,
         below=MAX_DEADLINE_S,
@@ -452,11 +452,11 @@ class ClientConfig:
         default_factory=cache_folder,
         metadata=about(
             "Folder for low orders, shared by processes.",
-            why="By default $DLM_CACHE_DIR, or dlm below the user's cache folder.",
+            why="By default $DLM_CACHE_DIR, or dlm in the user's cache folder.",
         ),
     )
     trace: bool = setting(
-        False, "Make an OpenTelemetry span of each call; needs the extra `trace`."
+        False, "Record an OpenTelemetry span for each call; needs the extra `trace`."
     )
     ca: str = like(ClientSecurity, "ca")
     cert: str = like(ClientSecurity, "cert")
@@ -487,5 +487,5 @@ class ClientConfig:
 
     @property
     def security(self) -> ClientSecurity:
-        """The credentials; raises `ConfigError` for half of a pair, or an invalid token."""
+        """The credentials; raises `ConfigError` for a cert or key alone, or an invalid token."""
         return ClientSecurity(**{f.name: getattr(self, f.name) for f in fields(ClientSecurity)})

@@ -87,8 +87,8 @@ class Lanes(Runtime):
     def overload(
         self, snapshot: Snapshot, queries: int, deadline: float, asks: Asks = SCORES
     ) -> DlmError | None:
-        """The error for a call with this number of queries per shard, if a shard is overloaded. It
-        is found before any work, to save time for the other calls."""
+        """The error for a call with this number of queries per shard, if a shard is overloaded.
+        Called before any work on the call, to save time for the other calls."""
         now = self.clock()
         for number in range(snapshot.topology.manifest.shards):
             lane = self.lanes.get(Place(snapshot.shard_set, number, asks.name))
@@ -366,11 +366,11 @@ class Core:
                    result is that of `BlockCall`
         Shapes
             contexts (K, order - 1) uint32 most recent last, right-aligned; lengths (K,) uint8;
-            counts (K,) uint32, words asked of each context; words (Q,) uint32, Q = sum(counts)
+            counts (K,) uint32, number of words for each context; words (Q,) uint32, Q = sum(counts)
         Raises
             QueryError     at once, if the queries cannot have an answer
             StaleShardSet  at once, if no server holds the model any longer
-            with the result: UnavailableError, ProtocolError
+            UnavailableError, ProtocolError  when the result is read
         """
         begun = time.perf_counter()
         self.check_open()
@@ -611,7 +611,7 @@ def open_local(
     if vocab is not None:
         raise ConfigError(
             f"vocab={os.fspath(vocab)} was given, but {directory} is not a KenLM binary file; only "
-            "such a file can come without its words. Leave vocab out"
+            "KenLM files can come without their words. Omit the `vocab` argument"
         )
     if not directory.is_dir():
         found = "is a file" if directory.exists() else "does not exist"

@@ -13,12 +13,12 @@ UP       it refuses a message: `Refused`    UP, not ready; likewise
 SUSPECT  a beat is answered                 UP
 SUSPECT  `down_after` missed in a row       DOWN
 DOWN     `up_after` answered in a row       UP
-DOWN     a beat is missed                   DOWN; answers are counted anew; as any beat, the next
-                                            is due an interval after this one began
+DOWN     a beat is missed                   DOWN; answers are counted anew. Like any beat, the
+                                            next is due an interval after this one began
 any      `down_after` missed in a row, and  Renew: the connection is made anew
-         each `RENEW_AFTER` after that
+         every `RENEW_AFTER` after that
 any      a beat is due, none is out         Ping
-any      another process answers            Restarted, and as an answered beat
+any      another process answers            Restarted, and as for an answered beat
 =======  =================================  ===================================================
 
 A server that reports that it is warming up or draining is UP but not `ready`: it is not asked, and
@@ -75,8 +75,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat was answered; only answers to the current one count. The server process drew
-    `instance` at its start; `refuses` is None if it answers queries."""
+    """A heartbeat was answered; only answers to the current one count. `instance` is random, the
+    same as long as the process runs; `refuses` is None if the server answers queries."""
 
     sequence: int
     instance: int
@@ -85,7 +85,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A message failed at once, not at its deadline: no server is there, or it accepts nobody."""
+    """A message failed at once, not at its deadline: the server is gone, or rejects this client."""
 
     reason: Literal["lost", "unauthenticated"] = "lost"
 
@@ -137,8 +137,8 @@ class Member(NamedTuple):
     instance   the `instance` of the process that answered last; None before any answer
     delay_s    the shortest of the last round trips, `trips`; meaningless before the first
     baseline_s the long-term delay, for comparison
-    fault      why it does not answer, by the last message that failed at once since it did
-    Guarantees  at most one beat is in flight; an unanswered one ends in `timeout_s`
+    fault      why it does not answer, by the last message that failed at once since its last answer
+    Guarantees  at most one beat is in flight; an unanswered one ends after `timeout_s`
     """
 
     health: Liveness = Liveness.SUSPECT
@@ -175,8 +175,8 @@ class Member(NamedTuple):
 
 
 def behind(delay_s: float, least_s: float, config: HeartbeatConfig) -> bool:
-    """Whether a connection with this delay is slow, compared with `least_s` (or its own
-    baseline)."""
+    """Whether a connection with this delay is slow, compared with `least_s`: that of the fastest
+    server, or its own baseline."""
     return delay_s > config.slow_ratio * least_s and delay_s - least_s > config.slow_floor_s
 
 
@@ -283,9 +283,9 @@ class Topology:
 # =====  ==========================================  =============================================
 # FULL   more than `failing` of the messages in the  LOCAL, which is short for LOCAL_FALLBACK
 #        window failed, and at least `min_failures`
-# FULL   the way to a shard is slow for `slow_s`     LOCAL
+# FULL   a shard is slow for `slow_s`                LOCAL
 # LOCAL  a tick once `wait_s` is over, every shard   Probe: one utterance's worth of queries goes
-#        is reachable and no way is slow             the whole way
+#        is reachable and no shard is slow           the whole way
 # LOCAL  a probe is answered                         the next after `probe_s`
 # LOCAL  `probes` answered in a row                  FULL, with an empty window
 # LOCAL  a probe fails, or says nothing in time      counted anew; `wait_s` doubles
@@ -362,7 +362,7 @@ class Cascade(NamedTuple):
     """State of one client.
 
     counts    (bucket, messages, failures), the oldest first; a bucket is a tenth of the window
-    slow_from since when the way to a shard is slow; inf for none
+    slow_from since when a shard has been slow; inf for none
     since     when the mode was entered; reason: why, as in `Switch`, "" for the initial mode
     wait_s    from entering LOCAL_FALLBACK, or from a failed probe, to the next probe, `due`
     passed    probes answered in a row

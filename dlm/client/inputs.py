@@ -25,7 +25,7 @@ from dlm.units import counted
 Word: TypeAlias = str | bytes | int
 Sentence: TypeAlias = str | bytes | Sequence[Word]
 
-# Queries planned at a time: this takes a few milliseconds, or about ten for words of text.
+# Queries planned at a time: this takes a few milliseconds, or about ten for words given as strings.
 PART = 4096
 
 
@@ -83,7 +83,7 @@ class Inputs:
     Args  before  the utterance's previous model, if servers no longer hold it
           digest  the digest of the utterance's phrases
     Attributes
-        width    most words in a context, order - 1
+        width    maximum number of words in a context, order - 1
         settled  whether the utterance stays on this model: an id of it was used, or it answered
         phrases  the phrases of the utterance, see `PhraseInputs`
         ids_end  limit that all ids from callers must be below
@@ -212,8 +212,8 @@ class Inputs:
         for row, one in enumerate(states):
             if not one.startswith(head):
                 raise ModelMismatch(
-                    f"states[{row}] is not a state of model {self.model_info.model} with these "
-                    "phrases; begin the sentence again with a state of this utterance"
+                    f"states[{row}] is not a state of model {self.model_info.model}, or is for "
+                    "other phrases; begin the sentence again with a state of this utterance"
                 )
             if len(one) != size:
                 raise QueryError(f"states[{row}] has {len(one)} bytes; expected {size} bytes")

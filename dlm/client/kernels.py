@@ -17,8 +17,8 @@ from dlm.ngram.kernels import slot_of
 # mypy: disable-error-code="assignment"
 
 
-# Held by a thread that runs a kernel for the first time in this process; `fork` must not copy it
-# held.
+# Held by a thread that runs a kernel for the first time in this process; a process must not fork
+# while it is held.
 COMPILER = global_compiler_lock
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -35,8 +35,8 @@ def _size_for(entries):  # type: ignore[no-untyped-def]
 
 @inlined
 def _group_contexts(contexts, lengths, counts, group_of, row):  # type: ignore[no-untyped-def]
-    # The number of each row's context, in the order of first appearance, or -1 if it has no words,
-    # goes to group_of, (K,), and the first row of each to row, (K,).
+    # Numbers the distinct contexts in the order of first appearance; writes each row's number to
+    # group_of, (K,), -1 for a row without words, and each context's first row to row, (K,).
     width = contexts.shape[1]
     size = _size_for(len(counts))
     mask = np.uint64(size - 1)
@@ -85,8 +85,8 @@ def _group_contexts(contexts, lengths, counts, group_of, row):  # type: ignore[n
 
 @inlined
 def _distinct(group_of, counts, words, place, group_out, word_out):  # type: ignore[no-untyped-def]
-    # Which distinct pair of a row's group and a word each of the rows' words is, in the order of
-    # first appearance, goes to place, (Q,), and these pairs to group_out and word_out, (Q,).
+    # Numbers distinct pairs of a row's group and a word in the order of first appearance; writes
+    # the number of each word's pair to place, (Q,), and the pairs to group_out and word_out, (Q,).
     size = _size_for(len(words))
     mask = np.uint64(size - 1)
     table = np.full(size, -1, np.int32)
@@ -146,7 +146,7 @@ def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-
         asked            (U,)  uint32  the words, group after group
         place            (Q,)  int64   the place in `asked` of each query's word
     Cost      two hash tables, O(K * W + Q); the second for one row only, if all have the same words
-    Trusts    lengths <= W, sum(counts) == Q: checked in lowgrams.check_queries
+    Trusts    lengths <= W, sum(counts) == Q: checked in `plan`
     """
     rows = len(counts)
     queries = len(words)
@@ -236,7 +236,7 @@ def repeats(context_lengths, context_words):  # type: ignore[no-untyped-def]
 
 @kernel("uint8[:], uint32[:], uint32[:], uint32[:], uint32[:]", nogil=False)
 def regroup(context_lengths, context_words, pairs, word_counts, words):  # type: ignore[no-untyped-def]
-    """Merges several concatenated groupings of `QueryGroups` for shards: contexts may repeat.
+    """Merges several concatenated `QueryGroups` for a shard, in which contexts may repeat.
 
     Returns  lengths, context words, word counts, words, pairs, and place as from `group_queries`
     """
@@ -244,7 +244,7 @@ def regroup(context_lengths, context_words, pairs, word_counts, words):  # type:
     width = np.int64(1)
     for r in range(rows):
         width = max(width, np.int64(context_lengths[r]) + 1)
-    # The pair goes before the words of the context, which it follows from.
+    # The pair, which depends only on the context, goes before the context's words.
     dense = np.zeros((rows, width), np.uint32)
     longer = np.empty(rows, np.uint8)
     begin = np.int64(0)
@@ -363,7 +363,7 @@ def plan(  # type: ignore[no-untyped-def]
     Args
         view   columns of the low orders
         size   ids are below it
-        blocks whether whole blocks are asked for: `words` are no ids, and go to shards as they are
+        blocks whether whole blocks are asked for: `words` are not ids, and go to shards as they are
     Shapes
         contexts, lengths, counts, words as in `group_queries`; slots, shards as in `route_groups`
     Returns
@@ -372,7 +372,7 @@ def plan(  # type: ignore[no-untyped-def]
         place   (Q,) int64, which of the U distinct queries each is
         low     (2, U) float32: what the low orders add to a shard's sum, one after the other
         log10_prob (U,) float32, and (3, U) uint8: matched_order, ngram_length, state_length; as if
-                the low orders were all
+                the low orders were the whole model
         edges, context_lengths, context_words, word_counts, words, pairs, at  as from `route_groups`
     Trusts  shapes agree, except for sum(counts)
     """
@@ -570,7 +570,7 @@ def advance(  # type: ignore[no-untyped-def]
     """The node after each word, and what the step adds.
 
     Shapes
-        nodes      (K,)  int32   where the words of each row begin
+        nodes      (K,)  int32   the node before each row's words
         counts     (K,)  uint32  words of each row
         words      (Q,)  uint32  one row after the other; Q = sum(counts)
         symbol_of  (V,)  int32   the symbol of each word; 0 if no phrase has it

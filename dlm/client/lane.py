@@ -3,7 +3,7 @@
 All of it runs on the loop, one step after another, except `overload`. `after` decides what to do
 about a message, and only `Lane._do` does it. A message ends with the last of its parts, and leaves
 its place in the queue. If a step raises, `cut_off` ends the object that it handled; ending twice
-changes nothing. This module has over 600 lines, since it has a message's whole way.
+changes nothing. This module has over 600 lines, since it covers a message's whole life.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from dlm.errors import (
 )
 from dlm.tracing import Tracer
 
-NAMED = 8  # most servers listed in an error
+NAMED = 8  # maximum number of servers listed in an error
 MAX_REROUTES = 2  # a table that is stale twice in one call will not settle during it
 # A message counts as lost this many seconds after its deadline: connections end messages by their
 # deadline, plus the time that a busy machine needs.
@@ -106,7 +106,7 @@ class Message:
         self.ended = self.taken_over = False
 
     def use(self, snapshot: Snapshot) -> None:
-        """Sends the message by this table, which has the same shards."""
+        """Makes the message use this table, which has the same shards."""
         self.snapshot = snapshot
         addresses = snapshot.topology.addresses
         self.replicas: Sequence[str] = addresses.get(self.lane.place.shard, ())
@@ -442,8 +442,8 @@ class Lane:
     def _late(self, attempt: Attempt) -> None:
         message, client, now = attempt.message, self.client, self.client.clock()
         watch, waited_s = client.watch, now - attempt.since
-        is_late = waited_s >= self._late_after(message, now) - EARLY_S  # not only half of its time
-        if attempt.sent and not attempt.late and is_late:  # a server being connected does not stall
+        is_late = waited_s >= self._late_after(message, now) - EARLY_S  # else half its time is over
+        if attempt.sent and not attempt.late and is_late:  # connecting is not stalling
             attempt.late = True
             client.usual[attempt.address].late(waited_s, now)
         _, avoided, slow = client.unwell(message.replicas, now)

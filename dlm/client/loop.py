@@ -2,7 +2,7 @@
 the steps that a client leaves there.
 
 Calls that many threads leave at the same time are delivered together. Mailbox and timers outlive a
-loop: the next loop runs what is left while a fork suspends this one.
+loop: the next loop runs what was left there while a fork suspended this one.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ class LoopThread:
         self.arm()
 
     def stop(self, before: Callable[[], None]) -> None:
-        """Calls `before`, cancels all tasks, lets them end, and ends the thread. `before` is called
-        on the loop, so never within a reply; or in this thread, if the loop does not run it."""
+        """Calls `before`, cancels all tasks, lets them end, and ends the thread. The loop calls
+        `before`, so never while it handles a reply; or this thread does, if the loop does not."""
 
         async def end() -> None:
             before()
@@ -201,8 +201,8 @@ def running() -> LoopThread:
 
 
 def post(call: Callable[..., None], *args: Any) -> None:
-    """From any thread: runs `call` on the loop, after what was posted before; during a fork, `call`
-    runs afterwards, and this does not wait.
+    """From any thread: runs `call` on the loop, after what was posted before; during a fork, this
+    returns at once, and `call` runs after the fork.
 
     Raises  ConfigError, RuntimeError  the loop could not be started; once it is, it runs `call`
     """
@@ -231,7 +231,7 @@ def is_here() -> bool:
 
 
 def later(delay_s: float, call: Callable[..., None], *args: Any) -> None:
-    """On the loop: runs `call` there after `delay_s` seconds; even after a fork, in the parent."""
+    """On the loop: runs `call` there after `delay_s` seconds; in a parent, also after a fork."""
     heapq.heappush(_timers, (time.monotonic() + delay_s, next(_order), call, args))
     if _running is not None:
         _running.arm()
@@ -269,9 +269,9 @@ def aside(work: Callable[[], T], then: Callable[[T | Exception], object]) -> Non
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs the coroutine that `work` returns on the loop, beside the clients; waits in this thread,
-    whose signal handlers still run. A program that queries clients once per event of its own thus
-    needs no second loop, woken by gRPC for each event of this one. A fork cancels the task."""
+    """Runs on the loop, beside the clients, the coroutine from `work`; waits in this thread,
+    whose signal handlers still run. So a program that queries clients for its own events needs no
+    second loop, which gRPC would wake for each event of this one. A fork cancels the task."""
     ended: Future[T] = Future()
 
     async def whole() -> T:
@@ -360,7 +360,7 @@ TURN_S = 5.0  # limit of a wait: a child that cannot use gRPC is better than a p
 _turn = threading.RLock()  # held by a thread that forks; reentrant, since a signal handler may fork
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 _registered = False
-_kept: list[grpc.Channel] = []  # also a parent's: closing one in a child would wait for threads
+_kept: list[grpc.Channel] = []  # also a parent's channels: a child that closed one would hang
 _keeps = False  # whether the last of `_kept` belongs to this process
 
 

@@ -1,4 +1,4 @@
-"""Every event that a client logs, by loggers below `dlm.client`; `*` stands for a word."""
+"""Every event that a client logs, through loggers under `dlm.client`; `*` stands for a word."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVENTS: dict[str, DeclaredEvent] = {
     ),
     "client.model.gone": DeclaredEvent(
         "An open utterance uses a model that no server holds any longer, so the client's 2-grams "
-        "answer it. Open a new utterance. Logged once per model.",
+        "answer its queries. Open a new utterance. Logged once per model.",
         ("model", "error"),
     ),
     "client.model.not_loaded": DeclaredEvent(
@@ -43,8 +43,8 @@ EVENTS: dict[str, DeclaredEvent] = {
         ("shard_set", "shards_known"),
     ),
     "client.cluster_file.rejected": DeclaredEvent(
-        "cluster.toml could not be read, a host name could not be resolved, or a new client would "
-        "reject the file.",
+        "cluster.toml could not be read, a host name could not be resolved, or the file is not "
+        "valid.",
         ("error",),
     ),
     "client.setting.needs_restart": DeclaredEvent(
@@ -64,16 +64,16 @@ EVENTS: dict[str, DeclaredEvent] = {
     ),
     "client.mode.changed": DeclaredEvent(
         "New utterances switched between the full model and the local fallback. `messages`, "
-        "`failed` and `slow_shards` are those of the old mode. It is a warning, unless the new "
-        "mode is full.",
+        "`failed` and `slow_shards` are those of the old mode. Logged as a warning, unless the "
+        "new mode is full.",
         ("to", "reason", "messages", "failed", "slow_shards"),
     ),
     "client.server.changed": DeclaredEvent(
-        "The health of a server changed. It is a warning if the server can no longer be asked, or "
-        "is up again. A missed heartbeat is not a warning: the server is `suspect` for the reason "
-        "`silent`, until it is `down`. `before` and `after`: `up`, `not_ready`, `suspect` or "
-        "`down`. `reason`: `silent`, `lost`, `draining`, `warming`, `unauthenticated` or "
-        "`answered`.",
+        "The health of a server changed. Logged as a warning when the server can no longer be "
+        "asked, and when it is up again after that. A missed heartbeat is no warning: the server "
+        "is `suspect` for the reason `silent`, until it is `down`. `before` and `after`: `up`, "
+        "`not_ready`, `suspect` or `down`. `reason`: `silent`, `lost`, `draining`, `warming`, "
+        "`unauthenticated` or `answered`.",
         ("address", "shard", "before", "after", "reason"),
     ),
     "client.bigram_fallback.started": DeclaredEvent(
@@ -140,7 +140,7 @@ class Stats:
     local_hits     of these, answered from the low orders, without any message
     duplicates     of these, repeated within a call or a message, and sent once
     sent_queries   distinct queries sent to servers; like all figures of messages, counted when
-                   those came back
+                   the messages come back
     retries        failed messages that were sent again to another replica
     hedges         late messages that were sent to a second replica too
     hedges_won     of these, those that the second replica answered first
@@ -223,8 +223,8 @@ class ClientMetrics:
         received: int,
         stages: tuple[float, ...],
     ) -> None:
-        """Counts a message; `duplicates` are repeats among its calls, `stages` the seconds of all
-        STAGES but the first, of which decoding is 0 without a reply."""
+        """Counts a message; `duplicates` are repeats among its calls, `stages` the seconds in all
+        STAGES but the first; without a reply, those of decoding are 0."""
         stats = self.stats
         stats.messages += 1
         stats.failed += result not in (OK, CANCELLED)

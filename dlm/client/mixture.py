@@ -335,8 +335,8 @@ class BaseMixture(Generic[U]):
         for state in states:
             if not isinstance(state, tuple) or len(state) != len(self.members):
                 raise ModelMismatch(
-                    f"expected states of a mixture, each a tuple of {len(self.members)} states; "
-                    f"found {type(state).__name__}"
+                    f"a state of this mixture is a tuple of {len(self.members)} states; found one "
+                    f"of another length or type: {type(state).__name__}"
                 )
         return [[state[at] for state in states] for at in range(len(self.members))]
 
@@ -347,8 +347,8 @@ def _check_strings(words: Any) -> None:
     for word in words:
         if isinstance(word, (int, np.integer)):
             raise QueryError(
-                f"found the word id {word}; a mixture's models have different ids, so words are "
-                "strings"
+                f"found the word id {word}; a mixture's models have different ids, so give words "
+                "as strings"
             )
         if not isinstance(word, (str, bytes)):
             _check_strings(word)

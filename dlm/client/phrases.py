@@ -64,7 +64,7 @@ UNIT = float(kernels.UNIT)  # unit of bonuses, log10
 
 @dataclass(frozen=True, eq=False)
 class PhraseAutomaton:
-    """Phrases of symbols from 1; symbol 0 stands for every other word.
+    """Matches phrases of symbols numbered from 1; symbol 0 stands for every other word.
 
     Nodes are numbered level by level, so the children of a node are one range, sorted by symbol.
 
@@ -84,9 +84,9 @@ class PhraseAutomaton:
 
     @classmethod
     def of(cls, phrases: Sequence[Sequence[int]], units: Sequence[int]) -> PhraseAutomaton:
-        """The automaton of different phrases, each of one symbol or more, and their bonuses.
+        """The automaton for distinct phrases, each of one symbol or more, and their bonuses.
 
-        Trusts  sums of bonuses fit in an int32: checked in `api.phrases`
+        Trusts  sums of bonuses fit in an int32: limited by `Phrases`
         """
         order = sorted(range(len(phrases)), key=lambda at: tuple(phrases[at]))
         lengths = np.array([len(phrases[at]) for at in order], np.int64)
@@ -391,7 +391,7 @@ class BoundPhrases:
         return self.vocabulary.id_of(word) or self.new.get(as_bytes(word), UNK_ID)
 
     def model_words(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """The ids to query the model for: its unknown word for words that it lacks.
+        """The ids to ask the model about: its unknown word stands for each word that it lacks.
 
         Raises  QueryError  an id beyond those of the phrases
         """
@@ -425,7 +425,7 @@ class BoundPhrases:
         return -self.automaton.held[nodes] * UNIT
 
     def lookahead(self, words: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-        """The maximum that each word adds at any place of a phrase, 0 or more, log10."""
+        """The most that each word can add at any place in a phrase, 0 or more, log10."""
         automaton = self.automaton
         nodes = np.arange(1, len(automaton.symbols))
         parents = np.searchsorted(automaton.children, nodes, side="right") - 1

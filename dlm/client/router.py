@@ -34,7 +34,7 @@ from dlm.ngram.vocab import Vocabulary
 # word is not minimised.
 #
 # Paper: DLM 3.1 (caching) and 3.4 ("if the message times out, we estimate the probability locally
-# using the cached 2-grams"). A bit saves more messages: see shards/FORMAT.md, "Stored".
+# using the cached 2-grams"). A flag per 2-gram saves more messages: see shards/FORMAT.md, "Stored".
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ def check_queries(
             f"{words.shape}; expected one dimension of that length"
         )
     if rows and int(lengths.max()) > width:
-        raise QueryError(f"lengths has {int(lengths.max())}; contexts has only {width} columns")
+        raise QueryError(f"a length is {int(lengths.max())}; contexts has only {width} columns")
     for ids in (contexts, words):
         if ids.size and int(ids.max()) >= size:
             raise QueryError(f"word id {int(ids.max())} is out of range; ids are below {size}")
@@ -148,7 +148,7 @@ class Outage(NamedTuple):
         return isinstance(error, StaleShardSet) and self.error != StaleShardSet.__name__
 
     def is_over(self, now: float) -> bool:
-        """Whether an answered message ends the outage; not while only some are answered, so that
+        """Whether an answered message ends the outage; not while other messages still fail, so that
         the log has one line at the beginning and one at the end."""
         return now - self.last >= QUIET_S
 
@@ -209,7 +209,7 @@ def plan(
     """Checks a call and plans it; shapes as in `kernels.group_queries`, with W = order - 1.
 
     Args
-        grams     the low orders of the model; manifest, the shard set whose slots are used
+        grams     the low orders of the model; `manifest` is the shard set whose slots are used
         max_queries  most queries in a piece; larger groups are split
         blocks       see `kernels.plan`
     Raises  QueryError  shapes that do not agree, lengths or ids out of range
@@ -239,7 +239,7 @@ def plan(
 def route(
     groups: QueryGroups, slots: NDArray[np.uint16], shards: int, max_queries: int
 ) -> list[Piece]:
-    """The messages for `groups`, each for the shard that owns them.
+    """The pieces of `groups`, each for the shard that owns its contexts.
 
     Args
         groups       the queries that shards answer
@@ -281,7 +281,7 @@ def pieces_of(routed: Sequence[NDArray[Any]], max_queries: int) -> list[Piece]:
 
 
 def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
-    """The start of each run, and the end of the last: (C + 1,)."""
+    """The start of each run of `counts` items, and the end of the last: (C + 1,)."""
     out = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=out[1:])
     return out
@@ -317,8 +317,8 @@ def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, 
 
 
 def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64] | None]:
-    """Merges several groupings for a shard, so that contexts and queries occur once; and (Q,) the
-    place of each query of the parts, or None in the usual case that they share nothing."""
+    """Merges a shard's groupings, so that contexts and queries occur once; also returns the place
+    of each query of the parts, (Q,), or None in the usual case that they share nothing."""
     if len(parts) == 1:
         return parts[0], None
     # As bytes: NumPy releases the GIL to join arrays, and getting it back is slow.

@@ -1,6 +1,6 @@
 """Decides when a message to a shard is sent, to which server, and what to do after its events.
 
-Pure; `lane` carries the decisions out. The first row that matches counts. The module has over 600
+Pure; `lane` carries the decisions out. The first matching row applies. The module has over 600
 lines, since it is one set of rules, with its tables.
 
 =======  ================================================  ========================================
@@ -15,7 +15,7 @@ Failed   nobody was reached, and a server of its shard     Later
 Failed   its slot table is stale; or no server is left to  Look
          ask, and the last look was long enough ago
 Failed   otherwise                                         GiveUp
-Looked   the table was stale, or its shard set is another  Move
+Looked   the table was stale, or its shard set changed     Move
 Looked   a caller waits, and a server was not asked        Elsewhere
 Looked   otherwise                                         GiveUp
 Late     two servers have it                               Done
@@ -67,10 +67,10 @@ PERCENTILE = 0.99
 LEAST_S = 0.005
 # The assumed figures of a server until it has given enough answers.
 UNKNOWN_S = 0.05
-# A server counts as stalled after late messages in STALLED consecutive pauses, until it answers one
-# in less than twice the time that they waited or, since it may have recovered, for STALLED_S: its
-# median shows a delay only after half of `KEPT` answers. If one pause were enough, any pause of a
-# thread would move all load.
+# A server counts as stalled after late messages in STALLED consecutive pauses: until it answers one
+# in less than twice the time that those waited, but at most for STALLED_S, since it may have
+# recovered. Its median shows a delay only after half of `KEPT` answers. If one pause were enough,
+# any pause of a thread would move all load.
 STALLED, STALLED_S = 3, 1.0
 
 
@@ -149,8 +149,8 @@ def may_take_over(heard: Mapping[str, Heard], left_s: float) -> list[str]:
 
 
 class Usual:
-    """The latest answers of one server; `late_s`, the percentile after which an answer is late, and
-    the median are inf until enough came, and `at` is -inf before the first."""
+    """The latest answers of one server. `late_s`, after which an answer is late, and `median_s` are
+    inf until there are enough answers; `at`, when the last one came, is -inf before the first."""
 
     __slots__ = (
         *("_late_at", "_lates", "_missed_at", "_new", "_times", "_waited_s"),
@@ -334,7 +334,7 @@ def _after_failure(outcome: Failed, message: Any, now: float) -> Decision:
     """Another server is asked once, within the budget. While servers drain or warm up, they are
     asked one after another, outside the budget, since that is not a failure.
 
-    A damaged reply and rejected credentials also count: the host or its tokens may be at fault. A
+    A damaged reply and rejected credentials are failures: the host or its tokens may be at fault. A
     server that has just become ready in a rolling restart may not be known yet, so the message
     waits. If servers are silent, callers get the error at once.
     """
@@ -394,8 +394,8 @@ def after_call(settled: bool, calls: int, left_s: float) -> Move | GiveUp:
 
 
 def after_file(tries: int, *, wrong: bool, resumed: bool) -> Again | Elsewhere:
-    """What to do after a server sent a wrong or incomplete file: a broken download is resumed; one
-    that another server began and that turns out wrong is fetched as a whole."""
+    """What to do after a server sent a wrong or incomplete file: a broken download is resumed; a
+    file that another server began and that turns out wrong is fetched as a whole."""
     return Elsewhere() if tries > 1 or (wrong and not resumed) else Again()
 
 
@@ -439,7 +439,7 @@ def is_moving(error: DlmError) -> bool:
 # Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is
 # ours.
 
-MAX_QUEUED_ITEMS = 4096  # most waiting parts, whatever their size: each has a caller that waits
+MAX_QUEUED_ITEMS = 4096  # limit of waiting parts, whatever their size: a caller waits for each
 # Queries that may wait for a shard: a few messages' worth, and a minimum if messages are small.
 MAX_WAITING_MESSAGES = 4
 MIN_WAITING = 4096
@@ -448,7 +448,7 @@ MIN_WAITING = 4096
 HORIZON_S = 1.0
 # The first answers are ignored: their times include connecting and waking up.
 FIRST_ANSWERS = 8
-# A message takes as long as this number of queries even if it has fewer: waiting queries go in
+# A message counts as at least this number of queries in a shard's pace, since waiting queries go in
 # larger messages.
 LEAST_QUERIES = 256
 # The estimated wait may take this share of the time left; the rest covers errors of the estimate.
@@ -456,9 +456,9 @@ PATIENCE = 0.5
 
 
 class Pace(NamedTuple):
-    """Decayed sums over the time in which anything was in flight: messages answered since the
-    start; their queries and busy seconds, with older ones counting less; and when that was last up
-    to date."""
+    """How fast a shard answers: messages answered since the start; their queries and the seconds
+    in which anything was in flight, both as sums in which older ones count less; and `at`, when
+    these were last updated."""
 
     answers: int = 0
     queries: float = 0.0
@@ -496,7 +496,7 @@ AGAIN = 3.0
 class Round:
     """Decides when all shards of a set are asked together: not while messages are in flight to any
     of them, since `began`; nor before all answered callers have asked again, if all did so in time
-    before."""
+    in the round before."""
 
     __slots__ = ("_answered_at", "_came", "_expected", "_waits", "began", "under_way")
 
@@ -531,7 +531,7 @@ class Round:
 
 
 class Queue:
-    """One shard's queue of parts of calls, or whatever has `queries` and a `deadline`.
+    """One shard's queue of parts of calls, or of anything that has `queries` and a `deadline`.
 
     Args
         round        the round of all shards of its set
@@ -636,8 +636,8 @@ class Queue:
 
     def done(self, number: int, now: float, *, answered: bool = True, gone: bool = False) -> bool:
         """Notes that a message came back; False if it already had. It shows the shard's pace only
-        if `answered`; if it is `gone`, since no server accepted it or this client, the known pace
-        is forgotten."""
+        if `answered`; if `gone`, because no server accepted the message or this client, the known
+        pace is forgotten."""
         queries = self.in_flight.pop(number, None)
         if queries is None:
             return False

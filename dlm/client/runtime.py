@@ -38,7 +38,7 @@ AVOID_S = 1.0  # for this long, a server that a message did not reach is asked a
 CHECK_S = 1.0  # seconds between checks of queues and messages, while there are any
 # Share of messages that may be sent again when they fail, and the size of a burst.
 RETRIED, RETRY_BURST = 0.1, 20.0
-# Share of messages that may be sent to a second server when they are late, likewise.
+# The same for messages that may be sent to a second server when they are late.
 HEDGED, HEDGE_BURST = 0.05, 100.0
 
 # Called with a connection, or with the error that prevented it.
@@ -46,7 +46,7 @@ Connected: TypeAlias = Callable[[Connection | Exception], None]
 
 
 class Runtime:
-    """Fields below "of the loop" are used only there; `lock` guards the rest. The lock is
+    """Fields below "of the loop" are used only on the loop; `lock` guards the rest. The lock is
     reentrant, since a signal handler may run while its own thread has it. `before` is the watch of
     the parent process, whose mode stays until this process has a watch; `ready` has the lanes that
     may have something to send."""
@@ -80,7 +80,7 @@ class Runtime:
         self._connecting: dict[str, list[Connected]] = {}  # who waits for a connection, by address
         self._busy = False  # whether a step is running, which looks at `ready` at its end
         self._flushing = False  # whether a look at `ready` follows the waiting steps
-        self._alarms: list[float] = []  # when shards are checked; the next is last
+        self._alarms: list[float] = []  # times to check shards at; the last one is due next
         self._chance = random.Random()
         self.retrying = TokenBucket(RETRIED, RETRY_BURST)
         self.hedging = TokenBucket(HEDGED, HEDGE_BURST)
@@ -155,8 +155,8 @@ class Runtime:
             return self.connections.setdefault(address, made)
 
     def reach(self, address: str, then: Connected) -> None:
-        """On the loop: calls `then` there, in a step of its own, with the connection to `address`,
-        which a thread makes, since resolving a name may take seconds."""
+        """On the loop: calls `then` with the connection to `address`. If there is none, a thread
+        makes it, since resolving a name may take seconds, and `then` is called in a later step."""
         found = self.connections.get(address)
         if found is not None:
             then(found)
@@ -216,7 +216,7 @@ class Runtime:
             self.check_by(next_at)
 
     def _take(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Carries out a step of another thread. Messages that become ready are sent after all steps
+        """Carries out another thread's step. Messages that become ready are sent after all steps
         that wait now, so that simultaneous parts are sent together."""
         self._busy = True
         self.attempt(step, *args)
@@ -250,7 +250,7 @@ class Runtime:
             about = args[0] if args else getattr(step, "__self__", None)
             getattr(about, "cut_off", loop.log_failure)(exc)
 
-    # -- on the loop: what is known of servers ------------------------------------------------
+    # -- on the loop: what is known about servers ---------------------------------------------
 
     def choose(self, replicas: Sequence[str], tried: frozenset[str], now: float) -> str | None:
         if len(replicas) == 1:

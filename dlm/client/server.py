@@ -72,8 +72,8 @@ def client_closed() -> ClientClosed:
 
 # -------------------------------------------------------------------------------------------------
 # Calls to one server beside its streams, over a channel of its own on the loop: heartbeats,
-# descriptions, downloads, and the few messages whose trace is sampled. A call costs three times a
-# message on a stream.
+# descriptions, downloads, and the few messages whose trace is sampled. A call costs three times as
+# much as a message on a stream.
 
 
 class Calls:
@@ -105,7 +105,7 @@ class Calls:
             ask.end(None, closed_error(self._address))
 
     def _close(self) -> None:
-        """A channel never reads its certificates again: the next call opens another channel."""
+        """Closes the channel, which never rereads its certificates; the next call opens another."""
         channel, self._channel = self._channel, None
         if channel is not None and loop.is_here():
             self._closing = asyncio.ensure_future(channel.close())
@@ -136,7 +136,7 @@ class Calls:
             metadata = (*self._security.metadata, *ask.metadata) or None
             data: bytes | None = await method(ask.request, timeout=left_s, metadata=metadata)
             if data is None:  # a success for gRPC, but the message's frame was damaged
-                raise ProtocolError(f"the reply of {self._address} was damaged in transit; retry")
+                raise ProtocolError(f"the reply from {self._address} was damaged in transit; retry")
         except Exception as exc:  # noqa: BLE001 - the caller must be told
             error = failed(self._address, exc)
             if isinstance(error, REFUSED):
@@ -212,8 +212,8 @@ class ReceivedFile:
 
 class Connection:
     """A connection to one server, over separate gRPC channels that are opened when needed: one per
-    stream, since processes that share a port share the load by connections, and another when all
-    are busy. Tests replace it with scripted connections to make the network fail.
+    stream, and another when all are busy, since processes that share a port divide the load by
+    connection. Tests replace it with scripted connections to make the network fail.
 
     A failure is a `DlmError`, raised or passed to `reply`; one that a server sent has its `reason`.
     """
@@ -247,7 +247,7 @@ class Connection:
     def context_block(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw:
-        """Sends a ContextBlockRequest like `score`."""
+        """Sends a ContextBlockRequest, as `score` sends a ScoreRequest."""
         deadline, carried = time.monotonic() + timeout_s, codec.carry_block_request(request)
         unpack = codec.carried_block_reply
         ask = Ask("ContextBlock", request, deadline, reply, metadata, carried, unpack)
@@ -258,7 +258,7 @@ class Connection:
         request = pb.DescribeRequest(shard_set=shard_set).SerializeToString()
         message = codec.parse(pb.DescribeReply(), self._wait("Describe", request, timeout_s))
         if message.checksum != codec.describe_checksum(message):
-            raise ProtocolError(f"a DescribeReply of {self.address} was damaged in transit; retry")
+            raise ProtocolError(f"{self.address}'s DescribeReply was damaged in transit; retry")
         return message
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
@@ -286,10 +286,10 @@ class Connection:
     def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
         message = codec.parse(pb.HeartbeatReply(), data)
         if message.checksum != codec.heartbeat_checksum(message):
-            raise ProtocolError(f"the heartbeat reply of {self.address} was damaged in transit")
+            raise ProtocolError(f"the heartbeat reply from {self.address} was damaged in transit")
         if message.sequence != request.sequence:
             raise ProtocolError(
-                f"the heartbeat reply of {self.address} has number {message.sequence}; expected "
+                f"the heartbeat reply from {self.address} has number {message.sequence}; expected "
                 f"{request.sequence}"
             )
         return message
@@ -368,7 +368,7 @@ class Connection:
             return
         try:
             self._send(ask)
-        except Exception as exc:  # noqa: BLE001 - who waits must get it
+        except Exception as exc:  # noqa: BLE001 - whoever waits must get it
             ask.end(None, failed(self.address, exc))
 
     def _send(self, ask: Ask) -> None:
@@ -487,7 +487,7 @@ Connect = Callable[[str], Connection]  # makes a connection to an address
 
 
 class ScoreAsks:
-    """Asks for scores of words after contexts, as `Answers`. Each kind has its own queues."""
+    """Asks for word scores after contexts (`Answers`). Each kind of message has its own queues."""
 
     name = "scores"
 
@@ -498,7 +498,7 @@ class ScoreAsks:
     def decode(
         self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
     ) -> Answers:
-        """The answers in a reply; raises `ProtocolError` if it cannot be one."""
+        """The answers in a reply; raises `ProtocolError` if the reply is not valid."""
         answers = codec.decode_score_reply(
             data,
             shard_set=manifest.shard_set_bytes,
@@ -510,14 +510,14 @@ class ScoreAsks:
         return answers
 
     def send(self, connection: Connection, *message: Any) -> Withdraw:
-        """Sends a request like `Connection.score`."""
+        """Sends a request with `Connection.score`."""
         return connection.score(*message)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """A reply's content for one context, or a part of it: the number of words stored after it; and,
-    as in `StoredWords`, log10_backoffs (L - 1,), ranks (n,) and their answers."""
+    """A reply's content for one context, or a part of it: the number of words stored after the
+    context; and, as in `StoredWords`, log10_backoffs (L - 1,), ranks (n,) and their answers."""
 
     total: int
     log10_backoffs: NDArray[np.float32]

@@ -18,9 +18,9 @@ from dlm.errors import ModelMismatch, QueryError
 FULL_MODEL, LOCAL_MODEL = "full", "local_fallback"
 
 # A state as bytes: this version, the first bytes of its model's id, the number of its words, and
-# order - 1 ids, uint32 LE, right-aligned, zero where unused. With phrases it has their version, and
-# before the number the first bytes of their digest and the node, uint32 LE. DO NOT CHANGE: programs
-# store these bytes.
+# order - 1 ids, uint32 LE, right-aligned, zero where unused. With phrases, the version is
+# PHRASE_STATE_VERSION, and the first bytes of the phrases' digest and the node, uint32 LE, stand
+# before the number. DO NOT CHANGE: programs store these bytes.
 STATE_VERSION, PHRASE_STATE_VERSION, MODEL_BYTES, PHRASES_BYTES = 1, 2, 8, 8
 
 
@@ -29,7 +29,7 @@ class ModelInfo:
     """The model that a score belongs to, and the shard set on which it was opened.
 
     kind     "full", or "local_fallback" for the local model of a client whose servers fail
-    phrases  digest of the utterance's phrases; "" without
+    phrases  digest of the utterance's phrases; "" for none
     """
 
     kind: str
@@ -77,7 +77,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class PhraseState(State):
-    """A state of an utterance with phrases. Equal ones also have the same beginning of a phrase
+    """A state of an utterance with phrases. Equal states also end in the same beginning of a phrase
     (`_node`, see `dlm.client.phrases`)."""
 
     _node: int = 0
@@ -197,8 +197,8 @@ class States:
 
 
 def state_head(model_info: ModelInfo) -> tuple[bytes, int]:
-    """The bytes that every state begins with; and the place of the number of its words, before
-    which the node stands if there are phrases."""
+    """The bytes that every state begins with, and the offset of its number of words; with phrases,
+    the node stands just before that number."""
     model = bytes.fromhex(model_info.model)[:MODEL_BYTES]
     if not model_info.phrases:
         return bytes([STATE_VERSION]) + model, 1 + len(model)

@@ -207,7 +207,7 @@ class SecurityFiles:
         looking.set_result(None)
 
     def suspend(self) -> None:
-        """Before a fork: makes the next loop not wait for a read that this one began."""
+        """Before a fork: keeps the next loop from waiting for a read that this one began."""
         self._looking = None
 
     def open_channel(self) -> grpc.aio.Channel:
@@ -315,7 +315,7 @@ class Exchange:
 
     def _expire(self, planned: float) -> None:
         if self._looks != planned:
-            return  # an earlier check was scheduled since, and schedules the next
+            return  # a check that is due sooner was scheduled, and schedules the next
         now = time.monotonic()
         self._looks = inf  # if this fails, the next message schedules a check
         late = [self.pending.pop(n) for n, a in list(self.pending.items()) if a.deadline <= now]
@@ -487,7 +487,7 @@ class Exchange:
         self._receive(await call.read())
 
     async def _close(self, call: Any) -> None:
-        """Ends a call regularly, after the replies to all messages."""
+        """Ends a call normally, after the replies to all messages."""
         await call.done_writing()
         await call.read()
 
@@ -533,7 +533,7 @@ class Exchange:
         )
         if message.reason == Reason.LATE and time.monotonic() < ask.deadline - LATE_TOO_SOON_S:
             # The server's estimate of our clock is wrong (a machine was paused): a new stream makes
-            # a new one. Messages in flight on this one are still answered.
+            # a new estimate. Messages in flight on this stream are still answered.
             self.ended = True  # before the caller gets the error, since it may send again at once
         if message.reason == Reason.DRAINING:
             # If several servers share the address, a new connection may reach another.

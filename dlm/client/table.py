@@ -166,9 +166,9 @@ class Table:
             return queued
 
     def follow(self) -> None:
-        """Refreshes in the background if the default model may have changed; called by new
-        utterances, and by heartbeats or else calls, for clients that keep one utterance for
-        days."""
+        """Refreshes in the background if the default model may have changed. New utterances call
+        it; for clients that keep one utterance for days, so do heartbeats or, without them,
+        calls."""
         known = self.known
         if known is None:
             return
@@ -217,8 +217,8 @@ class Table:
         self._runtime.help(self.refresh_quietly, snapshot)
 
     def look(self, snapshot: Snapshot, timeout_s: float, stale: bool) -> None:
-        """On the helper thread: refreshes, unless another call did since `snapshot`, or recently if
-        it is not `stale`."""
+        """On the helper thread: refreshes, unless another call has done so since `snapshot`, or the
+        last look was recent and the table is not `stale`."""
         if self.of(snapshot.model) is snapshot and (stale or self.may_look()):
             self.refresh(snapshot, timeout_s)
 

@@ -109,7 +109,7 @@ class ContextBlocks:
         )
 
     def answers(self, row: int, words: NDArray[np.uint32]) -> Answers:
-        """Answers to words by id, each after one of the states.
+        """Answers to words, given by id, after the state in `row`.
 
         Trusts  the ids are below the vocabulary's size
         """
@@ -223,7 +223,7 @@ def _block(
     low: LowOrders, context: NDArray[np.uint32], fetched: _Fetched, whole: Answers | None
 ) -> ContextBlock:
     if whole is not None:
-        if source_of(whole).any():  # no shard gave all answers in time
+        if source_of(whole).any():  # some answers did not come in time
             return ContextBlock.low_only(low, context, BIGRAM_FALLBACK)
         every = np.arange(low.manifest.vocabulary_size, dtype=np.uint32)
         return ContextBlock(low, context, ContextBlock.low_only(low, context).sums, every, whole)

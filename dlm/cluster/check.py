@@ -65,7 +65,7 @@ def check_rescoring(
     checked = Checked()
     rng = random.Random(1)
     utterance = client.utterance()
-    # A shard set numbers the words in another order than the ARPA file.
+    # A shard set numbers the words in a different order from the ARPA file.
     ids = oracle.vocabulary.ids_of(utterance.vocabulary.words)
     for line in lines:
         beam: Beam = {utterance.begin(): (0.0, (oracle.vocabulary.begin_id,))}

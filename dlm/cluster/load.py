@@ -23,8 +23,8 @@ MOST_QUERIES = 1 << 50  # limit of a slot: sums stay far below 2^63
 
 def slot_load(places: Sequence[str], manifest: Manifest) -> NDArray[np.int64]:
     """(4096,) queries answered for each slot, summed over the pages at `places` (files or HTTP
-    addresses, one per server). Raises ConfigError if a page cannot be read, no page is of
-    this shard set, or a shard has none."""
+    addresses, one per server). Raises ConfigError if a page cannot be read, or
+    a shard of this set has no page."""
     total = np.zeros(SLOTS, np.int64)
     shards: set[int] = set()
     others: set[str] = set()

@@ -52,7 +52,7 @@ class Server:
 
     def beside(self, shard: int, ready: Path) -> Server:
         """Starts a server of another shard with the same options, at another free port; returns it
-        once it is ready. Raises ShardDown, ConfigError if it did not start; its message is on
+        once it is ready. Raises ShardDown or ConfigError if it did not start; its message is on
         standard error."""
         own = {"--shard": str(shard), "--ready-file": str(ready), "--port": "0"}
         command = [part for part in self._words(own) if part != SHARED]
@@ -81,7 +81,7 @@ class Server:
 
 
 def by_number(address: str) -> str:
-    """The address of a server of `running_servers`, whatever name a file has for this machine."""
+    """An address, with 127.0.0.1 for any name of this machine, as `running_servers` writes it."""
     host, port = address.rsplit(":", 1)
     return f"127.0.0.1:{port}" if is_loopback(host) else address
 
@@ -245,8 +245,8 @@ def stop(processes: list[subprocess.Popen[bytes]]) -> None:
 def running_gateway(
     cluster_file: Path, options: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
-    """A gateway to these servers, on free ports unless `options` name others; and the facts that it
-    wrote when it was ready: `port`, `http_port`, `pid`. The gateway is stopped at the end. Raises
+    """A gateway to the servers of a file, on free ports unless `options` name others; and the facts
+    that it wrote when ready: `port`, `http_port`, `pid`. The gateway is stopped at the end. Raises
     what `running_servers` raises."""
     with scratch_folder(None, "dlm-gateway") as scratch:
         ready = scratch / "gateway.json"
@@ -275,7 +275,7 @@ def shards_listed(sets: Path) -> int:
 
 
 def joining(servers: Sequence[Server], sets: Path, shard: int) -> Iterator[str]:
-    """The command that starts as many servers of this shard as shard 0 has, on free ports."""
+    """Says how to start as many servers of this shard as shard 0 has, on free ports."""
     ports: dict[str, str] = {}
     for like in servers:
         if like.endpoint.shard == 0:
@@ -332,14 +332,14 @@ def supervise(
                 if not _is_free(endpoint.address, shared=SHARED in server.command):
                     if now >= held.setdefault(at, now + HELD_S):
                         held[at] = math.inf
-                        yield f"{what}; it is restarted once another process leaves its port"
+                        yield f"{what}; it will be restarted once another process frees its port"
                     continue
                 held.pop(at, None)
                 if now - started.get(at, -RESTART_S) >= RESTART_S:
                     started[at] = now
                     try:
                         servers[at] = server.again()
-                    except OSError as exc:  # no process, no memory: the next look tries
+                    except OSError as exc:  # no free process or memory: the next look tries again
                         yield f"{what}; it cannot be restarted yet: {exc}"
                         continue
                     gone.discard(at)

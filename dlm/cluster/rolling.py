@@ -53,7 +53,7 @@ TELL_S = 10.0
 CENSUS_S = 5.0
 
 
-# Minimum number of calls of each model in a comparison.
+# A comparison's sentences, words of each, choices per word, and minimum calls of each model.
 SENTENCES, WORDS, CHOICES, CALLS = 32, 8, 16, 384
 SEED = 20191201
 
@@ -79,7 +79,7 @@ def sample(client: Client, sentences: int = SENTENCES, seed: int = SEED) -> list
 def compare(
     old: Client, new: Client, files: Client | None, sentences: Sequence[str], calls: int = CALLS
 ) -> Comparison:
-    """Queries both models in turn for each sentence, until each had this many calls."""
+    """Queries both models in turn for each sentence, until each has had this many calls."""
     took: list[tuple[float, float]] = []
     failed, wrong = [0, 0], 0
     differences: list[float] = []
@@ -146,7 +146,7 @@ class Pair:
 
 @contextmanager
 def only_one(cluster: AnyPath) -> Iterator[None]:
-    """Raises `ConfigError` during another roll-out of this cluster; in a store, writing does so."""
+    """Raises `ConfigError` during other roll-outs of the cluster; in a store, writing raises it."""
     if isinstance(cluster, RemotePath):
         yield
         return
@@ -237,7 +237,7 @@ def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) 
     old, new = pair.old, pair.new
     found = []
     if old.order != new.order:
-        found.append(f"its order is {new.order}, and {old.order} is served")
+        found.append(f"its order is {new.order}, but the served model's is {old.order}")
     if old.file("vocabulary").xxh3_128 != new.file("vocabulary").xxh3_128:
         found.append("its words have other ids")
     if found and not other_words:
@@ -335,7 +335,7 @@ def places_of(
 
 
 def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
-    """One look at the servers, in the form for `rollout.step`."""
+    """One look at the servers, in the form that `rollout.step` takes."""
     lacking: dict[str, tuple[str, ...]] = {}
     holding: dict[str, tuple[str, ...]] = {}
     busy = set()
@@ -434,7 +434,7 @@ class Rolling:
         after, actions = step(state, event, self._rules, self._clock())
         if after.stage is not state.stage:
             if after.stage is Phase.COMPARE and isinstance(event, Seen) and event.missing(state):
-                self._tell(f"without {shown(event.missing(state))}, which gives no answer")
+                self._tell(f"continuing without {shown(event.missing(state))}, which is silent")
             self._tell_stage(after)
         if after.stage not in (Phase.COMPARE, Phase.SHARE):
             self._asking.close()  # closes the clients before their model is unloaded
@@ -457,8 +457,8 @@ class Rolling:
                 if action.silent:
                     self._tell(
                         f"{shown(action.silent)} did not answer: it is not known whether the set "
-                        "is unloaded there. A server reads the list again when it goes on or "
-                        "starts; look at it with dlm status"
+                        "is unloaded there. A server reads the list again when it resumes or "
+                        "starts; check it with dlm status"
                     )
         return state
 
@@ -501,7 +501,7 @@ class Rolling:
         self._tell(
             f"compared {found.sentences} sentences: median {found.old_ms:.2f} ms old, "
             f"{found.new_ms:.2f} ms new; failed {found.old_failed} old, {found.failed} new; "
-            f"log10 of a word differs by {found.difference:+.3f} on average, in one by "
+            f"a word's log10 P differs by {found.difference:+.3f} on average, at most by "
             f"{found.largest:+.3f}"
         )
         return found

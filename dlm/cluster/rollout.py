@@ -27,7 +27,7 @@ from dlm.config import check, setting
 
 ADDRESSES_SHOWN = 4
 SPARE_S = 10.0  # a server that is started again answers sooner
-RARELY = 10_000  # in one of so many comparisons, a model seems slow by chance
+RARELY = 10_000  # in one of this many comparisons, a model seems slow by chance
 
 
 class Phase(Enum):
@@ -94,7 +94,7 @@ class Rules:
         low=1,
         high=1000,
         why="A sign test on hundreds of alternating calls decides, and errs once in 10,000 times. "
-        "The time is measured again before the command goes back.",
+        "The time is measured again before the roll-out is undone.",
     )
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class Rules:
         if found.wrong:
             return (
                 f"the servers' scores of {found.wrong} of {found.sentences} sampled sentences "
-                "differ from the scores by the new model's files"
+                "differ from those of the new model's files"
             )
         if self.is_slow(found):
             return (
@@ -122,13 +122,13 @@ class Rules:
         return ""
 
     def is_slow(self, found: Comparison) -> bool:
-        """Whether calls exceed `max_slowdown` more often than coins fall heads by chance."""
+        """Whether more calls exceed `max_slowdown` than chance explains: see `most_by_chance`."""
         slower = sum(ratio > self.max_slowdown for ratio in found.ratios)
         return slower > most_by_chance(len(found.ratios))
 
 
 def most_by_chance(calls: int) -> int:
-    """The most heads of this many coins that occur more often than once in `RARELY` trials."""
+    """The most heads that this many coins reach more often than once in `RARELY` trials."""
     tail, most = 0, 2**calls // RARELY
     for heads in range(calls, -1, -1):
         tail += math.comb(calls, heads)
@@ -244,7 +244,7 @@ Actions: TypeAlias = tuple[Action, ...]
 class Progress:
     """Where a roll-out is: when the stage began, when the set that is to be unloaded was last busy,
     when the models were last compared; whether clients may have open utterances on the new model;
-    and why it is being undone, unless the operator wanted that."""
+    and why the roll-out is being undone, unless the operator undid it."""
 
     old: str
     new: str
@@ -263,7 +263,7 @@ class Progress:
 def resumed(
     old: str, new: str, rollout: Rollout | None, rules: Rules, now: float
 ) -> tuple[Progress, Actions]:
-    """The state in which a roll-out begins, or continues after what cluster.toml says."""
+    """The state in which a roll-out begins, or continues from what cluster.toml says."""
     # It is not known whether clients got the new model in an earlier run.
     state = Progress(old, new, Phase.LOAD, now, shared=rollout is not None)
     if rollout is None or rollout.share == 0.0:
@@ -272,8 +272,8 @@ def resumed(
 
 
 def lasting(seen: Seen, since: Mapping[str, float], now: float) -> tuple[Seen, dict[str, float]]:
-    """What was seen, without servers that have been silent for longer than a start takes; and the
-    time since which each server is silent."""
+    """What was seen, sparing only servers that have been silent for longer than a start takes; and
+    since when each has been silent."""
     since = {one: since.get(one, now) for one in seen.spared}
     lost = frozenset(one for one, begun in since.items() if now - begun >= SPARE_S)
     return replace(seen, spared=lost), since
@@ -282,7 +282,7 @@ def lasting(seen: Seen, since: Mapping[str, float], now: float) -> tuple[Seen, d
 def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progress, Actions]:
     """The next state, and what to do.
 
-    Guarantees  clients are sent to no set that a server which answers may lack, and a set is
+    Guarantees  clients are never sent to a set that an answering server may lack, and a set is
                 unloaded only after clients were sent away from it
     """
     if isinstance(event, Undo):

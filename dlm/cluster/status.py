@@ -26,7 +26,7 @@ Clock = Callable[[], float]
 
 HEARTBEATS = HeartbeatConfig()  # the default of clients
 ID_DIGITS = 12
-# Number of heartbeats, of which the shortest counts: the first on a connection includes the
+# Number of heartbeats, of which the shortest is used: the first on a connection includes the
 # handshake, and a delay of this machine must not count as the server's.
 BEATS = 3
 ROUNDS = 3  # measurements one after another, before a server counts as slow compared with another
@@ -41,12 +41,12 @@ class Row:
                    rejects this client
     processes, alike  number that listen on the port, and how many of them hold the same models
     model, shard_set  their first 12 hex digits
-    refused        messages refused since it started;  failing_percent  share of those between the
-                   last two beats, as for the other rates
+    refused        messages refused since it started;  failing_percent  share of the messages
+                   between the last two beats that it refused; rates are for that time, too
     cpu_percent    of one core;  memory_bytes  private memory;  idle_s  since the last message
     round_trip_ms  of the last poll: the shortest of up to three beats, on an open connection
     delay_ms       the shortest of the last five round trips, as clients measure it
-    delay_ratio    delay over its baseline, after eight beats; above 2, and 20 ms more, is slow
+    delay_ratio    delay over its baseline, after eight beats; slow: above 2 and over 20 ms longer
     slow           compared with its baseline, or with another server of its shard
     error          why data are missing from the row
     """
@@ -120,7 +120,7 @@ class ClusterSnapshot:
         return None if self.refused or self.unserved else Mode.FULL
 
     def facts(self) -> dict[str, Any]:
-        """The facts for JSON: `servers` (rows, field by field), and others, named as attributes."""
+        """The facts for JSON: `servers` (rows, field by field), and others, by attribute name."""
         return {
             "servers": [asdict(row) for row in self.rows],
             "shards": list(self.shards),

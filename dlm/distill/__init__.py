@@ -1,1 +1,1 @@
-"""Approximates a model by an n-gram model: expected n-gram counts, then weights from a KL step."""
+"""Approximates a model by an n-gram model: computes expected counts, then fits weights to them."""

@@ -175,7 +175,7 @@ class Figure:
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """The models' metrics on a text: (m, u, 7) float64, the fields of `Metrics` for m models and u
-    users, 1 if users are not known."""
+    users; u is 1 if users are not known."""
 
     judges: Sequence[Judge]
     sums: NDArray[np.float64]
@@ -230,8 +230,8 @@ class Evaluation:
 
 
 def evaluate(judges: Sequence[Judge], users: Iterable[Iterable[Sentence]]) -> Evaluation:
-    """Evaluates each model on the sentences of each user, or on one entry with all of them;
-    ConfigError without words."""
+    """Evaluates each model on the sentences of each user; if users are not known, `users` is one
+    entry with all sentences. ConfigError if no sentence has a word."""
     rows: list[NDArray[np.float64]] = []
     known_words: dict[str, bool] = {}
 

@@ -42,7 +42,7 @@ Tell = Callable[[str], None]
 def distill_files(
     request: DistillRequest, *, progress: Tell = lambda line: None
 ) -> DistilledModel | None:
-    """Writes the model on a topology that is nearest to a source, or only counts for it and returns
+    """Writes the model on a topology that is nearest to a source, or only writes counts and returns
     None. The same inputs and options give the same bytes. The output is replaced whole or not at
     all, and has a record composed from those of the inputs.
 
@@ -201,7 +201,7 @@ def _record(what: str, record: Provenance | None, public: str) -> Provenance:
         return record
     if public:
         return Provenance.public(public, what)
-    return Provenance.none(f"nothing says whose text {what} is: it has no record")
+    return Provenance.none(f"{what} has no record, so nothing says whose text it comes from")
 
 
 def _digest(request: DistillRequest) -> str | None:

@@ -109,7 +109,7 @@ def count_source(
 ) -> tuple[NgramCounts, float]:
     """Counts for a closed topology, and the source's entropy summed over all visits, in nats; saved
     in `folder`, or `added` up from several workers without counting. Raises ConfigError
-    and FormatError, see `work.count_all` and `work.add_parts`."""
+    and FormatError as `work.count_all` and `work.add_parts` do."""
     counting = source.counting(topology)
     common = {"source": source.identity(), "topology": work.ngrams_digest(topology)}
     if sampling is None:
@@ -162,7 +162,7 @@ def count_restricted(
     threads: int = 2,
     progress: Tell | None = None,
 ) -> tuple[Restriction, ModelColumns, NgramCounts, float]:
-    """Counts for a closed topology in the source's words; like `count_source`."""
+    """Restricts a topology to the source's words, closes it, and counts as `count_source` does."""
     part = restricted(topology, source.vocabulary)
     target = closed(part.model, threads)
     counts, entropy = count_source(
@@ -188,8 +188,8 @@ def distill_samples(
 
     Args
         sampling       a part of the samples, or a text, instead of samples and a seed
-        prior          visits to add to each visited context; None for 0.01, or, for a source that
-                       spells its words, its number of distinct words (`prior.as_backed_off`)
+        prior          visits to add to a visited context; None: 0.01, or for a source that spells
+                       its words, the context's number of distinct words (`prior.as_backed_off`)
         folder, added  see `count_source`
     Raises
         ConfigError  the topology has no n-gram in the source's words; there are no samples
@@ -284,7 +284,7 @@ def distill_inferred(
 
 
 class SentenceCollection:
-    """`work.Summed` that keeps sentences: its single sum is the array of all words."""
+    """A `work.Summed` that keeps sentences; its single sum is the array of all words."""
 
     def __init__(self, sentences: SentenceBlocks) -> None:
         self._sentences = sentences
@@ -307,8 +307,8 @@ class SentenceCollection:
 
 
 def sentences_of(reader: SourceReader) -> SentenceBlocks:
-    """The sentences of a protocol source; ConfigError for visits, which do not show sentence
-    ends."""
+    """The sentences of a source; ConfigError if it makes visits, which do not show where sentences
+    end."""
     if reader.makes_visits:
         raise ConfigError(
             f"{reader.name} makes visits, not sentences, so no topology can be inferred; give a "
@@ -354,7 +354,7 @@ def walked_sentences(model: ModelColumns) -> SentenceBlocks:
 
 
 class NgramCounting(work.Summed, Protocol):
-    """Counting that ends in counts for a topology."""
+    """Counts in blocks, and gives the counts for a topology at the end."""
 
     def blocks(self, sampling: Sampling) -> Iterator[Iterator[int]]:
         """The blocks for `work.count_all`."""
@@ -383,8 +383,8 @@ class VisitCounting:
 
 
 class WalkCounting:
-    """Counts the states of a backoff model that its own or given sentences visit; it has the ids of
-    `topology`, which is closed."""
+    """Counts the states of a backoff model that its own or given sentences visit; the ids are those
+    of `topology`, which is closed."""
 
     def __init__(self, model: ModelColumns, topology: ModelColumns) -> None:
         self._target = topology

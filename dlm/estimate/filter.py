@@ -1,7 +1,7 @@
 """Restricts a model to a vocabulary: keeps the n-grams whose words are all in it.
 
 As in KenLM's `filter single`, probabilities and backoff weights do not change, so a context sums to
-less than 1 by the probability of dropped words. `renormalised` gives P(word | context, the word is
+1 minus the probability of dropped words. `renormalised` gives P(word | context, the word is
 in the vocabulary), exactly.
 """
 
@@ -177,7 +177,7 @@ def renormalised_bytes(counts: Iterable[int]) -> int:
 def renormalised(
     model: ModelColumns, words: Collection[bytes], *, path: str = "the model", threads: int = 2
 ) -> tuple[Vocabulary, list[SectionColumns], int]:
-    """The n-grams whose words are all in a vocabulary, given that every word is.
+    """The n-grams whose words are all in a vocabulary, with P given that every word is in it.
 
     If Z(h) is the probability after h of all words that stay, p'(w | h) = p(w | h) / Z(h). That is
     a backoff model, with weights gamma'(h) = gamma(h) Z(h') / Z(h), h' being h without its oldest

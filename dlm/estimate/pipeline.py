@@ -176,7 +176,7 @@ class _Estimation:
                 backoffs: Column | None = None
                 probs = interpolation.probs
                 if n < settings.order:
-                    progress.stage(f"probabilities of order {n + 1}")
+                    progress.stage(f"computing probabilities of order {n + 1}")
                     probs = interpolation.step()
                     backoffs = interpolation.backoffs
                 else:
@@ -334,7 +334,7 @@ class _Estimation:
         most = max([0, *(CONTEXT_BYTES * s + 4 * q for q, s in pairwise(sizes[:-1]))])
         work = min(most, remaining // 2)
         self._memory.limit_bytes = remaining - work
-        # Data that is read sequentially can as well be on disk.
+        # Data that is read sequentially may as well be on disk.
         for column in [*reversed(trie.counts), *reversed(trie.words), *reversed(trie.children)]:
             if self._memory.used_bytes <= self._memory.limit_bytes:
                 break

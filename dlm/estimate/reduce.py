@@ -50,8 +50,8 @@ def reduce_arpa(
         ConfigError  the model lacks the order, or the memory limit is too low
         ArpaError    malformed up to `order`: the file is not read further
     Guarantees
-        the same n-grams and values in the same order, except the weights of the highest; `output`
-        has its old content or all of the new
+        the same n-grams and values in the same order, except the weights of the highest order;
+        `output` has its old content or all of the new
     """
     search = None if memory_bytes is None else memory_bytes // 4
     with open_ngrams(path, memory_bytes=search, progress=progress) as reader:

@@ -31,7 +31,7 @@ class EstimationSettings:
         "to all higher orders.",
     )
     vocabulary: frozenset[bytes] | None = setting(
-        None, "N-grams with other words are left out; None: all words stay."
+        None, "The words to keep; n-grams with other words are left out. None keeps all words."
     )
     fallback: Fallback | None = setting(
         None, "Discounts for orders whose discounts cannot be computed; None makes that an error."
@@ -48,7 +48,7 @@ class EstimationSettings:
         1 << 30, "Memory limit of the process; half of the free memory is a good value."
     )
     workspace_bytes: int | None = setting(
-        None, "Limit on the memory allocated here, instead of memory_bytes; for tests."
+        None, "Limit on the memory that estimation allocates, instead of memory_bytes; for tests."
     )
     block_tokens: int | None = setting(None, "Maximum number of ids counted at once; for tests.")
     threads: int = setting(2, "Number of threads.", low=1)
@@ -138,7 +138,7 @@ def numbers(name: str, text: str, kind: Callable[[str], N]) -> tuple[N, ...]:
 
 
 def checked_fallback(values: Sequence[float]) -> Fallback:
-    """One to three discounts as three, the last of them repeated; ConfigError for any others."""
+    """Extends one to three discounts to three by repeating the last; ConfigError if not valid."""
     if not 1 <= len(values) <= 3:
         raise ConfigError(
             f"{len(values)} fallback discounts were given; expected one to three, for counts 1, 2 "
@@ -147,7 +147,7 @@ def checked_fallback(values: Sequence[float]) -> Fallback:
     padded = [*values, *[values[-1]] * (3 - len(values))]
     for j, value in enumerate(padded, 1):
         if not 0 <= value <= j:
-            raise ConfigError(f"the fallback discount of count {j} is {value}; expected 0 to {j}")
+            raise ConfigError(f"the fallback discount for count {j} is {value}; expected 0 to {j}")
     return padded[0], padded[1], padded[2]
 
 

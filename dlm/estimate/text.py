@@ -89,9 +89,9 @@ class Totals:
 
 
 class Block(NamedTuple):
-    """Lines of a text without a fault, `size` bytes, then PADDING; for each faulty line, how many
-    of them came before it, and its fault; and whether the next block may have to wait for the
-    text's writer."""
+    """Faultless lines of a text, `size` bytes, then PADDING; for each faulty line, how many of the
+    faultless ones came before it, and its fault; and whether the next block may have to wait for
+    the text's writer."""
 
     text: bytes
     size: int
@@ -150,7 +150,7 @@ class Reader:
         self._left_out: list[tuple[int, LineFault]] = []
 
     def progress(self) -> tuple[int, int]:
-        """Bytes read of the files, as stored, and their total; 0 if that is not known."""
+        """Bytes read from the files, as stored, and their total; 0 if that is not known."""
         total = sum(status.st_size for status in self._files)
         if len(self._files) < len(self.sources):
             total = 0

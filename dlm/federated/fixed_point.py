@@ -15,7 +15,7 @@ import numpy as np
 
 from dlm.errors import PrivacyError
 
-BITS = 44  # the clip norm is at most 2^BITS steps; a far too large one loses nothing
+BITS = 44  # the clip norm is at most 2^BITS steps: fine enough even if it is far too large
 GRID_BITS = 32  # the same on the grid of discrete noise
 MOST_UPDATES = 1 << (62 - BITS)
 _LOW_BITS = 30  # low bits of a number of an update; the rest is a separate int32
@@ -49,7 +49,7 @@ def zeros(template: Any) -> Any:
 
 def plus(total: Any, update: Any, scale: jax.Array | float) -> Any:
     """The sum with one more update, in steps of 1 / `scale` (`steps_per_unit` of the bound), exact
-    for up to `MOST_UPDATES` within the bound; it adds nothing longer than the update."""
+    for up to `MOST_UPDATES` within the bound; what is added is never longer than the update."""
 
     def add(leaf: jax.Array, held: FixedPoint) -> FixedPoint:
         # Each operation is exact: scaling by powers of two, and the remainders of 24-bit numbers.

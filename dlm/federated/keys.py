@@ -49,13 +49,13 @@ class Key:
     def fold(self, *names: str | int) -> Key:
         material = self._material
         for name in names:
-            # The type is part of the name: 1 and "1" are two.
+            # The type is part of the name: 1 and "1" are different names.
             text = (b"i%d" % name) if isinstance(name, int) else b"s" + name.encode()
             material = hashlib.blake2b(text, key=material, digest_size=KEY_BYTES).digest()
         return Key(material, simulated=self.simulated, path=(*self.path, *names))
 
     def material(self) -> bytes:
-        """The 32 bytes of another name, for a cipher; they reveal nothing else about this key."""
+        """32 bytes of a key folded from this one, for a cipher; they reveal nothing about it."""
         return self.fold("cipher")._material
 
     def shared(self) -> bytes:
@@ -64,7 +64,7 @@ class Key:
 
     @classmethod
     def given(cls, material: bytes) -> Key:
-        """The key from another one's `shared`."""
+        """The key whose `shared` returned these bytes."""
         return cls(material, simulated=False)
 
     def words(self, count: int) -> npt.NDArray[np.uint32]:
@@ -87,7 +87,7 @@ class Key:
 
     def __repr__(self) -> str:
         name = "/".join(str(part) for part in self.path) or "root"
-        return f"Key({name}, {'simulated' if self.simulated else 'of the system'})"
+        return f"Key({name}, {'simulated' if self.simulated else 'from the system'})"
 
     def __reduce__(self) -> str:
         raise PrivacyError(f"{self!r} must not be copied into a file: a new run draws a new key")

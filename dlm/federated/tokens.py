@@ -52,7 +52,7 @@ def sequence(ids: Ids) -> Ids:
 def windows(whole: Ids, unroll: int) -> Ids:
     """The sequence (n >= 2,) cut into rows of `unroll` inputs and their targets, each target once.
 
-    (w, unroll + 1) int32, filled up with -1; a row's first id is the last of the previous row, so
+    Returns (w, unroll + 1) int32, filled with -1; a row's first id is the previous row's last, so
     that no target is lost at a cut.
     """
     targets = len(whole) - 1
@@ -80,7 +80,7 @@ def pack(
     rows and cuts all rows at the same places, for a state that is carried from batch to batch.
 
     Args
-        max_batches  what a device does at most in a round; the rest of the text waits for another
+        max_batches  most batches in a round; the rest of the text waits for another round
         shuffle      order of the utterances (stream) or rows; None keeps that of the text
     Raises  ConfigError  the user has no text at all
     """

@@ -1,9 +1,9 @@
 """Datasets keyed by user, read from disk one user at a time.
 
-A file is sorted by user once into a *store*, an Arrow file with one row per user, and read from it
-through a memory map. Neither building nor reading keeps more than a bounded part of it in memory.
+A file is sorted by user once into a *store*, an Arrow file with one row per user, which is then
+read through a memory map. Neither step keeps more than a bounded part of it in memory.
 
-The file has over 500 lines, since the rules for rows and their place in the store belong together.
+The module has over 500 lines, since the rules for rows and their place in the store go together.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def tokens_of(
     cap: int | None = None,
     split: Callable[[str], list[str]] = words_of,
 ) -> list[npt.NDArray[np.int32]]:
-    """Utterances as token ids, cut to at most `cap` in total, without empty ones. `encode` takes
+    """Utterances as token ids, at most `cap` ids in total; empty ones are left out. `encode` takes
     the words that `split` makes of an utterance, as `Inventory.encode` does."""
     remaining = cap
     found = []
@@ -90,7 +90,7 @@ def check_columns(path: Path, user_column: str, text_column: str) -> None:
 
 
 def count_users(path: Path, user_column: str, text_column: str) -> int:
-    """The number of users with text in a file, like `UserDataset.open`, but without sorting.
+    """The number of users with text that `UserDataset.open` would find in a file, without sorting.
 
     Cost  one pass over the file; about 50 bytes per user
     """
@@ -177,8 +177,8 @@ class UserDataset:
             cap_words     number of words to keep per user, from the first; None keeps all
             memory_bytes  text in memory while sorting
         Raises
-            FormatError   the header lacks the columns, a line has another number of fields, text is
-                          not UTF-8, or `missing` refuses a row; names the line
+            FormatError   the header lacks the columns, a line has more or fewer fields, text is not
+                          UTF-8, or `missing` refuses a row; the message names the line
         """
         source = Path(path)
         return cls._built(
@@ -197,7 +197,7 @@ class UserDataset:
         text_column: str = "utterance",
         **settings: Any,
     ) -> UserDataset:
-        """The users of a Parquet file, like `from_tsv`; a null text counts as an empty one."""
+        """Like `from_tsv`, for a Parquet file; a null text counts as an empty one."""
         source = Path(path)
         return cls._built(
             source,
@@ -297,7 +297,7 @@ class UserDataset:
         places = np.asarray(users, np.int64)
         if len(places) and not (places.min() >= 0 and places.max() < len(self)):
             raise ConfigError(
-                f"users are {places.min()} to {places.max()}; expected 0 to {len(self) - 1}"
+                f"user indexes are {places.min()} to {places.max()}; expected 0 to {len(self) - 1}"
             )
         if len(np.unique(places)) != len(places):
             raise ConfigError("a user was given twice; a view can contain each user only once")
@@ -357,7 +357,7 @@ def _opened(file: Path, made_from: str) -> tuple[pa.RecordBatchFileReader, Store
         if facts.get("made_from") != made_from or side[0] != made_from:
             return None
         if file_digest(file) != side[3]:
-            return None  # damaged or changed since: an id could be another user's
+            return None  # damaged, or changed after it was written: an id could be another user's
         return reader, StoreFacts(*(int(n) for n in side[1].split())), side[2]
     except (OSError, pa.ArrowInvalid, IndexError, ValueError, TypeError):
         return None
@@ -383,7 +383,7 @@ def _write_store(
     pending_bytes = 0
     schema = SCHEMA.with_metadata({"made_from": made_from})
 
-    # Moved into place when complete; processes with the old one open keep reading that.
+    # The file replaces an old one when complete; processes that have the old one open keep it.
     with replacing(file, mode=0o600) as place, pa.ipc.new_file(place, schema) as writer:
 
         def flush() -> None:
@@ -459,7 +459,7 @@ def _raw(path: Path) -> Any:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Lines without their end; white space inside them, such as U+2028, stays."""
+    """Lines without their newlines; white space inside them, such as U+2028, stays."""
     rest: list[bytes] = []  # parts of an incomplete line: joined once, however long it is
     with _raw(path) as stream:
         while block := stream.read(1 << 20):
@@ -507,7 +507,7 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
             fields = raw.rstrip(b"\r").decode("utf-8").split("\t")
         except UnicodeDecodeError as exc:
             raise FormatError(
-                f"{path}, line {number}: the line is not UTF-8 at byte {exc.start} of the line; "
+                f"{path}, line {number}: byte {exc.start} of the line is not UTF-8; "
                 "convert the file (iconv -t UTF-8)"
             ) from exc
         if len(fields) != len(names):
@@ -519,7 +519,7 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
 
 
 def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
-    """The rows of a Parquet file, which may be inside .zst and is then unpacked into memory."""
+    """The rows of a Parquet file; one compressed as a whole (.zst) is unpacked into memory."""
     try:
         if path.suffix in COMPRESSIONS:
             with _raw(path) as stream:

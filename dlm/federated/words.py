@@ -34,8 +34,8 @@ class WordList:
 
     @classmethod
     def read(cls, path: Path, content: bytes | None = None) -> WordList:
-        """A file, or its `content`, with one word per line, or counts of words with their record.
-        ConfigError, for counts FormatError, and PrivacyError if the record is for other counts."""
+        """Reads a file, or its `content`, with a word per line, or counts of words with a record.
+        Raises ConfigError; for counts, FormatError, or PrivacyError if the record is for others."""
         try:
             content = path.read_bytes() if content is None else content
             lines = content.decode("utf-8-sig").splitlines()
@@ -90,7 +90,7 @@ class WordList:
 @dataclass(frozen=True)
 class RunVocabulary:
     """The content of a run's `data.vocabulary`: words, or an inventory of wordpieces. `record`
-    states the guarantee of the people behind `words`; None for a plain list of words."""
+    states the guarantee for the people behind `words`; None for a plain list of words."""
 
     words: WordList | Inventory
     record: Provenance | None
@@ -122,7 +122,7 @@ class RunVocabulary:
 
     @classmethod
     def of(cls, encode: Encode, record: Provenance) -> RunVocabulary | None:
-        """The inventory whose method an encoder is, with this record; None for another encoder."""
+        """The inventory of which `encode` is a method, with this record; None for any other."""
         from dlm.federated.pieces.inventory import Inventory, inventory_of
 
         owner = inventory_of(encode)
@@ -154,8 +154,8 @@ class RunVocabulary:
 
 
 def record_of(encode: Encode) -> Provenance:
-    """The record of the wordpieces whose method an encoder is. It has no guarantee for an encoder
-    that is wrapped or has another type, or if the record is not that of the model."""
+    """The record of the wordpieces of which `encode` is a method. It has no guarantee if `encode`
+    is wrapped or of another type, or if the record is not that of the model."""
     from dlm.federated.pieces.inventory import inventory_of
 
     owner = inventory_of(encode)
@@ -174,7 +174,7 @@ def public_text(
     encode: Encode,
     split: Callable[[str], list[str]] = str.split,
 ) -> list[Ids]:
-    """Utterances of a text file with this content, one per line; decompressed by its name."""
+    """Utterances of a text file with this content, one per line; decompressed as its name says."""
     import pyarrow as pa
 
     kind = {".zst": "zstd", ".gz": "gzip"}.get(path.suffix)

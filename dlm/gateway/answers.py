@@ -118,8 +118,8 @@ class LanguageModel:
         if request.own_words:
             if count % rows:
                 raise _malformed(
-                    f"found {count} words for {rows} states, each with its own; expected as many "
-                    "for each state"
+                    f"found {count} words for {rows} states, each with its own; expected the same "
+                    "number for each state"
                 )
             width = count // rows
             words = [words[at * width : (at + 1) * width] for at in range(rows)]
@@ -133,7 +133,7 @@ class LanguageModel:
     async def next_words(
         self, request: pb.NextWordsRequest, left: Left, held: ExitStack
     ) -> tuple[bytes, int]:
-        """A NextWordsReply; the words of a whole vocabulary count as one."""
+        """A NextWordsReply, and 1: scoring the whole vocabulary counts as one word."""
         count = request.count or DEFAULT_COUNT
         self._check_count(count, "words")
         utterance, states = await self._states([request.state], request, left, held)
@@ -160,7 +160,7 @@ class LanguageModel:
             request.word_penalty,
         )
         if not all(map(math.isfinite, [*given, *(one.acoustic for one in request.hypotheses)])):
-            raise _malformed("a scale or an acoustic score is not finite; expected numbers")
+            raise _malformed("a scale or an acoustic score is not finite; expected finite numbers")
         scales = Scales(*given)
         sentences = [split_words(one.text) for one in request.hypotheses]
         self._check_count(sum(map(len, sentences)) + len(sentences), "words")
@@ -178,7 +178,7 @@ class LanguageModel:
             if not math.isfinite(total) and (math.isfinite(lm) or total != -math.inf):
                 raise _malformed(
                     f"the total of hypothesis {index} is {total}; expected scales and acoustic "
-                    "scores whose sum is a number"
+                    "scores with a finite total"
                 )
             fallback = bool(self._sources(score.token_source))
             ranked.append(
@@ -214,7 +214,7 @@ class LanguageModel:
             servers = self.client.cascade.servers
         except ConfigError:  # no heartbeats: the shard set is in this process, or they are off
             servers = ()
-        # The cluster may not have answered yet, and looking for it would block the loop.
+        # The cluster may not have answered yet, and waiting for it would block the loop.
         shards = max((one.shard + 1 for one in servers), default=utterance.manifest.shards)
         reply.traffic.CopyFrom(traffic(self._metrics, self.client, shards))
         for one in servers:
@@ -255,7 +255,7 @@ class LanguageModel:
         model."""
         known = self._pin(self.client.utterance())
         if len(model) == MODEL_BYTES and model not in self._pinned:
-            # Another gateway may have drawn the next model of a roll-out before this one did.
+            # Another gateway may have got the new model of a roll-out before this one did.
             with contextlib.suppress(StaleShardSet):
                 self._pin(self.client.utterance(model=model.hex()))
         found = self._pinned.get(model or known)
@@ -311,8 +311,8 @@ class _Kept:
 
 
 class PhraseStore:
-    """Phrases that callers sent, stored by their id for later calls, as many as fit; no phrase is
-    logged. On the event loop.
+    """Keeps phrases that callers sent, by id, for later calls, as many as fit; logs none of them.
+    Runs on the event loop.
 
     A client that guesses a list knows its id, but must not learn whether another client sent it: so
     each token finds only its own lists.
@@ -329,7 +329,7 @@ class PhraseStore:
     async def of(
         self, request: Any, vocabulary_size: int, left: Left, held: ExitStack
     ) -> Phrases | None:
-        """The phrases of a request, None without any, read within the seconds left; they are kept
+        """The phrases of a request, if it has any, read within the seconds left; they are kept
         until `held` is closed. Raises Refusal for an unknown id, a lack of memory, or lateness;
         and the QueryError of `Phrases`."""
         kept = await self._find(request.phrases, vocabulary_size, left)
@@ -470,7 +470,7 @@ def opened(states: Sequence[bytes]) -> list[bytes]:
         wrong = kernels.changed_state(rows)
     if wrong >= 0:
         raise QueryError(
-            f"states[{wrong}] is not a state, or was changed on its way; expected the bytes that a "
+            f"states[{wrong}] is not a state, or was changed in transit; expected the bytes that a "
             "gateway returned"
         )
     return [one[:-CHECKSUM_BYTES] for one in states]

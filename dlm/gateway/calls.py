@@ -37,7 +37,7 @@ logger = EventLog(__name__)
 
 
 DOOR = "grpc"
-# The work of a sentence and of its words, in queries of Extend; and of NextWords and its words.
+# In queries of Extend: the work of a sentence, and per word; of NextWords, and per word.
 SENTENCE_WORK, WORD_WORK = 128, 4
 VOCABULARY_WORK, NEXT_WORK = 2048, 12
 
@@ -114,7 +114,7 @@ class Form(Protocol):
 
 
 class Dispatcher:
-    """Answers calls on the event loop; `client` is set once it has connected."""
+    """Answers calls on the event loop, once `open` has given it a connected client."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         self.config = config
@@ -144,7 +144,7 @@ class Dispatcher:
         Args    left_s    seconds that the caller waits; None if it gave no limit
                 held      the stack in which the call counts as in flight until its reply is written
                 streamed  whether it came in a stream: it counts as in flight from its turn on,
-                          since the next message is not read before
+                          since the next message is read only then
         Raises  Refusal
         """
         began, result, queries = time.monotonic(), ABANDONED, 0
@@ -200,7 +200,7 @@ class Dispatcher:
     async def _read(self, kind: Any, data: bytes, form: Form | None, left: Left) -> Any:
         work = len(data) // QUERY_BYTES
         with ExitStack() as read:
-            if work > SMALL_QUERIES:  # reading it is also much work
+            if work > SMALL_QUERIES:  # reading it takes much work, too
                 read.callback(await self.turns.take(work, left()))
             return parse(kind(), data) if form is None else await form.read(kind, data, left)
 
@@ -224,7 +224,7 @@ def work_of(call: str, request: Any) -> int:
 
 
 def refusal_of(call: str, exc: Exception) -> Refusal:
-    """What a caller learns about an error: never an address, or words of another's request."""
+    """What a caller learns about an error: never an address, or another caller's words."""
     if isinstance(exc, TimeoutError):
         return _others_took_it()
     if isinstance(exc, QueryError):
@@ -264,7 +264,7 @@ class RpcDoor:
             await refusal.abort(context)
 
     async def _many(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
-        """Answers a stream, which ends when its caller wants; each step has the limit of a call."""
+        """Answers a stream, which ends when its caller wants; each step has a call's time limit."""
         async for data in requests:
             try:
                 reply = await self._answer("Extend", data, context, None, streamed=True)

@@ -30,18 +30,18 @@ class GatewayConfig(Access):
     )
     max_queries: int = setting(
         16_384,
-        "Words scored in one call: tokens of its sentences, or states times words.",
+        "Maximum number of words scored in one call: tokens of sentences, or states times words.",
         low=1,
         high=1 << 20,
-        why="Such a call keeps a core of the gateway busy for tens of milliseconds; in JSON, for a "
-        "hundred.",
+        why="A call of this size keeps a core of the gateway busy for tens of milliseconds; in "
+        "JSON, for a hundred.",
     )
     max_sentences: int = setting(
-        4096, "Sentences, hypotheses or states in one call.", low=1, high=1 << 20
+        4096, "Maximum number of sentences, hypotheses or states per call.", low=1, high=1 << 20
     )
     max_message_bytes: int = setting(
         MIB,
-        "Size of one request.",
+        "Maximum size of one request.",
         unit="bytes",
         low=4096,
         high=64 * MIB,

@@ -1,4 +1,4 @@
-"""Every event that a gateway logs; `*` stands for a word. Servers list the shared events."""
+"""Every event that only a gateway logs; `*` stands for a word. `server.events` has the others."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class HttpDoor:
         if self._only_own_names and not _is_own_name(request.header("host")):
             return _plain_error(
                 403,
-                "this gateway takes calls from this machine alone, without tokens; expected its "
+                "without tokens, this gateway takes calls from this machine only; expected its "
                 "address or localhost in the header Host. Let a proxy send that, or use --tokens",
             )
         service, _, call = request.path.removeprefix("/").partition("/")
@@ -260,7 +260,7 @@ def _refused(refusal: Refusal) -> Response:
     return Response(STATUS_OF[code], json.dumps(facts).encode(), JSON, tuple(headers))
 
 
-# A browser fetches nothing from elsewhere, runs no script in the page, and shows it in no frame.
+# A browser fetches nothing from elsewhere, runs no inline script, and never frames the page.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

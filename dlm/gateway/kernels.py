@@ -33,8 +33,8 @@ def _checksum(rows, i, begin, powers):  # type: ignore[no-untyped-def]
 
 @kernel("uint8[:], int64, uint8[:, :], uint8[:], uint8[:, :], out uint8[:, :]", nogil=False)
 def write_states(start, begin, nodes, lengths, contexts, out):  # type: ignore[no-untyped-def]
-    """Writes each state after `start`, of which `begin` bytes are not the state's, and before its
-    checksum.
+    """Writes `start`, a state and its checksum to each row of `out`; the checksum leaves out the
+    first `begin` bytes.
 
     Shapes  start (S,), nodes (N, 4) or (N, 0), lengths (N,), contexts (N, W),
             out (N, S + 4 or 0 + 1 + W + CHECKSUM_BYTES)

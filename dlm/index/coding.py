@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dlm.index.settings import LOSSLESS_BITS, ShardSettings
 
-ANY = 1 << 31  # entries of a table, if only its size matters
+ANY = 1 << 31  # no limit on a table's entries: the smaller encoding wins
 BY_TABLE = 1 << 31  # the base of a code that has a table; no other base is as large
 DEFAULT_BITS = 6
 ROUNDS = 50
@@ -28,8 +28,8 @@ class Coding:
     """The encoding of values as bits.
 
     bits           of a quantised probability (of a weight: `weight_bits`); None: not quantised
-    prob_table     entries that a table of probabilities may have. The exact encoding keeps them in
-                   place, since a table costs each query a cache line
+    prob_table     maximum entries of a table of probabilities. The exact encoding has no table,
+                   since a table costs each query a cache line
     """
 
     name: str
@@ -195,8 +195,8 @@ class Quantiser:
 
 
 class ValueCode(NamedTuple):
-    """How values become codes, from their bits (`bits_of`): by their place in a table of values or,
-    if it is empty, by their distance above the base."""
+    """How values, given as their bits, become codes: by their place in a table of values or, if it
+    is empty, by their distance above the base."""
 
     bits: int
     base: int
@@ -217,7 +217,7 @@ _INFINITY = 0x7F800000  # the bits of infinity, which is never a weight
 
 @dataclass(frozen=True, eq=False)
 class WeightCode:
-    """Weights by their place in a table, the most frequent first; others have the code `escape`,
+    """Codes weights by place in a table, the most frequent first; others get the code `escape`,
     where the table has infinity, and their 32 bits follow."""
 
     escape: int
@@ -225,7 +225,7 @@ class WeightCode:
 
     @cached_property
     def _rising(self) -> tuple[Bits, NDArray[np.int64]]:
-        """The table in the order of its values and their codes, both with the escape at the end."""
+        """The table's values, rising, and their codes; both end with those of the escape."""
         order = np.argsort(self.table)
         return np.append(self.table[order], np.uint32(_INFINITY)), np.append(order, self.escape)
 

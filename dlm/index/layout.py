@@ -86,7 +86,7 @@ class FileEntry:
 class Manifest:
     """The description of a shard set; see "Manifest" in shards/FORMAT.md.
 
-    text  the file byte for byte;  shard_set  XXH3-128 of its content without that field
+    text  the file byte for byte;  shard_set  see `shard_set_id`
     """
 
     text: bytes
@@ -116,7 +116,7 @@ class Manifest:
 
     @property
     def pairs(self) -> int:
-        """The number of 2-grams, including blanks; their numbers are below it."""
+        """How many 2-grams there are, including blanks; they are numbered from 0."""
         return sum(self.counts[1:2]) + sum(self.blanks[1:2])
 
     def file(self, kind: str, index: int | None = None) -> FileEntry:
@@ -349,8 +349,8 @@ def _check(m: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of the shard set in `directory`; ShardFormatError if a killed build left
-    none."""
+    """The manifest of the shard set in `directory`; ShardFormatError if it is damaged, or missing,
+    as after a killed build."""
     path = directory / MANIFEST
     try:
         with _open_regular(path) as file:
@@ -404,7 +404,7 @@ def file_checksum(path: Path) -> str:
 
 
 def check_file(path: Path, entry: FileEntry, tick: Callable[[], object] = lambda: None) -> None:
-    """Reads a file that may be damaged from its beginning to its end, without mapping it.
+    """Reads the whole of a file that may be damaged, without mapping it.
 
     An unreadable page of a memory map ends the process, whereas a failing read is an error.
 
@@ -440,7 +440,7 @@ def _other_size(path: Path, size: int, entry: FileEntry) -> ShardFormatError:
 
 def _missing(path: Path, entry: FileEntry) -> ShardFormatError:
     return ShardFormatError(
-        f"{path} is missing; the manifest in its folder lists a file of this name, of "
+        f"{path} is missing; the manifest in its folder lists a file of this name with "
         f"{entry.bytes} bytes. Fetch it again, or build the shards again"
     )
 

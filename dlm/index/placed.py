@@ -58,7 +58,7 @@ def fetch_set(
     it is verified while it is fetched.
 
     Args    public_key  PEM file of the key that must have signed what is fetched
-    Raises  what `cached_set` raises;  FormatError, PrivacyError  it has no such signature
+    Raises  what `cached_set` raises;  FormatError, PrivacyError  it is not signed by that key
     """
     folder, manifest = cached_set(place, tell)
     for entry in manifest.files:

@@ -20,7 +20,7 @@ class ShardSettings:
         low=1,
         high=4096,
         short="-B",
-        why="Shards divide 4,096 hash values among them.",
+        why="Shards divide 4,096 hash values among themselves.",
     )
     encoding: str = setting(
         "exact",

@@ -153,8 +153,8 @@ def estimate_sizes(
         value = _prob_bits(m, coding, k) + (k < order)
         of_grams = int(grams * (value + rank))
         # The bits of a record: the number of words that follow, and of nodes below; then its
-        # weight, and its key and distance among its siblings; roots are siblings, and have the bits
-        # of a rank.
+        # weight, and its key and distance among its siblings; all roots are siblings, and store how
+        # many bits a rank has.
         head = 2 + 1.5 * (k < order)
         head += min(_weight_bits(m, coding, k - 1), NODE_WEIGHT_BITS)
         if k > 3:

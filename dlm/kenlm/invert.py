@@ -1,6 +1,6 @@
 """Finds the n-grams of a file of hash tables, which stores only hashes of their words.
 
-Every n-gram's context and suffix are in a KenLM file too: so the n-grams of order n are searched
+Every n-gram's context and suffix are in a KenLM file too: so the n-grams of order n are sought
 among pairs of n-grams of order n - 1 that share n - 2 words. Signs in the file show which n-grams
 begin or end a longer one, and a filter of the table's keys rejects most other candidates. The
 result is accepted only if every key of a table is claimed once, and none twice.
@@ -227,7 +227,7 @@ class Inversion:
         return _Table(level, at, class_bits, word_bits, words, int(keys))
 
     def _pairs(self, table: _Table, storage: Storage, folder: Path) -> _Order:
-        """The 2-grams: every word that may continue, with every word that may be a suffix."""
+        """Finds the 2-grams: pairs all words that may continue with all that may be suffixes."""
         bits = self._unigrams.view(U32)
         first_ids = np.flatnonzero(bits[:, 1] != 1 << 31).astype(U32)
         last_ids = np.flatnonzero(bits[:, 0] < 1 << 31).astype(U32)

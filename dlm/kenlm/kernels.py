@@ -3,7 +3,7 @@
 Everything is reached through a view, an array of int64 that `view.py` makes from a layout. The
 layout's sections are inside the file, but their content is not trusted: ids, pointers and ranges
 are clamped to their sections, and every probe is bounded by the size of its table. So a damaged
-file has wrong scores, but no read outside of it and no endless search.
+file gives wrong scores, but causes no read outside of it and no endless search.
 
 Arithmetic is KenLM's, float32 in its order (`lm/model.cc`, ScoreExceptBackoff and FullScore).
 """
@@ -34,12 +34,12 @@ from dlm.ngram.memory_kernels import (
     WORDS,  # ids are below it
     HASHES,  # address
     HASH_COUNT,
-    HASH_SHARE,  # 2**64 over it, see `remainder`
+    HASH_SHARE,  # 2**64 over HASH_COUNT; see `remainder`
     UNIGRAMS,  # address
     UNIGRAM_BYTES,
     BEGIN,  # id of <s>
     END,  # id of </s>
-    LEVELS,  # from here on those of order 2, then those of order 3, ...
+    LEVELS,  # from here on the places of order 2, then those of order 3, ...
 ) = range(11)
 # ... and in each level.
 (
@@ -73,7 +73,7 @@ OF_SUFFIX = np.int64(8978948897894561157)
 OF_WORD = np.int64(17894857484156487943 - (1 << 64))
 _LOW_17 = np.int64((1 << 17) - 1)
 _47 = np.int64(47)
-_NEAR, _HALVINGS = np.int64(4), 3  # entries on both sides of an estimate, and to search them
+_NEAR, _HALVINGS = np.int64(4), 3  # entries on each side of an estimate; halvings to search them
 
 
 # ------------------------------------------------------------------------------------- words
@@ -244,8 +244,8 @@ def bucket_of(level, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_child(view, level, first, end, word):  # type: ignore[no-untyped-def]
-    """Prefetches where a word is looked for among the children first to end in a trie. Ids are
-    hashes in their order, and so spread evenly."""
+    """Prefetches where a word is looked for among the children `first` to `end` in a trie. Ids are
+    in the order of hashes, and so spread evenly."""
     share = np.float32(word) / np.float32(of(view, WORDS))
     place = first + np.int64(np.float32(end - first) * share)
     prefetch(of(level, AT) + ((place * of(level, ENTRY_SIZE)) >> _3))
@@ -253,8 +253,8 @@ def ask_child(view, level, first, end, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def aim(level, each, first, end, place, word):  # type: ignore[no-untyped-def]
-    """A better estimate of where a word is among children, from the word at the last one; `each` is
-    1 over the words of the model."""
+    """A better estimate of where a word is among children, from the word at `place`, the last one;
+    `each` is 1 over the words of the model."""
     there = field((of(level, AT) << _3) + place * of(level, ENTRY_SIZE), of(level, WORD_BITS))
     place += np.int64(np.float32(word - there) * each * np.float32(end - first))
     return min(max(place, first), end - _1)
@@ -262,8 +262,8 @@ def aim(level, each, first, end, place, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def child_near(level, first, end, place, word):  # type: ignore[no-untyped-def]
-    """The first bit of the entry of a word among the children first to end; or 0. `place` is an
-    estimate of it."""
+    """The first bit of the entry of a word among the children `first` to `end`; or 0. `place`
+    estimates which child it is."""
     size, mask, base = of(level, ENTRY_SIZE), mask_of(of(level, WORD_BITS)), of(level, AT) << _3
     high = min(place + _NEAR, end)
     low = max(high - _NEAR - _NEAR, first)
@@ -275,7 +275,7 @@ def child_near(level, first, end, place, word):  # type: ignore[no-untyped-def]
         at = there if (load64(there >> _3) >> (there & _7)) & mask <= word else at
     found = (load64(at >> _3) >> (at & _7)) & mask
     if (found != word) & (((at == last) & (high < end)) | ((found > word) & (low > first))):
-        count, at = end - first, base + first * size  # it is farther away: all are halved
+        count, at = end - first, base + first * size  # it is farther away: a binary search over all
         while count > _1:
             half = count >> _1
             there = at + half * size
@@ -287,7 +287,7 @@ def child_near(level, first, end, place, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def child_of(view, level, first, end, word):  # type: ignore[no-untyped-def]
-    """The first bit of the entry of a word among the children first to end; or 0."""
+    """The first bit of the entry of a word among the children `first` to `end`; or 0."""
     if first >= end:
         return _0
     place = first
@@ -369,7 +369,7 @@ def find_longer(view, is_trie, n, node, end, word):  # type: ignore[no-untyped-d
     """The n-gram of n words that has one more word before the one at a node.
 
     Args     node, end  in a trie, its first child and their end; in a hash table, its key, and 0
-    Returns  (found, and what `values_at` does)
+    Returns  (found, and what `values_at` returns)
     """
     level = level_of(view, n)
     if is_trie:
@@ -428,7 +428,7 @@ def fill_table(keys, values, table):  # type: ignore[no-untyped-def]
     Shapes  keys    (n,)          int64   none is 0; fewer than the buckets
             values  (n, w)        uint32
             table   (b, 2 + w)    uint32  zeros, filled: key, low half first, and values
-    Returns     the first that is entered already, or n
+    Returns     the first key that was there already, or n
     """
     buckets = np.uint64(len(table))
     for i in range(len(keys)):

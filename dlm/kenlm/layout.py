@@ -72,7 +72,7 @@ class Level:
     word_bits      trie: of the word, the first field of an entry
     prob_bits      trie: of the probability, or of its code
     backoff_bits   trie: of the back-off weight, or of its code; 0 at the longest order
-    next_bits      trie: of the pointer to the first child, the last field; without what `highs` has
+    next_bits      trie: of the pointer to the first child, the last field; without its high bits
     highs_at       trie with arrays: where the table of the pointers' high bits begins. For each
                    value of these bits, it has the first entry with that value, u64
     highs          number of these values
@@ -102,8 +102,8 @@ class Layout:
     order, counts     `counts[n - 1]` n-grams of order n; those of a trie contain KenLM's blanks
     multiplier        probing: buckets per n-gram, in float32
     words             the number of words, including <unk>; ids are below it
-    hashes_at         of the words. Probing: buckets of u64 hash, u32 id. Trie: sorted u64; the id
-                      is the rank, from 1
+    hashes_at         the words' hashes. Probing: buckets of u64 hash, u32 id. Trie: sorted u64; the
+                      id is the rank, from 1
     hashes            buckets; or words without <unk>
     unigrams_at       by id: f32 probability, f32 back-off weight; then f32 rest cost
                       (REST_PROBING), or u64 first child (tries)
@@ -186,7 +186,7 @@ def read_layout(data: Data, path: str) -> Layout:
     counts = struct.unpack_from(f"<{order}Q", data.data, at)
     for n, count in enumerate(counts, 1):
         if count >= (_MAX_COUNT if n > 1 else 1 << 32) or (n == 1 and not count):
-            raise fault(f"the header says {count} {n}-grams", "header")
+            raise fault(f"the header says {count} {n}-grams, which is impossible", "header")
     at = -(-(at + 8 * order) // 8) * 8
     read = _trie if model_type.is_trie else _probing
     words, hashes_at, hashes, unigrams_at, unigram_bytes, levels, at = read(
@@ -343,8 +343,8 @@ def _trie(
 
 
 def _high_bits(entries: int, largest: int, most: int) -> int:
-    """The number of high bits of a trie's pointers that are kept in a table; of all numbers up to
-    `most`, it makes the trie smallest."""
+    """How many high bits of a trie's pointers are kept in a table: the number up to `most` that
+    makes the trie smallest."""
     required = largest.bit_length()
 
     def change(high: int) -> int:
@@ -388,10 +388,10 @@ def _check_head(head: bytes, path: str) -> None:
             f"the file is not one of KenLM's: it begins with {head[:24]!r}",
             "header",
             0,
-            advice="Expected what `build_binary` writes, or an ARPA file",
+            advice="Give a file that `build_binary` wrote, or an ARPA file",
         )
     if head.startswith(PREFIX + b"incomplete"):
-        raise fault("the file did not finish building", "header", 0, advice=build)
+        raise fault("KenLM did not finish building the file", "header", 0, advice=build)
     version = head[len(_VERSIONED) :].split(b"\n")[0]
     if head.startswith(_VERSIONED) and version.isdigit() and int(version) != _VERSION:
         raise fault(

@@ -39,8 +39,8 @@ class KenlmFile:
 
     Attributes
         view      the address-based form that kernels read, (places,) int64
-        model_id  32 hex digits, of the header, the size and a sample of the content: states of
-                  other files are told apart by it
+        model_id  32 hex digits, a hash of the size and samples of the content, header included;
+                  tells the states of different files apart
     Guarantees
         log10 P, `ngram_length` and state lengths are KenLM's, bit for bit in float32. They can
         differ in the last bit from `ngram.backoff.score` of the same n-grams, since KenLM adds the
@@ -190,7 +190,7 @@ class FileVocabulary(Vocabulary):
 @dataclass(frozen=True, slots=True)
 class KenlmBlock:
     """One context, with `ContextBlock`'s methods. A KenLM file cannot list what follows a context,
-    so it holds no words, and each word is scored in the file."""
+    so a block holds no words, and each word is scored in the file."""
 
     file: KenlmFile
     context: NDArray[np.uint32]

@@ -40,7 +40,7 @@ def open_ngrams(
     """
     if not is_kenlm_file(path):
         return ArpaReader(path)
-    # Imported late, since commands that read an ARPA file would start 40 ms later.
+    # Imported late; otherwise commands that read an ARPA file would start 40 ms later.
     from dlm.kenlm.invert import LIMIT_S, Effort
     from dlm.kenlm.reader import KenlmReader
 

@@ -6,8 +6,8 @@ k = wn, then k = (k * OF_SUFFIX) ^ ((1 + w) * OF_WORD) mod 2^64 for w = w(n-1) .
 the key of its suffix and a hash of its first word, combined by XOR.
 
 A filter says of most candidates that they are in no table, before a table is read. Its words of 64
-bits are divided into classes by the low bits of the key. Those of a candidate are the XOR of the
-low bits of its two halves. So candidates are taken one class at a time, and the words of the
+bits are divided into classes by the low bits of the key. A candidate's low bits are the XOR of
+those of its two halves. So candidates are taken one class at a time, and the words of the
 filter that they read stay in the first cache.
 """
 
@@ -61,7 +61,7 @@ def passes(word, key):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64, int64, int64, out int64[:]")
 def fill_filter(at, buckets, size, class_bits, word_bits, words):  # type: ignore[no-untyped-def]
-    """Enters the keys of a table.
+    """Enters the keys of a table in its filter.
 
     Args    at, buckets, size  address of the table, and how many buckets of how many bytes it has
             class_bits         low bits of a key that are its class, 20 at most
@@ -98,7 +98,7 @@ def pair_words(  # type: ignore[no-untyped-def]
     at, buckets, size, word_bits, words, chosen, first_begin, last_begin, hashes,
     first_ids, last_ids, state, candidates, found,
 ):  # fmt: skip
-    """The pairs of a class of first words with all last words that are in a table.
+    """Finds the pairs of a first word of one class and any last word that are in a table.
 
     Args    at, ..., words  the table and its filter, as `fill_filter` has them
             chosen          the class of first words
@@ -155,10 +155,10 @@ def pair_words(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint8[:], int64[:], int64, int64, out int64[:]")
 def cut(suffix, goes_on, begin, first, budget, out):  # type: ignore[no-untyped-def]
-    """The candidates of a join in turns.
+    """Cuts the candidates of a join into turns.
 
     Shapes
-        suffix, goes_on, begin  as `join`
+        suffix, goes_on, begin  as in `join`
         out  (3,) int64  filled: the n-gram after the last of the turn, its candidates, and the most
                          candidates of one n-gram
     """
@@ -182,7 +182,7 @@ def join(  # type: ignore[no-untyped-def]
     at, buckets, size, class_bits, word_bits, words, ids, suffix, goes_on, begin, halves, end,
     state, candidates, found,
 ):  # fmt: skip
-    """The n-grams that are in a table, of those whose context and whose suffix are known.
+    """Finds the n-grams of a table, given n-grams that may be their contexts and suffixes.
 
     Args    at, ..., words  the table and its filter, as `fill_filter` has them
             end             contexts below it are joined
@@ -193,8 +193,7 @@ def join(  # type: ignore[no-untyped-def]
         begin       (m + 1,) int64  of each n-gram of order k - 1, where those begin that continue
                                     it and are themselves suffixes
         halves      (s,)    int64   what these add to a key
-        state       (2,)    int64   context to go on with, and which suffix of it; the context is
-                                    `end` when all are done
+        state       (1,)    int64   context to go on with; `end` when all are done
         candidates  (C,)    int64   room for the suffixes of one context
         found       (R, 3)  uint32  filled: context, suffix in `halves`, bucket
     Returns         rows found
@@ -242,7 +241,7 @@ def claim(found, claims):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, uint32[:], out uint8[:], out uint8[:]")
 def flags(at, size, bucket, is_suffix, goes_on):  # type: ignore[no-untyped-def]
-    """The meaning of signs: whether a longer n-gram ends in one, or may be listed after it.
+    """What n-grams' signs mean: whether a longer one ends in each, or may begin with it.
 
     Shapes  bucket              (n,)  uint32
             is_suffix, goes_on  (n,)  uint8   filled
@@ -258,7 +257,7 @@ def flags(at, size, bucket, is_suffix, goes_on):  # type: ignore[no-untyped-def]
     "out uint32[:], out uint32[:]"
 )
 def suffixes(at, size, bucket, context, is_suffix, ids, begin, halves, rank, last):  # type: ignore[no-untyped-def]
-    """What `join` takes of the n-grams of an order that are suffixes.
+    """Collects what `join` needs about the n-grams of an order that are suffixes.
 
     Shapes  bucket, context, is_suffix  (n,)    context: rank in the order below, rising
             ids       (n, k)    uint32
@@ -348,7 +347,7 @@ def children(view, order, i):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64, out int64[:, :], out uint32[:, :], out float32[:], out float32[:]")
 def read_trie(view, order, first, cursors, ids, prob, backoff):  # type: ignore[no-untyped-def]
-    """N-grams `first` and on of an order above 1.
+    """Reads n-grams of an order above 1, from n-gram `first` on.
 
     Shapes
         cursors  (order, CURSOR_FIELDS)  int64    of the orders below; NODE -1, the rest 0, before

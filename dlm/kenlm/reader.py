@@ -1,4 +1,4 @@
-"""Reads the n-grams of a KenLM binary file, like `ArpaReader` reads those of an ARPA file."""
+"""Reads the n-grams of a KenLM binary file, as `ArpaReader` reads those of an ARPA file."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class KenlmReader(Closeable):
     Args    vocab     a list, one word per line, for a file that stores none
             effort    limits for finding the words of n-grams in a file of hash tables
     Raises  KenlmFormatError  the file is damaged, or not all keys are those of n-grams
-            ConfigError       the words are missing, or finding the n-grams takes too much
+            ConfigError       the words are missing, or finding the n-grams exceeds the limits
     Guarantees
-        each n-gram once, its context before it; words of an n-gram of a trie rise from the last to
-        the first, of hash tables from the first to the last
+        each n-gram comes once, after its context; n-grams are sorted by their words, in a trie from
+        the last to the first, in hash tables from the first to the last
     Cost    trie: the words, and a batch. Hash tables: see invert.py
     """
 
@@ -209,7 +209,7 @@ class KenlmReader(Closeable):
         if prob.max(initial=F32(0)) > 0:
             raise self._error(
                 f"an n-gram has a log10 probability of {prob.max():g}, above 0, which ARPA does "
-                "not allow; a quantised blank can have it, if a back-off weight is above 0",
+                "not allow; a quantised blank can have one if a back-off weight is above 0",
                 batch.order,
                 "The file can score text as it is",
             )

@@ -1,7 +1,7 @@
 """Scores words like KenLM's `FullScore`: in text, in groups, and one at a time.
 
-Words are scored one after another, as KenLM does; what a word reads first is prefetched some words
-before it is scored, so that memory is waited for at several places at once.
+Words are scored one after another, as in KenLM; what scoring a word reads first is prefetched some
+words earlier, so that several reads from memory are waited for at once.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -50,7 +50,7 @@ from dlm.ngram.memory_kernels import (
 )
 
 ANSWERS = "out float32[:], out uint8[:], out uint8[:], out uint8[:]"
-AHEAD = 8  # words between the places that are prefetched for a word, and its score
+AHEAD = 8  # words scored between the prefetch for a word and its score
 _0, _1, _2, _3, _4 = np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int64(4)
 
 
@@ -67,7 +67,7 @@ def ask_ahead(view, is_trie, order, word, length, context, step):  # type: ignor
 
 @inlined
 def ask_children(view, word, length, context):  # type: ignore[no-untyped-def]
-    """Prefetches where a word's first context is looked for in a trie; its 1-gram has come."""
+    """Prefetches where a word's first context is looked for in a trie, once its 1-gram is read."""
     if length:
         first, end = children_of_word(view, word)
         ask_child(view, level_of(view, _2), first, end, load32(context))
@@ -109,7 +109,7 @@ def score_word(view, is_trie, order, word, length, context, step, weights, after
 
 @inlined
 def charged(prob, found, length, weights):  # type: ignore[no-untyped-def]
-    """log10 P of a word: with the weights of the contexts that were not matched."""
+    """log10 P of a word, after adding the weights of the contexts that were not matched."""
     for k in range(found - _1, length):
         prob = np.float32(prob + load_float32(weights + np.int64(k) * _4))
     return prob
@@ -130,9 +130,9 @@ def weigh(view, is_trie, length, context, step, weights):  # type: ignore[no-unt
 # ---------------------------------------------------------------------- words after one context
 # First all words of a block are looked for in the 1-grams, then those that go on in the 2-grams,
 # and so on. So the memory that they need is waited for together, and no branch depends on whether
-# one word is found. A word's place among the children of a trie is estimated, since ids are hashes
-# in their order and so spread evenly: twice, each time from the word that lies there, and then it
-# is within few entries of where it is.
+# one word is found. A word's place among the children of a trie is estimated, since ids are in the
+# order of hashes and so spread evenly: twice, each time from the word found there; the result is
+# at most a few entries off.
 
 BLOCK = 32
 # Columns of a block, int64 each. Of its words: log10 P (float32) before weights are added, the
@@ -162,7 +162,7 @@ def put(block, column, i, value):  # type: ignore[no-untyped-def]
 @inlined
 def go_on(level, is_trie, block, live, item, node, end, word, share):  # type: ignore[no-untyped-def]
     """Enters a word that goes on in an order, and prefetches where it is looked for first; `word`
-    is the context's of that order, `share` its id over the number of words."""
+    is the context's word for that order, `share` its id over the number of words."""
     if is_trie:
         place = min(node + np.int64(np.float32(end - node) * share), end - _1)
         prefetch(of(level, AT) + ((place * of(level, ENTRY_SIZE)) >> _3))
@@ -259,7 +259,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
         view     address of a file's view
         words    (T,)  uint32  ids, sentence after sentence, <s> before each if `bos`
         reach    (T,)  uint8   words of the sentence before each, order - 1 at most
-        log10_prob  (T,)  float32  filled, like those after it; what it has of <s> means nothing
+        log10_prob  (T,)  float32  filled, like those after it; its value for <s> means nothing
         matched_order, ngram_length, state_length  (T,) uint8; the first two are the same, since a
                  file does not say which n-grams are blanks
     Trusts   ids below the number of words; reach[i] <= reach[i - 1] + 1
@@ -287,7 +287,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
             view, is_trie, order, load32(at), min(length, np.int64(reach[i])), at - _4, -_4,
             weights, after,
         )  # fmt: skip
-        # KenLM's begin state has a word, whatever it extends to.
+        # KenLM's begin state has one word, even if nothing extends it.
         length = _1 if bos and not reach[i] else state
         weights, after = after, weights
         log10_prob[i] = prob
@@ -345,7 +345,7 @@ def read_words(view, text, at, end, splits, line_end, hashes, ids):  # type: ign
     """Writes the ids of a line's words, uint32.
 
     Args    text, splits  addresses of a text, and of 256 flags: 1 separates words
-            at, end       where to read; the line ends at `end`, or at the byte `line_end` before
+            at, end       where to read; the line ends at `end`, or earlier at a byte `line_end`
             hashes, ids   addresses of room for WORDS_AHEAD int64, and for the ids
     Returns  (the place after the line, the address after the ids)
     """
@@ -400,13 +400,13 @@ def find_text(view, text, size, splits, ids, sentence_begin):  # type: ignore[no
 # Places in a scorer of sentences, an array of int64.
 ASKED, VIEW, SPLITS, SCRATCH, PLACES = range(5)  # ASKED: words scored so far
 TEXT_BYTES = 4096  # of a sentence, at most
-# Of the hashes, of two states' weights, and of the ids.
+# Bytes of the hashes, of two states' weights, and of the ids.
 SCRATCH_BYTES = 8 * WORDS_AHEAD + 2 * 4 * 16 + 4 * (TEXT_BYTES // 2 + 3)
 
 
 @kernel("int64, int64, int64, bool, bool", nogil=False)
 def score_sentence(scorer, text, size, bos, eos):  # type: ignore[no-untyped-def]
-    """The sum of the scores of a sentence's words, in float32, as KenLM's `Model.score`.
+    """The sum of the scores of a sentence's words, in float32, as KenLM's `Model.score` gives it.
 
     Args    scorer  address of a scorer;  text  of `size` bytes, at most TEXT_BYTES, then PAD_BYTES
             bos, eos  whether it begins after <s>, and whether its end is scored
@@ -425,7 +425,7 @@ def score_sentence(scorer, text, size, bos, eos):  # type: ignore[no-untyped-def
     store64(scorer, of(scorer, ASKED) + ((end - at) >> _2))
     length = _0
     if bos:
-        # KenLM's begin state has a word, whatever it extends to.
+        # KenLM's begin state has one word, even if nothing extends it.
         weigh(view, is_trie, _1, ids, _4, weights)
         length = _1
     total = np.float32(0)

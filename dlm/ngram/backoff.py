@@ -133,7 +133,7 @@ class DictModel:
     def score_sentence(
         self, words: Iterable[str | bytes], *, bos: bool = True, eos: bool = True
     ) -> list[Score]:
-        """Scores of `words` and, with `eos`, of the sentence end, each after all before it."""
+        """Scores `words` and, with `eos`, the sentence end, each after all words before it."""
         ids = [self.vocabulary.id_of(as_bytes(w)) for w in words]
         context = [self.vocabulary.begin_id] if bos else []
         out = []

@@ -18,7 +18,7 @@ from dlm.jit import inlined, kernel
 
 # Bytes of the longest number: a sign, nine digits, a point and an exponent, or zeros before them.
 NUMBER_BYTES = 20
-# Of numbers with a fixed number of decimals, and of whole numbers.
+# For `put_fixed` and `put_count`: decimals, bytes of room, and the limit of a number's size.
 DECIMALS = 6
 COUNT_BYTES = 20
 FIXED_LIMIT = 2.0**53
@@ -55,7 +55,7 @@ def _powers() -> np.ndarray:
 
 
 def _floor_log2_of_ten(power: int) -> int:
-    """Exponent of the power of two at or below 10**power, for the powers above."""
+    """Exponent of the largest power of two up to 10**power, for powers in the range above."""
     return (power * 1741647) >> 19
 
 
@@ -226,14 +226,14 @@ def put_fixed(text, at, number):  # type: ignore[no-untyped-def]
         at += 1
         number = -number
     whole = np.uint64(number)
-    # The fraction in 64 bits, and what a number below 2**-11 has beneath them: exact where the
-    # decimals are not all 0, since 10 bits at most are beneath then.
+    # The fraction in 64 bits, and the bits beneath them that a number below 2**-11 has: exact
+    # unless all decimals are 0, since otherwise at most 10 bits are beneath.
     scaled = (number - np.float64(whole)) * 2.0**64
     fraction = np.uint64(scaled)
     beneath = (scaled - np.float64(fraction)) * 1e6
     carried = np.uint64(beneath)
     lost = np.float64(carried) != beneath
-    # fraction * 10**6 in 96 bits: what is above 64 of them are the decimals.
+    # fraction * 10**6 in 96 bits: those above the lower 64 are the decimals.
     low = (fraction & _LOW_HALF) * _MILLION + carried
     high = (fraction >> _U32) * _MILLION + (low >> _U32)
     decimals = high >> _U32

@@ -115,7 +115,7 @@ def bits_of(context, a):  # type: ignore[no-untyped-def]
 
 @inlined
 def hash_word(text, begin, length, first):  # type: ignore[no-untyped-def]
-    """Hash of text[begin:begin + length], `first` its `bytes_at`; trusts PAD_BYTES after it."""
+    """Hash of text[begin:begin + length]; `first` is its `bytes_at`. Trusts PAD_BYTES after it."""
     h = fold(np.uint64(length) * _LENGTH_MULTIPLIER ^ first, _MULTIPLIER)
     at = np.int64(8)
     while at < length:
@@ -160,7 +160,7 @@ def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
 
 @inlined
 def note_word(text, at, delimiters, slots, mask, i, begins, lengths, firsts, hashes):  # type: ignore[no-untyped-def]
-    """The end of the word at `at`, noted as word i of those to look up; its slot is prefetched."""
+    """Notes the word at `at` as word i to look up, and prefetches its slot; returns its end."""
     end, first = scan_word(text, at, delimiters)
     h = hash_word(text, at, end - at, first)
     prefetch(slots, h & mask)
@@ -176,7 +176,7 @@ def find_word(slots, mask, word_begin, word_bytes, text, begin, length, first, h
     """Id of the word text[begin:begin + length], or -1; 0 for both spellings of the unknown word.
 
     Shapes  slots (2**k,)  raw; entries, each before its first bytes, and at least one of them 0
-            mask  len(slots) - 2: leaves the place of an entry of a hash
+            mask  len(slots) - 2: hash & mask is the place of an entry
             word_begin (n + 1 or more)  where each word begins in word_bytes
             first, h  `bytes_at` and `hash_word` of the word
     Cost    for a word of up to eight bytes, one look into `slots`
@@ -226,7 +226,7 @@ def put_word(slots, mask, word, h, length, first):  # type: ignore[no-untyped-de
 def enter_words(slots, word_begin, word_bytes, begin, end):  # type: ignore[no-untyped-def]
     """Enters the words of ids begin <= id < end into `slots`, up to the first that is there.
 
-    Returns  the id of that word, the unknown word among them, or `end`
+    Returns  the id of that word, or `end`; the unknown word counts as one that is there
     Trusts   as `find_word`; begin >= 1; a slot for each word and one more
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
@@ -282,7 +282,7 @@ def count_newlines(text, begin, end):  # type: ignore[no-untyped-def]
 
 @kernel("uint64[:], int64[:], uint8[:], uint8[:], int64, uint8[:], out uint32[:], out int64[:]")
 def find_text(slots, word_begin, word_bytes, text, end, delimiters, ids, sentence_begin):  # type: ignore[no-untyped-def]
-    """The ids of the words of text[:end], line by line; returns the number of words.
+    """Finds the ids of the words of text[:end], line by line; returns the number of words.
 
     Shapes  delimiters      (256,)        not 0 for delimiters; none above space
             ids             (words,)      filled
@@ -346,7 +346,7 @@ def _rotate(x, bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def slot_of(u, v):  # type: ignore[no-untyped-def]
-    """The slot of the pair of ids (u, v), as `partition.slots_of`."""
+    """The slot of the pair of ids (u, v), as in `partition.slots_of`."""
     lane = np.uint64(u) | (np.uint64(v) << np.uint64(32))
     h = (_rotate(lane * _P2, 31) * _P1) ^ _P5_AND_8
     h = _rotate(h, 27) * _P1 + _P4

@@ -1,7 +1,7 @@
 """Access to memory by its address, an int64, with which kernels read mapped files and packed bits.
 
 A field has at most 57 bits: with a shift of up to seven it still lies in one eight-byte load.
-Arrays as arguments count references, which costs more than most functions here do.
+Passing arrays would count references, which costs more than most functions here do.
 """
 
 # mypy: disable-error-code="misc"
@@ -52,7 +52,7 @@ def _storing(value: Any, stored: Any, align: int) -> Any:
 
 
 _INT8, _INT32, _INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-# At an address, aligned or not; of numbers of four bytes and for `store64`, an aligned one.
+# `load8` and `load64` take any address; the others take one aligned to the size of the value.
 load8 = _loading(types.int64, _INT8, 1)
 load32 = _loading(types.int64, _INT32, 4)
 load64 = _loading(types.int64, _INT64, 1)
@@ -136,7 +136,7 @@ mirrored_32 = _counting(
 
 @inlined
 def mirrored(number, bits):  # type: ignore[no-untyped-def]
-    """A number below 2**bits, 1 to 32 of them, with its bits in reverse order."""
+    """A number of `bits` bits, 1 to 32, with these bits in reverse order."""
     return mirrored_32(number) >> (np.int64(32) - bits)
 
 
@@ -147,7 +147,7 @@ def mask_of(width):  # type: ignore[no-untyped-def]
 
 @inlined
 def of(numbers, place):  # type: ignore[no-untyped-def]
-    """The number at a place of the array of int64 at an address."""
+    """The number at index `place` of the array of int64 at the address `numbers`."""
     return load64(numbers + (np.int64(place) << np.int64(3)))
 
 

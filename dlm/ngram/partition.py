@@ -4,7 +4,7 @@ A context of two words or more belongs to the shard of its two most recent words
 the two ids gives one of 4,096 slots, and a table in the manifest gives each slot a shard, so that
 the builder can balance shards and an operator can move slots.
 
-Paper: DLM Algorithm 2, which takes ``hash % B`` itself for the shard.
+Paper: DLM Algorithm 2, which uses ``hash % B`` itself as the shard.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_shards(shards: int) -> None:
     if not 1 <= shards <= MAX_SHARDS:
         raise ConfigError(
             f"{shards} shards were requested; expected 1 to {MAX_SHARDS:,}, the number of hash "
-            "values that the shards share out"
+            "slots that are divided among the shards"
         )
 
 

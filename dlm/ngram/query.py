@@ -69,8 +69,8 @@ class StoredWords:
             counts  (C,)  how many of those words are listed
             log10_backoffs  (sum(context_lengths - 1),)  of each context, the weights of its last
                     two words, three, ..., all
-            ranks   (sum(counts),)  as in `QueryGroups`, rising in each context; `answers` each
-                    after its whole context, without the low orders
+            ranks   (sum(counts),)  as in `QueryGroups`, rising in each context; `answers` scores
+                    each after its whole context, without the low orders
     """
 
     totals: NDArray[np.uint32]

@@ -85,8 +85,8 @@ class Vocabulary:
     ) -> Vocabulary:
         """A vocabulary of the words in a table, which has checked them: see `WordTable.vocabulary`.
 
-        The list and the dictionary are made when first used: they take a third of the time in
-        which a model is opened, and scoring text needs neither.
+        The list and the dictionary are made when first used: making them would take a third of
+        the time to open a model, and scoring text needs neither.
         """
         made = cls.__new__(cls)
         made._words = made._ids = None

@@ -53,7 +53,7 @@ class WordTable:
 
     @classmethod
     def from_vocabulary(cls, vocabulary: Vocabulary) -> WordTable:
-        """The table of all words of `vocabulary`, or its original one, which must not grow."""
+        """The table that `vocabulary` has, which must not grow, or a new one if it has none."""
         return vocabulary.table if isinstance(vocabulary.table, cls) else cls(vocabulary.words)
 
     @classmethod
@@ -61,7 +61,7 @@ class WordTable:
         cls, word_bytes: NDArray[np.uint8], word_begin: NDArray[np.integer]
     ) -> WordTable:
         """The table of words in arrays, which are copied: word_bytes (bytes,), and word_begin (n +
-        1,) from 0 up to len(word_bytes); ValueError also if word_begin does not rise so."""
+        1,), which must rise from 0 to len(word_bytes); ValueError also if it does not."""
         table = cls.__new__(cls)
         table._build(word_bytes, word_begin.astype(np.int64))
         return table
@@ -133,7 +133,7 @@ class WordTable:
         return int(found[0]) if found[0] != UNK_ID or is_unk_spelling(word) else None
 
     def ids_of(self, words: Sequence[str | bytes]) -> NDArray[np.uint32]:
-        """Ids (n,) of `words`, as `Vocabulary.ids_of`. Non-ASCII strings are encoded one by one."""
+        """Ids (n,) of `words`, as in `Vocabulary.ids_of`; encodes non-ASCII strings one by one."""
         lengths = np.fromiter(map(len, words), np.int64, len(words))
         joined = b""
         try:
@@ -160,13 +160,13 @@ class WordTable:
 
         Args     text    sentences joined by newlines; a newline after the last makes one more, and
                          an empty text is one sentence without words
-                 spaces  what separates words besides the newline: none above a space, in ASCII
+                 spaces  bytes that separate words, as the newline does; none is above a space
         Returns  ids (words,), 0 where the table lacks a word; sentence_begin (sentences + 1,), the
-                 first word of each line, at its end the number of words
-        Raises   ValueError  `spaces` holds another byte
+                 first word of each line, then the number of words
+        Raises   ValueError  `spaces` holds a byte above a space
         """
         chars, delimiters, lines = _prepared(text, spaces)
-        # Room for words of one byte; their number is known only when they are found.
+        # Room for the most words that the text can have: their number is known only at the end.
         ids = np.empty((len(text) + 1) // 2, np.uint32)
         sentence_begin = np.empty(lines + 1, np.int64)
         words = kernels.find_text(

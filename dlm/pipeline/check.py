@@ -1,4 +1,4 @@
-"""Finds faults that would stop a pipeline after hours, before its first stage."""
+"""Finds, before a pipeline's first stage, faults that would stop it only after hours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dlm.record.counts_file import read_counts
 from dlm.resources import check_disk
 from dlm.units import counted
 
-COMPRESSED = 5  # a compressed text is about this many times larger than its file
+COMPRESSED = 5  # a text is about this many times as large as its compressed file
 PLAIN = ("", ".txt", ".tsv", ".arpa")
 
 

@@ -54,7 +54,7 @@ class PipelineJournal:
 
 
 def recorded_files(folder: Path) -> list[Path]:
-    """The file with a privacy record of each stage of a finished pipeline, the shard set last.
+    """For each stage of a finished pipeline, its file with a privacy record; the shard set last.
     ConfigError if it is not finished, PrivacyError if a file is not the one that its stage wrote.
     """
     entries = PipelineJournal(folder / PIPELINE_JOURNAL).entries

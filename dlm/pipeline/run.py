@@ -52,7 +52,7 @@ class Pipeline:
             ConfigError  the settings, input or output of a stage changed; another process uses the
                          folder; too little room on the disk. Otherwise what stages raise
         Guarantees
-            stopped anywhere, the same call resumes there. Stages that use no users' text give the
+            after a stop, the same call resumes there. Stages that use no users' text give the
             same bytes; in a simulation all stages do
         """
         check(self.settings)
@@ -155,7 +155,7 @@ class Pipeline:
 
 
 def as_settings(text: str, plan: StagePlan) -> list[str]:
-    """Replaces command-line options in an error's advice by the configuration's names."""
+    """Notes that give the configuration's name for each command-line option in an error's text."""
     options = dict.fromkeys(re.findall(r"--([a-z][a-z-]*[a-z])", text))
     found = []
     for option in options:

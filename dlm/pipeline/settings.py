@@ -127,7 +127,7 @@ class PipelineSettings:
 
 @contextmanager
 def about(*tables: str) -> Iterator[None]:
-    """Adds the names of the tables to errors of objects made from them, if the error lacks them."""
+    """Adds the tables' names to an error raised in the block, unless it names one already."""
     try:
         yield
     except DlmError as exc:

@@ -24,8 +24,8 @@ HELD_OUT_NOTE = "computed from held-out users' text without noise; no guarantee 
 
 
 def stages_of(settings: PipelineSettings) -> list[Stage]:
-    """The stages in order; first those without users' text that may fail, as they cost no
-    privacy."""
+    """The stages in order; a stage that may fail and needs no users' text is first, since its
+    failure costs no privacy."""
     at = Places(settings.run.folder)
     made = [_estimate(settings, at), unigrams_stage(settings, at), pieces_stage(settings, at)]
     made += [federate_stage(settings, at), _distill(settings, at), _prune(settings, at)]
@@ -178,7 +178,7 @@ def _measure(settings: PipelineSettings, at: Places) -> Stage | None:
         with_oovs, without_oovs = shown(found.with_oovs[1]), shown(found.without_oovs[1])
         progress.tell(
             f"perplexity of {len(users):,} held-out users' text: {with_oovs}, without unknown "
-            f"words ({found.oovs / found.tokens:.1%}) {without_oovs}; by only the topology "
+            f"words ({found.oovs / found.tokens:.1%}) {without_oovs}; with the topology alone "
             f"{shown(alone)} ({HELD_OUT_NOTE})"
         )
 

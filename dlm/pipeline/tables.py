@@ -17,7 +17,7 @@ class FolderSettings:
     """[run]"""
 
     folder: Path = field(
-        metadata=about("Where everything is written; if it has a run, that resumes.")
+        metadata=about("Folder for all files of the pipeline; a run that stopped in it resumes.")
     )
     seed: int | None = setting(
         None,
@@ -64,7 +64,7 @@ class InputSettings:
     public: str = setting(
         "",
         "Name of the person who attests that no user's text is in `wordlist`, `vocabulary`, "
-        "`text`, `topology` and [federate.pretrain] `text`; for those without a record.",
+        "`text`, `topology` and [federate.pretrain] `text`; needed for those without a record.",
     )
     user_column: str = setting("user_id", "Column of user ids, in `users` and `held_out`.")
     text_column: str = setting("utterance", "Column of text, in `users` and `held_out`.")

@@ -1,1 +1,1 @@
-"""The promises of files: privacy records, their signatures, and the ledgers behind them."""
+"""What files promise: privacy records, their signatures, and the ledgers behind them."""

@@ -16,7 +16,7 @@ from dlm.record.provenance import Provenance
 from dlm.record.sidecar import SIDECAR_SUFFIX, read_record, write_recorded
 
 DIGEST = "counts_sha256"  # the digest's name in the record
-# The files that `collect` writes beside counts of users.
+# The files that `collect` writes beside counts of users' words.
 LEDGER, REPORT_MD, REPORT_JSON = ".ledger.json", ".privacy.md", ".privacy.json"
 JOURNAL, WORK = ".metrics.jsonl", ".work"
 
@@ -44,7 +44,7 @@ def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) 
 
 
 def traces_of_users(counts: Path) -> list[Path]:
-    """Files beside counts that show that they are of users, even if a stop left no record."""
+    """Files beside counts that show that they come from users, even if a stop left no record."""
     endings = (SIDECAR_SUFFIX, LEDGER, REPORT_JSON, JOURNAL, WORK)
     names = (f"{place}{end}" for place in (counts, counts.resolve()) for end in endings)
     return [path for name in names if (path := Path(name)).exists()]
@@ -90,7 +90,7 @@ def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
                 if word.split() != [word] or not (0 < count < math.inf):
                     raise FormatError(
                         f"{path}, line {number}: {line[:80]!r} is not a word, a tab and a count "
-                        "above 0, but finite"
+                        "above 0 that is finite"
                     )
                 if first.setdefault(word, number) != number:
                     raise FormatError(

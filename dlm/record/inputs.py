@@ -60,10 +60,10 @@ def check_public(path: Path, by: str, setting: str) -> None:
 
 
 def refuse_without_guarantee(what: str, record: Provenance) -> None:
-    """PrivacyError if a record has no guarantee: privacy would be spent on output without one."""
+    """Raises PrivacyError if a record has no guarantee: privacy would be spent for nothing."""
     if record.guarantee is None:
         raise PrivacyError(
             f"{what} has no guarantee ({'; '.join(record.reasons)}), so nothing made with it would "
             "have one. Use an input that has a guarantee (from dlm unigrams with noise, or from "
-            "dlm pieces on such counts) or is declared public, or simulate the run"
+            "dlm pieces on its counts) or is declared public, or simulate the run"
         )

@@ -72,8 +72,8 @@ class ParticipationLedger:
         self._least_gap: int | None = None
 
     def record(self, round: int, user_ids: Iterable[str]) -> None:  # noqa: A002
-        """Records who took part in a round; the last may be repeated, with the same users. Raises
-        PrivacyError for a user twice, too early or too often, and a round out of order."""
+        """Records a round's users; the last round may be repeated, with the same ones. Raises
+        PrivacyError for a user twice in it, too early or too often, and a round out of order."""
         self._record(round, [self._hash(user) for user in user_ids])
 
     def _record(self, round: int, names: list[str]) -> None:  # noqa: A002
@@ -87,13 +87,13 @@ class ParticipationLedger:
             if {self._users.get(name, -1) for name in names} != set(self._rounds[-1][1].tolist()):
                 raise PrivacyError(
                     f"round {round} is already recorded with other users: the run was resumed with "
-                    "another cohort than before it stopped. Resume it with the same users and "
+                    "a different cohort. Resume it with the same users and "
                     "settings, or start a new run"
                 )
             return
         if round < 0 or (last is not None and round < last):
             raise PrivacyError(
-                f"round {round} comes after round {last}; rounds must ascend from 0 or more"
+                f"round {round} comes after round {last}; rounds must be 0 or more, and ascend"
             )
         known = [self._users[name] for name in names if name in self._users]
         total = len(self._users) + len(names) - len(known)
@@ -164,8 +164,8 @@ class ParticipationLedger:
         return [] if number is None else [r for r, users in self._rounds if number in users]
 
     def covers(self, *, gap: int, max_participations: int) -> None:
-        """PrivacyError if somebody took part more often, or again sooner, than these bounds
-        allow."""
+        """Raises PrivacyError if somebody took part more often, or again sooner, than these
+        bounds allow."""
         found = self.observed_gap()
         if found is not None and found < gap:
             raise PrivacyError(
@@ -179,10 +179,10 @@ class ParticipationLedger:
             )
 
     def check_poisson(self, q: float) -> None:
-        """PrivacyError unless Poisson sampling with this probability can have drawn the cohorts.
+        """Raises PrivacyError unless Poisson sampling with this q could have drawn the cohorts.
 
         The total of participations and the variation of cohort sizes show it: with a fixed report
-        goal they vary too little.
+        goal, sizes vary too little.
         """
         kind, declared = self.sampling.get("kind"), self.sampling.get("q")
         if kind != "poisson" or declared != q:
@@ -290,7 +290,7 @@ class ParticipationLedger:
 
     def save(self, path: str | Path) -> None:
         """Writes the complete ledger or nothing, with mode 0600."""
-        # Salted hashes are revealed by guessing ids, so only the owner may read them.
+        # Guessed ids can be tested against the salted hashes, so only the owner may read them.
         write_whole(Path(path), self.to_bytes(), mode=0o600)
 
     @classmethod
@@ -358,6 +358,6 @@ def _normal_tail(z: float) -> float:
 
 
 def _chi2_tail(value: float, freedom: int) -> float:
-    """Two-sided tail of a chi-squared number, by Wilson and Hilferty's cube root."""
+    """Two-sided tail probability of a chi-squared variable, by Wilson and Hilferty's cube root."""
     spread = 2 / (9 * freedom)
     return _normal_tail(((value / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread))

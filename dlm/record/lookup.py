@@ -16,7 +16,7 @@ from dlm.errors import FormatError, PrivacyError
 from dlm.record.provenance import Provenance, content_digest, is_record_line, take_digest
 from dlm.record.sidecar import read_beside, sidecar
 
-# The digest that the record of a run's checkpoint is about.
+# Names of the digests of what the record of a run's checkpoint is about.
 STATE_DIGEST, VOCABULARY_DIGEST = "state_sha256", "vocabulary_sha256"
 REPORT_FORMAT = "dlm privacy report"
 SHARD_SET = "dlm shard set"  # `format` of a manifest

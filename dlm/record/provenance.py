@@ -1,4 +1,4 @@
-"""A small record in files, of how the people are protected whose text the files come from.
+"""A small record, kept with files, of how the people whose text they come from are protected.
 
 It names the SHA-256 of a file's content, and its own digest covers the whole record. Both detect
 mistakes, but not an edit by someone who recomputes the digest. A signature does (`signature`): a
@@ -202,8 +202,8 @@ class Provenance:
         return made.about(**content)
 
     def verified(self, key: str, seen: Iterable[str] = ()) -> Provenance:
-        """The record, signed by the trusted key `key`; the signer also saw the records `seen`
-        (digests)."""
+        """The record, marked as signed by the trusted key `key`, whose owner also saw the records
+        `seen` (digests)."""
         made = dataclasses.replace(self, seen=frozenset(seen))
         inputs = [one for one in self.unverified if one not in made.still_unverified]
         standing = f"verified: signed by the key {key}"
@@ -294,7 +294,7 @@ class Provenance:
 
 
 def digest_of(body: Mapping[str, Any]) -> str:
-    """SHA-256 of JSON values, independent of their order: compares records and settings."""
+    """SHA-256 of JSON values, independent of their order, to compare records and settings."""
     raw = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=str)
     return hashlib.sha256(raw.encode()).hexdigest()
 

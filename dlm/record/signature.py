@@ -240,15 +240,15 @@ class _Seal:
         return cls(place, body, signature, key)
 
     def fault(self, snapshot: FileSnapshot, record: Provenance) -> str | None:
-        """Why this signature is not of this file with this record; None if it is."""
+        """Why this is not the signature of this file with this record; None if it is."""
         from cryptography.exceptions import InvalidSignature
 
         name, path = self.place.name, snapshot.path
         if self.body["content"] != snapshot.sha256:
-            return f"{name} is the signature of another file than {path}; ask the signer for both"
+            return f"{name} is the signature of another file, not {path}; ask the signer for both"
         if self.body["record"] != record.digest:
             return (
-                f"{name} is the signature of another record of {path}; ask the signer for the "
+                f"{name} signs another record of {path}; ask the signer for the "
                 "file, its record and its signature"
             )
         try:

@@ -154,7 +154,7 @@ class Turns:
         return self._rooms.setdefault(connection(), asyncio.Semaphore(self._connection))
 
     async def call(self) -> None:
-        """Returns when the current call may be read, or refused: one call begins in a round."""
+        """Returns when the current call may be read, or refused: one call begins per round."""
         await self._turn(self._calls, MESSAGE_WORK)
 
     async def take(self, work: int, within_s: float | None = None) -> Release:

@@ -97,7 +97,7 @@ def serve(
         server = ShardServer(
             config, shards, notice=notice, process=process, credentials=credentials, sets=sets
         )
-        shards.clear()  # sets that are no longer served are unmapped
+        shards.clear()  # so that a set is unmapped once it is no longer served
         keep_objects()
         with stopping(lambda: server.post(Event.STOP)):
             return await server.run()
@@ -182,12 +182,12 @@ class ShardServer(Life):
                     self.process.rejected = bool(sets.rejected)
                     if listed is not None:
                         sets.loaded(await self._change(listed))
-                except Exception as exc:  # noqa: BLE001 - no room for a thread, say: it goes on
+                except Exception as exc:  # noqa: BLE001 - e.g. no thread is left: the loop goes on
                     sets.loaded(str(exc) or repr(exc))
 
     async def _change(self, listed: Sets) -> str:
-        """Loads new sets, then serves exactly these; after an error, which it returns, it keeps the
-        old ones."""
+        """Loads new sets, then serves exactly the listed ones; after an error, which it returns, it
+        keeps the old ones."""
         loaded: dict[str, ShardService] = {}
         try:
             held = {service.shard_set.hex(): service for service in self.models}
@@ -198,7 +198,7 @@ class ShardServer(Life):
                     )
             held |= loaded
             unused = self.models.change([held[one.shard_set] for one in listed])
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the old sets go on
             for service in loaded.values():
                 service.close()
             return str(exc) or repr(exc)

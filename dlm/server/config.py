@@ -21,7 +21,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(section: str, config: Access) -> None:
-    """Rejects one file of a pair alone, and an address that is empty or open to strangers."""
+    """Rejects a certificate or a key alone, and an address that is empty or open to strangers."""
     if config.share_port and not config.port:
         raise ConfigError(f"{section}.share_port is set, but the port is 0; give a port (--port)")
     for name in ("host", "metrics_host"):
@@ -150,7 +150,7 @@ class Access:
         unit="seconds",
         low=0,
         high=3600,
-        why="It is far above any deadline that a client sets; together with `drain_grace_s`, this "
+        why="It is far above any deadline that a client sets; together with `drain_grace_s`, it "
         "is below the 10 to 30 s after which service managers kill a process.",
     )
     metrics_port: int = setting(
@@ -222,8 +222,8 @@ class ServerConfig(Access):
         "are refused with OVERLOADED.",
         low=1,
         high=65_536,
-        why="At 64 queries per message, about what a core answers in 30 ms; a full queue is "
-        "already late for a decoder. Bounds the memory of whole messages only (`max_in_flight` * "
+        why="At 64 queries per message, it is about what a core answers in 30 ms; a full queue is "
+        "already late for a decoder. It bounds the memory of whole messages (`max_in_flight` * "
         "`max_message_bytes`); `client_streams` bounds that of partly received ones.",
     )
     inline_queries: int = setting(
@@ -249,8 +249,8 @@ class ServerConfig(Access):
         "resume later.",
         low=1,
         high=1024,
-        why="One thread compresses for all of them, so that starting clients do not slow scoring "
-        "ones.",
+        why="One thread compresses for all of them, so that clients that start do not slow those "
+        "that score.",
     )
     client_in_flight: int = setting(
         192,

@@ -21,7 +21,7 @@ EVENTS: dict[str, DeclaredEvent] = {
         "The server answers calls; its health service and `/readyz` report it as ready.", _STEP
     ),
     "server.state": DeclaredEvent(
-        "The server changed its state: it drains, or the warm-up failed (`cause`).", _STEP
+        "The server changed its state: it is draining, or the warm-up failed (`cause`).", _STEP
     ),
     "server.drained": DeclaredEvent(
         "No message is in flight any longer, or the time to finish them has passed.",

@@ -53,11 +53,11 @@ WINDOW_S = 60.0  # window of `Lateness`
 
 
 class Lateness:
-    """The time of a message in transit, measured with two clocks that are not synchronised.
+    """How long a message was in transit, measured with two clocks that are not synchronised.
 
     The client stamps each message with its own clock. The difference from this process's clock is
     the offset of the clocks plus the time in transit. The smallest recent difference is taken as
-    that of a message that waited nowhere; what a message has above it was spent in queues. The
+    that of a message that waited nowhere; a message's excess over it was spent in queues. The
     minimum is over one to two windows, since clocks drift (50 parts per million are 3 ms per
     minute).
     """

@@ -222,7 +222,7 @@ def exposition(
 
 @contextlib.contextmanager
 def starting_exposition(config: Access) -> Iterator[None]:
-    """Inside the block, the metrics port reports a starting server; that may take minutes.
+    """Inside the block, which may last minutes, the metrics port reports a starting server.
 
     /healthz is 200; the others are 503. ConfigError if the port cannot be bound.
     """

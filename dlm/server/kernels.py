@@ -1,7 +1,7 @@
 """Kernels over a message's arrays, which find its first fault and count its answers.
 
-A Score is checked as it is searched (`index/search/owned_kernels.py`); this finds what is wrong.
-ContextBlocks are checked only here.
+A Score is checked as it is searched (`index/search/owned_kernels.py`); then `first_fault` finds
+what is wrong. ContextBlocks are checked only here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def first_fault(  # type: ignore[no-untyped-def]
     Shapes   context_lengths (C,), context_words (sum,) most recent last, pairs (C,)
              slots (4096,)  the shard of each slot
     Returns  (fault, place): FINE and 0, or one of the BAD_ numbers and the index of the context
-             length, context word, pair or context at fault. Lengths before ids, ids before slots.
+             length, context word, pair or context at fault. Checks lengths, then ids, then slots.
     Cost     O(C + sum), no allocation
     Trusts   sum(context_lengths) == len(context_words); `wire.codec` checked it
     """
@@ -67,7 +67,7 @@ def check(
 
 @kernel("uint8[:], uint32[:], uint32[:], out int64[:]")
 def count_slots(context_lengths, context_words, counts, by_slot):  # type: ignore[no-untyped-def]
-    """Adds to `by_slot` (4096,) the number `counts` (C,) of each context.
+    """Adds the count of each context, `counts` (C,), to its slot in `by_slot` (4096,).
 
     Trusts   the message passed `first_fault`
     """

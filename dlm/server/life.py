@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = EventLog(__name__)
 
-# In this time, messages that were in transit when the last one finished get their refusal.
+# Seconds in which messages that were in transit when the last one finished are refused.
 STOP_GRACE_S = 0.5
 # A draining process ends once no message has come for this long. The time is longer than the time
 # between a client's heartbeats (0.6 s), so a client that asks steadily has moved to another server.
@@ -110,7 +110,7 @@ class Life(ABC):
                 raise
 
     async def run(self) -> int:
-        """Runs until an event ends it; returns and raises like `app.serve`."""
+        """Runs until an event ends it; returns and raises what `app.serve` does."""
         async with AsyncExitStack() as held:
             held.push_async_callback(self._close)
             beating = asyncio.create_task(self._beat())

@@ -57,7 +57,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "dlm_server_default": Family(
         "1 for the shard set that answers calls that name none, 0 for the others; it shows how far "
-        "a roll-out is.",
+        "a roll-out has come.",
         LABELS,
     ),
     "dlm_server_shards": Family(
@@ -124,7 +124,7 @@ class CallCounts:
     whole, and all of them at most one message apart.
 
     unauthenticated  calls of any method refused because they have no valid token
-    client_limits    calls of any method refused because their client had too much open
+    client_limits    calls of any method refused because their client had too many calls open
     clients    calls accepted, by the name of their token; one entry per name in the tokens file
     """
 

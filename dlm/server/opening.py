@@ -60,7 +60,7 @@ def fetched(named: AnyPath, index: int, public_key: str) -> Path:
 
 
 def open_listed(listed: Listed, index: int, config: ServerConfig) -> Shard:
-    """Opens a shard set of the list whose files were checked.
+    """Opens a listed shard set, whose files have been checked.
 
     Raises  ConfigError  its folder now has another shard set;  ShardFormatError
     """

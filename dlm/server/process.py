@@ -40,7 +40,7 @@ REMIND_S = 60.0  # lasting trouble is logged again after this long
 CALM_LOOKS = 5  # consecutive looks that must find room before the trouble is over
 
 
-GROWTH = 64 << 20  # growth in bytes since the start from which a trim is worthwhile
+GROWTH = 64 << 20  # growth in bytes since the start that makes a trim worthwhile
 BEAT_S = 1.0  # seconds between two looks of a process at itself
 HUNG_S = 10.0  # seconds without a look: far longer than a busy loop takes
 TRIM_S = 20.0  # seconds between two trims; one takes about 10 ms per 100 MB, in its own thread
@@ -75,7 +75,7 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             result.set_result(work())
-        except BaseException as exc:  # noqa: BLE001 - of whoever takes the result
+        except BaseException as exc:  # noqa: BLE001 - raised to whoever takes the result
             result.set_exception(exc)
 
     threading.Thread(target=run, name="dlm-load", daemon=True).start()
@@ -86,8 +86,8 @@ class MemoryGauge:
     """Reports `private_memory` without waiting for it.
 
     Args        read   counts the bytes; may take milliseconds per GiB mapped
-    Guarantees  only the first `bytes` reads on the caller's thread; later ones return the last
-                known number and, if it is old, start a thread that finds the next
+    Guarantees  only the first call of `bytes` reads on the caller's thread; later calls return
+                the last known number and, if it is old, start a thread that finds the next
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class PortMates:
         self.count()
 
     def count(self) -> tuple[int, int]:
-        """The number of processes, and of those that serve the same; looks once per second."""
+        """The number of processes, and of those that serve the same sets; looks once per second."""
         now = self._clock()
         if self._mine and now >= self._due:
             self._due = now + MEMORY_AGE_S
@@ -274,7 +274,7 @@ class PortMates:
 
 @dataclass(slots=True)
 class Process:
-    """A server's facts about its process.
+    """What a server knows about its process.
 
     instance  drawn at random: a new number means a new process, whose counters began at 0
     mates     the other processes of its port, if there may be any

@@ -21,7 +21,7 @@ class Refusal(Exception):
 
     It never leaves the server: it becomes a status code and metadata, or a stream's reply.
 
-    Args  retry_ms  advice to a client refused because of load
+    Args  retry_ms  when a client that was refused because of load may retry
     """
 
     def __init__(self, reason: Reason, message: str, retry_ms: int = RETRY_AFTER_MS) -> None:

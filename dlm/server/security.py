@@ -38,7 +38,7 @@ logger = EventLog(__name__)
 DOWNLOAD = f"/{SHARD_SERVICE}/Download"
 HEALTH = frozenset({f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch"})
 
-# One text for every such call: the text says what to do, but not why this call was refused.
+# One text for all unauthenticated calls: it says what to do, but not why a call was refused.
 UNAUTHENTICATED = (
     "this server accepts only calls with a known token in the metadata "
     "`authorization: Bearer TOKEN`; set token_file (or token) on the client"
@@ -57,8 +57,8 @@ def channel_options(
 ) -> list[tuple[str, int]]:
     """Bounds on connections and frames, also for unauthenticated peers.
 
-    Args    shares_port  whether other processes share it (`share_port`); if not, a second server on
-                         the port fails instead of silently sharing it
+    Args    shares_port  whether other processes share the port (`share_port`); if not, a second
+                         server on it fails instead of silently sharing it
     """
     return [
         ("grpc.so_reuseport", int(shares_port)),
@@ -214,8 +214,8 @@ class Certificates:
 
 
 class _Newest(ssl.SSLContext):
-    """Begins each handshake with the newest context. No authority checks a resumed session, and it
-    belongs to its first handshake's context: setting another context later would not end it."""
+    """Begins each handshake with the newest context. A resumed session is checked by no authority
+    and belongs to its first handshake's context: setting another context would not end it."""
 
     certificates: Certificates
 
@@ -355,7 +355,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def hear(self, headers: Iterable[tuple[str, str]], who: str, peer: str) -> Bearer | None:
         """Waits until an HTTP request may be answered or refused; returns `known` for `http`.
-        `who` identifies a caller without a token, see `_identity`."""
+        `who` identifies a caller without a token; see `_identity`."""
         known = self._known(headers)
         bearer = known or Bearer()
         _speaks(ClientUsage(bearer.name or who), bearer, peer)
@@ -580,8 +580,8 @@ def allow_connections() -> None:
 
 
 def _identity(context: Any) -> str:
-    """The caller without a token, like `HttpRequest.who`: the subject of the certificate, or the
-    address without port."""
+    """Who a caller without a token is, as in `HttpRequest.who`: the subject of its certificate, or
+    its address without the port."""
     subject = context.auth_context().get("x509_subject")
     if subject and subject[0]:
         return str(subject[0].decode("utf-8", "replace"))

@@ -365,7 +365,7 @@ class Downloads:
         return Download(descriptor, entry, request.offset)
 
     def next_chunk(self, download: Download) -> Awaitable[bytes]:
-        """The next chunk, serialized; `Refusal` if the server drains, or has unloaded the shard."""
+        """Next chunk, serialized; `Refusal` if the server is draining or has unloaded the shard."""
         self._admission.require_ready()
         if not self.files:
             raise Refusal(
@@ -387,7 +387,7 @@ class Downloads:
         if len(raw) != size:
             raise OSError(
                 f"{entry.name} has {offset + len(raw)} bytes; expected {entry.bytes}: it was "
-                "truncated while it was served. Fetch it again, or build the shards again"
+                "truncated while being served. Fetch it again, or build the shards again"
             )
         chunk = codec.encode_chunk(
             raw,

@@ -79,7 +79,7 @@ def read_sets(path: AnyPath) -> list[AnyPath]:
     if text and not text.endswith("\n"):
         raise ConfigError(
             f"{path}: its last line has no newline, so the file may be half-written; end it with a "
-            "newline, and replace such files by renaming a new one over them"
+            "newline, and replace the file only by renaming a new one over it"
         )
     lines = [line.strip() for line in text.splitlines()]
     named = [path.absolute().parent / line for line in lines if line and not line.startswith("#")]
@@ -212,7 +212,7 @@ class Turn:
 class FollowedSets:
     """The list that a server follows; only one thread at a time may use this.
 
-    Attributes  checking  the sets to serve once their files were read, or None
+    Attributes  checking  the sets to serve once their files have been read, or None
                 rejected  why the file's list is not served, or ""
     """
 
@@ -256,7 +256,7 @@ class FollowedSets:
         return None
 
     def loaded(self, error: str = "") -> None:
-        """Notes that the sets from `look` are served or, if there is an `error`, the previous."""
+        """Notes that the sets from `look` are served or, after an `error`, the previous ones."""
         if self._loading is not None:
             if not error:
                 self.serving = self._loading
@@ -300,7 +300,7 @@ class FollowedSets:
         try:
             self._child = Child("dlm.server.opening", *arguments)
         except OSError as exc:  # no process or no descriptor is left
-            self._settle(f"no process can read them: {exc}")
+            self._settle(f"no process can read the new shard sets: {exc}")
 
     def _stop_check(self) -> None:
         if self._child is not None:

@@ -48,7 +48,7 @@ class Tokens:
         return {one: models for one, end, models in every if now < end}
 
     def find(self, metadata: object, now: float) -> int | None:
-        """Number of the token that a call carries; None if it carries no valid one.
+        """Index of the token that a call carries; None if it carries no valid one.
 
         Args        now  seconds since 1970
 
@@ -113,7 +113,7 @@ def read_tokens(path: Path) -> Tokens:
     After a space, ``expires=TIME`` gives a token's end, and ``models=ID,ID`` its models.
 
     Raises
-        ConfigError  the faulty line and its fault, but never the contents of the line
+        ConfigError  names the faulty line and its fault, but never the contents of the line
     """
     if not path.exists():
         raise ConfigError(

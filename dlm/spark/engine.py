@@ -1,4 +1,4 @@
-"""Estimates an ARPA model in parts from text, as Spark jobs.
+"""Estimates a multi-part ARPA model from text, as Spark jobs.
 
 words -> counted -> adjusted -> discounts -> weighed -> interpolated -> parts
 """
@@ -61,11 +61,11 @@ def estimate(
     progress: ProgressReporter | None = None,
     block_tokens: int = text.BLOCK_TOKENS,
 ) -> EstimationSummary:
-    """Estimates an ARPA model in parts from text, by interpolated modified Kneser-Ney.
+    """Estimates a multi-part ARPA model from text, by interpolated modified Kneser-Ney.
 
     Args
         sources     files, folders or patterns that Spark reads: text, compressed as Hadoop reads
-                    it, or parquet. Files of one source follow one another by their paths
+                    it, or parquet. Files of one source are read in the order of their paths
         output      folder, on any file system that Spark writes to
         settings    those of the local engine; memory and threads do not apply
         block_tokens  number of tokens counted at once; for tests
@@ -106,7 +106,7 @@ class _Estimation:
         self.folder = ModelFolder(spark, output)
         self._lines = [lines_of_source(self._spark, source, settings.column) for source in sources]
         if not self._lines:
-            raise ConfigError("no text was given; give at least one")
+            raise ConfigError("no text was given; give at least one source")
         self._summary = EstimationSummary(Totals(sources=len(sources)), output=output)
 
     def run(self) -> EstimationSummary:
@@ -287,7 +287,7 @@ def bounds_of(counts: NDArray[np.int64], partitions: int) -> NDArray[np.uint64]:
     """Where partitions begin, in numbers of `text.pairs_of`, so that they have about equal text.
 
     Args  counts  (words,)  how often each occurs, `<s>` as often as `</s>`
-    A word that is in several partitions is cut as if the words before it were those of all text.
+    A word in several partitions is cut as if the words before it were distributed as in all text.
     """
     last = np.cumsum(np.where(np.arange(len(counts)) == BOS, 0, counts))
     before = np.cumsum(np.where(np.arange(len(counts)) == EOS, 0, counts))
@@ -304,7 +304,7 @@ def statistics_of(
     known: NDArray[np.uint8] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     """`statistics` of all orders and `counts[0]` with PRUNED, as a Trie has them, computed from the
-    facts of the partitions."""
+    facts about the partitions."""
     order = settings.order
     statistics = np.zeros((order, STATISTICS), np.int64)
     left, actual = np.zeros(words, np.int64), np.zeros(words, np.int64)
@@ -323,7 +323,7 @@ def statistics_of(
     statistics[0, :4] = np.bincount(np.minimum(counts, 5), minlength=6)[1:5]
     statistics[0, ALL] = words
     statistics[0, KEPT] = words - int(pruned.sum())
-    # As in `TrieBuilder.finish`, n-grams that end the last key enter by how often they occur.
+    # As in `TrieBuilder.finish`, n-grams that end the last key are entered by their occurrences.
     nodes = [(int(counts[last.key[0]]), int(actual[last.key[0]])), *last.nodes[1:]]
     for n, (adjusted, often) in enumerate(nodes[: order - 1]):
         if 1 <= adjusted <= 4:

@@ -20,7 +20,7 @@ _RUN = "run-"
 # then silently find nothing in it.
 _UNREADABLE = {".lz4", ".snappy", ".xz"}
 
-# Schemes of object stores, where a closed file is there whole or not at all, and renaming copies.
+# A capability of object stores, where a closed file is whole or absent, and renaming copies it.
 # Other file systems rename at once.
 _APPEARS_WHOLE = "fs.capability.outputstream.abortable"
 
@@ -52,8 +52,8 @@ def lines_of_source(spark: SparkSession, source: str, column: str) -> DataFrame:
         kinds = dict(frame.dtypes)
         if column not in kinds:
             raise ConfigError(
-                f"{source} has no column {column!r}; its columns are {', '.join(kinds)}; name "
-                "the one with the text in --text-column"
+                f"{source} has no column {column!r}; its columns are {', '.join(kinds)}; give "
+                "the one with the text as --text-column"
             )
         if kinds[column] not in ("string", "binary"):
             raise ConfigError(
@@ -137,7 +137,7 @@ class ModelFolder:
         return str(self._new_path(self._root, self._run).toString())
 
     def parts(self, order: int) -> list[tuple[str, int]]:
-        """The parts of an order, in their order: name below the folder, and size in bytes."""
+        """The parts of an order, sorted: path relative to the folder, and size in bytes."""
         folder = self._new_path(self._new_path(self._root, self._run), f"order={order}")
         if not self._files.exists(folder):
             return []  # no n-gram of the order is in the model

@@ -79,8 +79,8 @@ def as_bytes(frame: DataFrame) -> RDD[bytes]:
 def between(values: RDD[Any], partitions: int, stage: Callable[..., Any]) -> RDD[Any]:
     """The output of a stage for each partition, after a shuffle brings values to their partition.
 
-    Args  stage  (partition, values) -> (partition, value). If input and output have as many
-                 partitions, the last is for the driver, and is left out
+    Args  stage  (partition, values) -> (partition, value). If input and output have equally
+                 many partitions, the last is for the driver, and is left out
     """
     before = values.getNumPartitions()
 

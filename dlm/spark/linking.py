@@ -276,7 +276,7 @@ def routed(
     slots: NDArray[np.uint16],
     shards: int,
 ) -> Iterator[tuple[int, ShardRows]]:
-    """The rows of each shard, as `stages.route` makes them. `first_pair` has the number of the
+    """The rows of each shard, as `stages.route` makes them. `first_pair` has the rank of the
     first 2-gram of each partition."""
     c = model.context([])
     for value in values:

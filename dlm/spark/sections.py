@@ -1,4 +1,4 @@
-"""An ARPA file in one piece, wherever Spark cuts it: its sections, and its rows as parts.
+"""Turns an ARPA file, which Spark cuts at any place, into parts: finds its sections and rows.
 
 A piece of the file does not say in which section it begins. So a first read finds the lines that
 begin sections (`marks`), the driver puts them in order (`Sections`), and a second read writes the

@@ -65,8 +65,8 @@ class _Encoder:
         """Adds the ids of whole lines; yields when full, and the caller then sets `used` to 0."""
         chars, at = np.frombuffer(text + PADDING, np.uint8), 0
         while at < len(text):
-            # Longer than the longest word, since a word is only recognised as new if there is room
-            # for it.
+            # Room for more than the longest word, since a word is only recognised as new if there
+            # is room for it.
             self.table.reserve(1 << 10, 1 << 17)
             before, words = at, int(self.state[kernels.WORDS])
             at, self.used = kernels.encode(
@@ -95,8 +95,8 @@ def words_of_text(batches: Iterable[pa.RecordBatch], skip: bool) -> Iterator[pa.
         batches  value binary, path string, start bigint: a line, its file, and the byte at
                  which its part of the file begins
     Returns
-        word, how often it occurs, path, start, and its number in that part; then one row without
-        word whose facts are JSON: bytes, lines, empty, words, skipped (by fault), fault (the first,
+        word, its count, path, start, and its rank in that part; then one row without a word, whose
+        facts are JSON: bytes, lines, empty, words, skipped (by fault), fault (the first,
         and its line from 1 on) or null
     """
     part: tuple[str, int] | None = None

@@ -115,7 +115,7 @@ class Grams(NamedTuple):
 
 
 # For the contexts of some n-grams: the total count of what follows, in any integer type; and the
-# weight, unless this total is 1: then a kept word that follows saves the discount of 1.
+# weight, unless this total is 1: then the weight is the discount of a count of 1.
 Answer = tuple[NDArray[Any], NDArray[np.float64]]
 
 
@@ -197,8 +197,8 @@ def _homes(levels: Levels, bounds: NDArray[np.uint64]) -> list[NDArray[Any]]:
 
 
 def _by_home(levels: Levels, bounds: NDArray[np.uint64]) -> Iterator[tuple[int, Levels]]:
-    """The n-grams of orders 2 and above by the home of their contexts. A 2-gram goes to
-    each that may have its first word, since the 3-grams that it ends are in several partitions."""
+    """The n-grams of orders 2 and above by the home of their contexts. A 2-gram goes to each home
+    that may have its first word, since the 3-grams that it ends are in several partitions."""
     top = len(levels.words)
     if top < 2:
         return
@@ -243,8 +243,8 @@ def weighed(
     discounts: Sequence[NDArray[np.float32]],
     bounds: NDArray[np.uint64],
 ) -> Iterator[tuple[int, Any]]:
-    """What follows the contexts of a partition (its HomeTrie), from the n-grams sent to it (Grams):
-    Sums for their senders, the HomeTrie with weights, and Weights of words."""
+    """Adds up what follows a partition's contexts (its HomeTrie) in the n-grams sent to it (Grams);
+    yields Sums for their senders, the HomeTrie with weights, and Weights of words."""
     levels = Levels([], [], [])
     sent: dict[int, Levels] = {}
     for value in values:

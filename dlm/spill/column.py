@@ -122,7 +122,7 @@ class Column:
             os.ftruncate(self._descriptor, self._length * self.row_bytes)
 
     def edit(self, begin: int, end: int) -> Array:
-        """Like `read`, to be changed and passed to `store`; not for a file with a name."""
+        """Reads rows to be changed and passed to `store`; not for a file with a name."""
         return self.read(begin, end)
 
     def store(self, begin: int, rows: Array) -> None:

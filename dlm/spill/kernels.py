@@ -2,7 +2,7 @@
 
 A *packed* number is some bits of a row's key above the row's place: the numbers are all different,
 so any sort of them, stable or not, gives the one order in which equal keys stay as they came. A key
-longer than it has room for is cut into *levels*, which `sort.cut_key` lays out as *segments*:
+too long for one number is cut into *levels*, which `sort.cut_key` lays out as *segments*:
 consecutive bits of one column.
 """
 
@@ -85,7 +85,7 @@ def _sort_small(packed, begin, end):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], out uint64[:], out int64[:, :], int64, int64[:], int64[:, :], int64")
 def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # type: ignore[no-untyped-def]
-    """Sorts rows whose first levels are equal by the levels after; stops where a sort is large.
+    """Sorts rows with equal first levels by the later levels; stops where a sort is large.
 
     Args     rows, level_begin, segments, place_bits  as in `pack`
              packed (n,)  sorted by level d inside the frame of depth d
@@ -93,7 +93,7 @@ def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # t
              depth  the deepest frame in use; frames[0] covers the caller's part at the first call
     Returns  (begin, end, depth): the caller sorts packed[begin:end] and calls again; begin is -1
              when all is done
-    Trusts   as `pack`; groups do not reach across the first frame's ends: sort.sort_order
+    Trusts   as `pack` does; groups do not reach across the first frame's ends: sort.sort_order
     """
     place_shift = np.uint64(place_bits)
     levels = len(level_begin) - 1
@@ -123,7 +123,7 @@ def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # t
 
 @kernel("uint64[:], int64, int64")
 def group_end(packed, at, place_bits):  # type: ignore[no-untyped-def]
-    """The first place from `at` in 1..n on where a group of equal keys of `packed` begins."""
+    """The first place, from `at` (1 to n) on, where a group of equal keys in `packed` begins."""
     shift = np.uint64(place_bits)
     while at < len(packed) and packed[at] >> shift == packed[at - 1] >> shift:
         at += 1
@@ -154,7 +154,7 @@ def _head(rows, row, key):  # type: ignore[no-untyped-def]
 
 @kernel
 def _tie_before(rows, key, run_a, row_a, run_b, row_b):  # type: ignore[no-untyped-def]
-    """Whether a row comes before one of the same head; of equal keys, that of the earlier run."""
+    """Whether row a comes before row b, which has the same head; equal keys go by run."""
     for j in range(2, key):
         a = rows[row_a, j]
         b = rows[row_b, j]
@@ -239,7 +239,7 @@ def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-un
 
 @kernel("out uint32[:, :]")
 def add_up(rows):  # type: ignore[no-untyped-def]
-    """Combines neighbours of rows (n, W) that differ only in their last numbers, by adding those.
+    """Adds up the last numbers of neighbouring rows (n, W) that are otherwise equal, into one row.
 
     Returns     how many rows are left, at the beginning
     Guarantees  a sum that exceeds 32 bits is two rows

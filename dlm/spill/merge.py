@@ -158,7 +158,7 @@ def merged(
 
 
 def smallest_neighbours(sizes: Sequence[int], fan_in: int) -> slice:
-    """The runs to merge into one next: as many as are needed and can be read at once.
+    """The smallest neighbouring runs, to merge next: as many as are needed and can be read at once.
 
     Only neighbours may be merged: the order of the runs is that of adding.
 

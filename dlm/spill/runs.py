@@ -93,7 +93,7 @@ def _no_room(exc: OSError, folder: Path, needed: int) -> OSError:
     return OSError(
         exc.errno,
         f"{exc.strerror}: a sorted run in {folder} needs {needed:,} bytes, but {free:,} are free. "
-        "Free space there, or sort in another folder",
+        "Free some space there, or sort in another folder",
     )
 
 
@@ -114,7 +114,7 @@ class RunReader:
     """Reads a run from its beginning to its end, and checks each block."""
 
     def __init__(self, folder: Path, run: Run, width: int, key: int, most_block_rows: int) -> None:
-        """Opens a run of a folder; SpillError if the file is not a whole run of such rows."""
+        """Opens a run of a folder; SpillError if the file is not a whole run of this shape."""
         path = folder / run.name
         self._path = path
         self._width = width
@@ -134,22 +134,22 @@ class RunReader:
     def _read_header(self, key: int, expected_rows: int, most_block_rows: int) -> tuple[int, int]:
         self._header = os.pread(self._fd, HEADER_BYTES, 0)
         if len(self._header) < HEADER_BYTES or not self._header.startswith(MAGIC):
-            raise self._error(f"begins with {self._header[: len(MAGIC)]!r}, expected {MAGIC!r}")
+            raise self._error(f"begins with {self._header[: len(MAGIC)]!r}; expected {MAGIC!r}")
         fields = self._header[: _HEADER.size]
         _, version, *shape, block_rows, rows = _HEADER.unpack(fields)
         if _CHECK.pack(xxhash.xxh3_64_intdigest(fields)) != self._header[_HEADER.size :]:
             raise self._error("has a header that does not match its checksum")
         if version != FORMAT_VERSION:
-            raise self._error(f"has version {version}, expected {FORMAT_VERSION}")
+            raise self._error(f"has version {version}; expected {FORMAT_VERSION}")
         if shape != [self._width, key]:
-            raise self._error(f"has (width, key) {tuple(shape)}, expected {(self._width, key)}")
+            raise self._error(f"has (width, key) {tuple(shape)}; expected {(self._width, key)}")
         if rows != expected_rows:
-            raise self._error(f"has {rows:,} rows, expected {expected_rows:,}")
+            raise self._error(f"has {rows:,} rows; expected {expected_rows:,}")
         if not 1 <= block_rows <= most_block_rows:
             raise self._error(f"has blocks of {block_rows} rows; expected 1 to {most_block_rows}")
         size, expected = os.fstat(self._fd).st_size, _run_bytes(rows, self._width, block_rows)
         if size != expected:
-            raise self._error(f"has {size:,} bytes, expected {expected:,}")
+            raise self._error(f"has {size:,} bytes; expected {expected:,}")
         return rows, block_rows
 
     def _error(self, found: str) -> SpillError:

@@ -1,7 +1,7 @@
 """Sorts rows in memory; `sorter` says how.
 
 numpy sorts the packed numbers because its sort uses the vector unit, works in place and releases
-the GIL: 5 million numbers took 0.06 s, a radix sort in a kernel, with a second array, 0.14 s.
+the GIL: 5 million numbers took 0.06 s; with a radix sort in a kernel and a second array, 0.14 s.
 """
 
 from __future__ import annotations

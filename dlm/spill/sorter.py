@@ -52,14 +52,14 @@ MAX_WIDTH = 1024
 MAX_FAN_IN = 256  # runs merged at once: each is an open file
 BLOCK_BYTES = 256 << 10  # rows under one checksum, and the minimum that is read at once
 MAX_CHUNK_BYTES = 8 << 20  # merged rows before they are passed on
-MAX_READ_BLOCKS = 16  # read ahead of each run, if memory allows
+MAX_READ_BLOCKS = 16  # read ahead from each run, if memory allows
 SLACK_BYTES = 512 << 10  # bytes for everything except arrays: threads, paths, file objects
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of rows to sort at once, to put under one checksum, and to pass on at once (a
-    multiple of the second), and of runs to merge at once, at least 2; they fit in the memory."""
+    """How many rows to sort at once, to put under one checksum, and to pass on at once (a multiple
+    of `block_rows`); and how many runs to merge at once, at least 2. All fit in the memory."""
 
     capacity_rows: int
     block_rows: int
@@ -190,8 +190,8 @@ class Sorter(Closeable):
         added.
 
         Args  durable  write runs even if everything fits in memory, so that there is a manifest
-        Cost  for R runs more than the plan's fan-in F, about log_F R times all rows are read and
-              written, the smallest runs first
+        Cost  if the R runs exceed the plan's fan-in F, all rows are read and written about
+              log_F R times, the smallest runs first
         """
         if self._finished:
             raise ValueError("finish() was called twice, or after close(); call it once")
@@ -233,7 +233,7 @@ class Sorter(Closeable):
         self._used = 0
 
     def _merge_some(self) -> None:
-        """Replaces the smallest neighbours by one run, as many as are needed and can be read."""
+        """Merges the smallest neighbouring runs, as many as needed and readable, into one."""
         chosen = smallest_neighbours([run.rows for run in self._runs], self.plan.fan_in)
         old = SortedRuns(
             self.directory, self.width, self.key, self._runs[chosen], self.plan, self.threads

@@ -14,7 +14,7 @@ import pyarrow as pa
 Row = tuple[str, int, str]  # key, number, text
 
 SCHEMA = pa.schema([("key", pa.string()), ("number", pa.int64()), ("text", pa.string())])
-ROW_BYTES = 200  # bytes of Python objects per row, beside its text
+ROW_BYTES = 200  # bytes of Python objects per row, besides its text
 BATCH_ROWS = 512  # rows of a run in memory at a time while runs are merged
 
 
@@ -22,7 +22,7 @@ def sorted_rows(rows: Iterable[Row], folder: Path, memory_bytes: int) -> Iterato
     """The rows sorted by key, as strings are compared; rows of one key keep their order.
 
     Args  folder  where runs are written, if any;  memory_bytes  limit for the rows in memory
-    Cost  beside `memory_bytes`, BATCH_ROWS rows of each run: all are merged at once
+    Cost  besides `memory_bytes`, BATCH_ROWS rows of each run: all are merged at once
     """
     by_key = itemgetter(0)
     file = folder / "rows.arrow"

@@ -74,7 +74,7 @@ def remembered(kind: str, place: RemotePath, look: Callable[[], str], tell: Tell
     except UnavailableError as exc:
         if not file.is_file():
             raise
-        tell(f"{exc} Going on with the copy in {home()}")
+        tell(f"{exc}. Going on with the copy in {home()}")
         return file.read_text()
     file.parent.mkdir(parents=True, exist_ok=True)
     if not (file.is_file() and file.read_text() == found):

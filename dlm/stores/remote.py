@@ -32,8 +32,8 @@ SCHEMES = ("s3", "gs", "az", "https", "http", "hf")
 _PLACE = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,2}}([^/].*)")
 HUB = "https://huggingface.co"
 RELOAD_S = 5.0  # seconds between two looks at an object that is followed
-CONNECT_S, STALL_S = 5, 20  # seconds to reach a store, and without a byte from it
-# Failing requests are repeated for this long. A call for a part of a file can take many seconds.
+CONNECT_S, STALL_S = 5, 20  # seconds to reach a store, and to wait for its next byte
+# Seconds to repeat failing requests, and to wait for one call: a part of a file can take long.
 RETRY_S, CALL_S = 15, 300
 MOST_BYTES = 64 << 20  # limit of an object that is read whole
 LEAST_BYTES = 8 << 20  # minimum bytes of a pushed part
@@ -42,17 +42,17 @@ XXH3, SHA256 = "xxh3128", "sha256"  # attributes of objects; Azure accepts only 
 
 
 class RemotePath:
-    """An object or a folder of objects; `str` has no credentials.
+    """An object or a folder of objects; its `str` has no credentials.
 
     Args
         root  the bucket, the host, or ORG/NAME@REVISION of the hub
-        key   the object's name below it
+        key   the object's name in the root
     """
 
     def __init__(self, scheme: str, root: str, key: str) -> None:
         self.scheme, self.root, self.key = scheme, root, key
-        # What was last read or written: the object's version, its content, and the value for the
-        # store's conditions.
+        # What was last read or written: the object's version, its content, and the condition
+        # with which `put` replaces that version.
         self._seen: tuple[str, bytes, Mapping[str, Any]] | None = None
         self._looked, self._told = 0.0, ""
         self._looking = 0  # the process that is looking; a forked child looks for itself
@@ -120,7 +120,7 @@ class RemotePath:
         return self.read_bytes().decode(encoding)
 
     def version(self) -> object:
-        """A value that changes with the object; looks in the background."""
+        """A value that changes with the object; looks at the store in the background."""
         due = time.monotonic() - self._looked >= RELOAD_S
         if due and self._looking != os.getpid():
             self._looking = os.getpid()
@@ -148,7 +148,7 @@ class RemotePath:
     def replace(self, content: bytes, why: str) -> bool:
         """Replaces the version that was last read or written; if none was, makes a new object. A
         copy beside it has the time, the user and the reason. False, and nothing is written, if the
-        object changed since; a store without conditions loses that change."""
+        object has changed since; a store without conditional writes loses that change."""
         if self._seen is not None and self._seen[1] == content:
             return True
         at, user = datetime.now(UTC), os.environ.get("USER") or f"uid {os.getuid()}"
@@ -331,7 +331,7 @@ def telling(place: RemotePath) -> Iterator[None]:
 
 
 def _get(place: RemotePath, known: str | None) -> tuple[str, bytes, Mapping[str, Any]] | None:
-    """An object's facts for `RemotePath`; None if it still has the known version."""
+    """An object's version, content and condition; None if it still has the known version."""
     import obstore
     from obstore.exceptions import NotModifiedError
 
@@ -360,8 +360,8 @@ def put(
     condition: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Mapping[str, Any] | None:
-    """Writes an object, a file in parts. With a condition, it only replaces the version that the
-    condition names; with an empty one, it only writes a new object; else returns None."""
+    """Writes an object; a file is sent in parts. With a condition, replaces only the version that
+    the condition names; with an empty one, writes only a new object; otherwise returns None."""
     import obstore
     from obstore.exceptions import AlreadyExistsError, NotSupportedError, PreconditionError
 
@@ -381,14 +381,14 @@ def put(
 
 
 def put_file(place: RemotePath, file: Path, digest: str) -> None:
-    """Writes a file, and its XXH3-128, in parts; a store takes 10,000 at most."""
+    """Writes a file in parts, with its XXH3-128; a store takes at most 10,000 parts."""
     part = max(LEAST_BYTES, -(-file.stat().st_size // 9_000))
     put(place, file, chunk_size=part, attributes={XXH3: digest})
 
 
 def head(place: RemotePath) -> tuple[str, int, dict[str, str]]:
-    """Version, bytes and attributes of an object: they include its digest if the store, or whoever
-    pushed it, gives it."""
+    """Version, size in bytes and attributes of an object; the attributes include its digest if the
+    store, or whoever pushed it, gives one."""
     import obstore
 
     with telling(place):

@@ -55,7 +55,7 @@ def read_certificates(
     context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if authorities is not None:
         try:
-            # As text it may contain only ASCII, but comments may contain anything.
+            # `cadata` may contain only ASCII text, but comments in the file may contain anything.
             context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))
         except (OSError, ValueError) as exc:
             raise ConfigError(f"{ca} contains no PEM certificate: {_reason(exc)}") from exc
@@ -87,7 +87,7 @@ def expiry_of(chain: bytes) -> float:
 
 def _not_after(der: bytes) -> float:
     """The expiry. By RFC 5280, 4.1, a certificate's first part is a sequence: an optional version,
-    a number, an algorithm, the issuer, and the validity, which has a start and an end."""
+    a serial number, an algorithm, the issuer, and the validity, which has a start and an end."""
     at = _content(der, _content(der, 0)[0])[0]
     for _ in range(3 + (der[at] == _VERSION)):
         at = _content(der, at)[1]
@@ -99,7 +99,7 @@ def _not_after(der: bytes) -> float:
 
 def _content(der: bytes, at: int) -> tuple[int, int]:
     begin, size = at + 2, der[at + 1]
-    if size > 127:  # the lower bits give the length's number of bytes
+    if size > 127:  # the lower bits say how many bytes the length has
         begin += size - 128
         size = int.from_bytes(der[at + 2 : begin])
     return begin, begin + size

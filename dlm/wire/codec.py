@@ -70,7 +70,7 @@ def checksum(*parts: bytes | memoryview, head: int = 0) -> int:
 
 
 def parse(message: M, data: bytes) -> M:
-    """`message` filled from `data`; raises `ProtocolError` if the bytes are not such a message."""
+    """Fills and returns `message`; raises `ProtocolError` if the bytes are not of its type."""
     try:
         message.ParseFromString(data)
     except DecodeError as exc:
@@ -209,7 +209,7 @@ def check_pairs(pairs: NDArray[np.uint32] | None, contexts: int) -> None:
 
 
 def encode_score_reply(request: ScoreRequest, packed: NDArray[np.uint8]) -> bytes:
-    """The bytes of a ScoreReply of packed answers, (7 Q,): all of log10_prob, then the rest."""
+    """The bytes of a ScoreReply with packed answers, (7 Q,): all of log10_prob, then the rest."""
     data, queries = packed.tobytes(), len(packed) // 7
     a, b, c = 4 * queries, 5 * queries, 6 * queries
     parts = data[:a], data[a:b], data[b:c], data[c:]
@@ -282,7 +282,7 @@ def encode_block_request(
 def carry_block_request(data: bytes) -> bytes:
     """An encoded ContextBlockRequest in the ScoreRequest that carries it in Exchange.
 
-    The ScoreRequest itself asks nothing; a server that does not know the field answers only it.
+    The ScoreRequest itself asks nothing; a server that does not know the field sends no answers.
     """
     request = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = request.shard_set, request.shard
@@ -438,7 +438,7 @@ def _fault_of_block(stored: StoredWords, skips: NDArray[np.uint32], vocabulary_s
         )
     if fault == kernels.WORD:
         return (
-            f"received the number {stored.ranks[at]} for a word after a context; expected a number "
+            f"received rank {stored.ranks[at]} for a word after a context; expected a rank "
             f"below {vocabulary_size}"
         )
     return {
@@ -547,8 +547,8 @@ def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
         f"{answers.state_length[at]}; after a context of {words - 1} words, at order {order}, "
         f"expected matched_order <= ngram_length <= {words}, state_length <= ngram_length and "
         f"below {order}, each of them 0 or at least 3, and 0 for a word that never follows the "
-        f"last one; log10_prob <= 0 if matched_order is {words}, otherwise below inf. The server "
-        "is faulty; use another server"
+        f"context's last; log10_prob <= 0 if matched_order is {words}, otherwise below inf. The "
+        "server is faulty; use another server"
     )
 
 
@@ -629,7 +629,7 @@ def decode_chunk(
             ) from exc
     else:
         raise ProtocolError(
-            f"this version of dlm does not know chunk encoding {chunk.encoding}; use the server's"
+            f"this dlm does not know chunk encoding {chunk.encoding}; use the server's version"
         )
     expected = _chunk_checksum(shard_set, chunk.shard, offset, file_bytes, raw)
     if len(raw) != chunk.raw_bytes or expected != chunk.checksum:

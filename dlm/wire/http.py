@@ -54,7 +54,7 @@ class BadRequest(Exception):
 
 
 class PeerGone(EOFError):
-    """The other end disconnected while its request was answered."""
+    """The other end disconnected while its request was being answered."""
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ Answer: TypeAlias = Callable[[HttpRequest, ExitStack], Awaitable[Response]]
 class Connections:
     """The connections of the running loop, each of which answers one request at a time.
 
-    Args  refusal  the answer to a client that has sent no valid request, by its status
+    Args  refusal  makes the answer to an invalid or failed request, from its status and a text
           most     maximum of connections; beyond it, the one that has been idle longest is closed
           keeps    whether a connection may take another request now
           fault    logs that an answer failed
@@ -106,12 +106,12 @@ class Connections:
     ) -> None:
         self.answer, self.refusal, self.fault = answer, refusal, fault
         self.body_bytes, self.keeps, self._most = body_bytes, keeps, most
-        # Both begin with the oldest; `idle` has those that are between requests, or answered.
+        # Both begin with the oldest; `idle` has those between requests, or being sent an answer.
         self.open: dict[Task, None] = {}
         self.idle: dict[Task, None] = {}
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves a connection, request by request; a fault of the other end ends only this one."""
+        """Serves a connection, request by request; a client's fault ends only its connection."""
         task = asyncio.current_task()
         assert task is not None
         if len(self.open) >= self._most:
@@ -236,8 +236,8 @@ class _Connection:
         return bytes(body)
 
     async def _line(self, body_bytes: int) -> bytes:
-        """The next line of a body in chunks, while lines are short compared with the chunks. Other
-        tasks get a turn, since data that has already arrived is read without waiting."""
+        """The next line of a chunked body; BadRequest if the lines outweigh the chunks. Other tasks
+        get a turn, since data that has already arrived is read without waiting."""
         line = await self._reader.readuntil(b"\n")
         self._framing += len(line) + 2
         if self._framing > HEAD_BYTES + body_bytes // 8 or not line.endswith(b"\r\n"):
@@ -297,7 +297,7 @@ def _read_head(head: bytes) -> HttpRequest:
         if name == "connection"
     )
     if "transfer-encoding" in names:
-        # A proxy in between might use the other length, and see another next request.
+        # A proxy in between might trust content-length, and see a different next request.
         if (
             request.header("transfer-encoding").lower() != "chunked"
             or "content-length" in names

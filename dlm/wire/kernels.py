@@ -11,7 +11,7 @@ from dlm.ngram.kernels import NO_RANK
 
 @kernel("uint8[:], uint32[:]", nogil=False)
 def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
-    """The number of words of all contexts, of words asked, and whether a context asks nothing.
+    """The number of words in all contexts, that of words asked for, and whether a context has none.
 
     Fewer than 2^31 contexts cannot reach 2^63: hostile counts never wrap around to the right total.
     """

@@ -1,4 +1,4 @@
-"""Reduces the work of grpc.aio for each operation, for which gRPC has no public methods.
+"""Reduces grpc.aio's work per operation, by means that are not public in gRPC.
 
 gRPC reports each operation by a byte from its own thread to the loop. As one operation, a message
 of a stream and its reply wake the loop of a client, and that of a server, once instead of twice.
@@ -24,12 +24,12 @@ AVAILABLE = all(hasattr(cygrpc, name) for name in _NAMES)
 _NO_FLAGS = 0
 MOST_WAKES = 1024
 _QUEUE = "PollerCompletionQueue"
-# Limits of the calls requested from gRPC ahead: one to wait for, and others that show a flood.
+# Fewest and most calls to request from gRPC ahead: one to wait for, others to show a flood.
 LEAST_AHEAD, MOST_AHEAD = 2, 64
 
 
 def call_of(context: Any) -> Any:
-    """The call for `send_and_receive`, from a servicer context; None for another kind.
+    """The call for `send_and_receive`, from a servicer context; None for other contexts.
 
     The context has it in a field that only the garbage collector can see.
     """
@@ -40,9 +40,9 @@ def call_of(context: Any) -> Any:
 
 
 async def send_and_receive(call: Any, message: bytes, loop: asyncio.AbstractEventLoop) -> Any:
-    """Sends `message`, and returns the next message; None if the call or the peer's part has ended.
+    """Sends `message`, and returns the next message; None if the call or the peer's stream ended.
 
-    Meanwhile gRPC sends nothing else. This waits until the peer has read `message` and sent one.
+    Meanwhile gRPC sends nothing else. Waits until the peer has read `message` and sent another.
     """
     receive = cygrpc.ReceiveMessageOperation(_NO_FLAGS)
     both = cygrpc.SendMessageOperation(message, _NO_FLAGS), receive
@@ -58,7 +58,7 @@ def ask(
     came: Callable[[asyncio.Future[Any], Any], None],
 ) -> asyncio.Future[Any]:
     """Like `send_and_receive`, but begins at once, without a task; on the loop, `came` is called
-    with the future that this returns, and with its result."""
+    with the future that this returns, and with the next message."""
     receive = cygrpc.ReceiveMessageOperation(_NO_FLAGS)
     both = cygrpc.SendMessageOperation(message, _NO_FLAGS), receive
     batch = cygrpc.execute_batch(call, both, loop)
@@ -94,7 +94,7 @@ def cancel(call: Any) -> None:
     if not AVAILABLE:
         call.cancel()
     elif not call.done():
-        # The public method also cancels a task of gRPC that has an operation.
+        # The public method also cancels a task of gRPC that waits for an operation.
         call._cython_call.cancel("cancelled by dlm")
 
 
@@ -122,7 +122,7 @@ class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
         return self._asked.popleft()
 
     async def shutdown(self, grace: float | None) -> None:
-        # Each of these calls begins within two looks of the loop, and then has the grace period.
+        # Each of these calls begins within two turns of the loop, and then has the grace period.
         for _ in range(3 * sum(one.done() for one in self._asked)):
             await asyncio.sleep(0)
         self._asked.clear()  # gRPC waits until nobody holds a call

@@ -47,7 +47,7 @@ def signature(*paths: Path) -> Signature:
 
 
 def require_file(path: Path) -> None:
-    """Raises `ConfigError` for a folder, a pipe or a device; a missing file fails by itself.
+    """Raises `ConfigError` for a folder, a pipe or a device; it does not report a missing file.
 
     Called before opening, since opening a named pipe without a writer waits forever.
     """
@@ -63,7 +63,7 @@ def read_secret(path: Path) -> bytes:
     """The content of a file that other users cannot read.
 
     Only its owner may read it; or, if it belongs to root, its group too, which is how orchestrators
-    and service managers pass secrets to a process. Root itself reads such a file to change it.
+    and service managers pass secrets to a process. Root itself reads it when changing it.
 
     Raises  ConfigError  not a regular file, cannot be read, larger than 1 MiB, or other users can
             read it
@@ -88,7 +88,7 @@ def read_secret(path: Path) -> bytes:
         raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
     if len(content) > MAX_SECRET_BYTES:
         raise ConfigError(
-            f"{path} is larger than {MAX_SECRET_BYTES} bytes, the limit of a file of secrets; give "
+            f"{path} is larger than {MAX_SECRET_BYTES} bytes, the limit for a secret file; give "
             "another file"
         )
     return content
@@ -103,7 +103,7 @@ def lines_of(content: bytes, path: Path) -> list[tuple[int, str]]:
     if content and not content.endswith(b"\n"):
         raise ConfigError(
             f"{path}: its last line has no newline, so the file may be half-written; end it with a "
-            "newline, and replace such files by renaming a new one over them"
+            "newline, and replace the file only by renaming a new one over it"
         )
     out = []
     for number, line in enumerate(content.split(b"\n"), 1):

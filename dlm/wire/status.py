@@ -90,7 +90,7 @@ ERROR_OF: dict[grpc.StatusCode, type[DlmError]] = {
 TORN = ("Stream removed", "TSI_DATA_CORRUPTED")
 
 
-_STRANGER = "the authority in ca did not sign the server's certificate, or it is out of date"
+_STRANGER = "the server's certificate is out of date, or the authority in ca did not sign it"
 # What gRPC says about a connection that it could not make, and what to do about it.
 ADVICE = (
     (
@@ -139,7 +139,7 @@ def plain(text: str) -> str:
     """A server's text made safe for a terminal: one short line without control characters.
 
     Escape sequences, line ends and changes of text direction are shown as Python writes them. Every
-    text of a server that becomes an error passes here.
+    text of a server that becomes an error passes through here.
     """
     cut = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)

@@ -2,8 +2,8 @@
 
 An n-gram's key is 64 bits, folded from its last word to its first, so that the key of a longer
 suffix follows from that of a shorter one. A table is a pair of arrays, keys and float32 values,
-with open addressing; key 0 is an empty place. Its home is in a key's upper half, its server in the
-lower, so that a server's table is as evenly filled as that of all.
+with open addressing; key 0 is an empty place. A key's upper half gives its home in a table, its
+lower half its server, so that one server's table is filled as evenly as that of all n-grams.
 
 Contexts are rows (C, width) with the most recent word last, of which the last `lengths[r]` count.
 """
@@ -15,11 +15,11 @@ import numpy as np
 
 from dlm.ngram.kernels import slot_of
 
-# What a server answers to a query: DLM's all of Algorithm 1, A's longest n-gram of those that it
-# holds, B's the n-gram itself or nothing.
+# What a server answers to a query: in DLM the result of Algorithm 1, in A the longest n-gram that
+# it holds, in B the n-gram itself or nothing.
 WHOLE, LONGEST, EXACT = 0, 1, 2
-SLOTS, PAIR, WORD = 0, 1, 2  # what of a context names the server of WHOLE
-WEIGHT_OF = 1 << 32  # a word `WEIGHT_OF - j` asks the weight of the last j words of its context
+SLOTS, PAIR, WORD = 0, 1, 2  # for WHOLE: the part of a context that selects the server
+WEIGHT_OF = 1 << 32  # the word `WEIGHT_OF - j` asks for the weight of its context's last j words
 HALF = np.uint64(32)
 LOWER = np.uint64(0xFFFFFFFF)
 LONGEST_CONTEXT = 16
@@ -54,7 +54,7 @@ def find(keys, key):  # type: ignore[no-untyped-def]
 
 @compiled
 def fill(keys, values, rows, given):  # type: ignore[no-untyped-def]
-    """Puts n-grams (n, order) with their values into a table; False where two have one key."""
+    """Puts n-grams (n, order) with their values into a table; False if two have the same key."""
     for r in range(len(rows)):
         key = np.uint64(0)
         for j in range(rows.shape[1] - 1, -1, -1):
@@ -87,7 +87,7 @@ def owner(by, u, v, servers, slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def owners(by, rows, end, servers, slots, out):  # type: ignore[no-untyped-def]
-    """The server of each row: of its two words before column `end`; by -1 of all its words."""
+    """The server of each row, by its two words before column `end`, or by all if `by` is -1."""
     for r in range(len(rows)):
         if by < 0:
             key = np.uint64(0)
@@ -103,7 +103,7 @@ def owners(by, rows, end, servers, slots, out):  # type: ignore[no-untyped-def]
 def algorithm_1(  # type: ignore[no-untyped-def]
     probs, prob_values, weights, weight_values, unigrams, unigram_weights, context, begin, end, word
 ):
-    """DLM Algorithm 1 over two hash tables; (log10 P, matched order, searches).
+    """Runs DLM Algorithm 1 on two hash tables; returns (log10 P, matched order, searches).
 
     Guarantees  the bits of `dlm.ngram.backoff.score`, where the tables hold what it needs
     """
@@ -138,8 +138,8 @@ def answer(  # type: ignore[no-untyped-def]
     mode, probs, prob_values, weights, weight_values, unigrams, unigram_weights,
     lengths, context_words, counts, words, out, orders,
 ):  # fmt: skip
-    """Fills in a server's answers to a message; returns the number of searches. An order of 0 says
-    that no n-gram was found, that of a weight is 1; `out`, `orders` are (Q,)."""
+    """Fills in a server's answers to a message; returns the number of searches. An order of 0 means
+    that no n-gram was found; a weight has order 1. `out` and `orders` are (Q,)."""
     end = np.int64(0)
     q = np.int64(0)
     searches = 0
@@ -187,7 +187,7 @@ def score(  # type: ignore[no-untyped-def]
     probs, prob_values, weights, weight_values, unigrams, unigram_weights,
     contexts, lengths, words, out, orders,
 ):  # fmt: skip
-    """Algorithm 1 for each row and its one word; the number of searches."""
+    """Runs Algorithm 1 for each row and its one word; returns the number of searches."""
     searches = 0
     width = contexts.shape[1]
     for r in range(len(words)):
@@ -205,7 +205,7 @@ def asks_servers(cached, stored, contexts, lengths, out):  # type: ignore[no-unt
     """Whether each context needs more than the client's own n-grams.
 
     Args  cached  orders that the client holds
-          stored  keys of pairs after which something is stored; empty: nobody knows
+          stored  keys of pairs after which something is stored; empty if not known
     """
     width = contexts.shape[1]
     for r in range(len(lengths)):
@@ -222,16 +222,16 @@ def look_up(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Fills in a call's look-ups on servers, some of which may be equal; returns their number.
 
-    Args    low, high  lengths of n-grams that EXACT asks now
+    Args    low, high  lengths of n-grams that EXACT asks for in this round
             active     (Q,) queries that are asked
     Shapes, Q queries, room for Q * order + C * order look-ups
             row, words   (Q,) context and word of each query
             server       -1 where any will do
             at_row, length  context: the last `length` words of that row
-            asked        its word, or `WEIGHT_OF` less what of the context
+            asked        its word, or `WEIGHT_OF` - j for the weight of the last j words
             key          equal for equal look-ups
             target       the query, or the row of a weight
-            weight       of which of the row's suffixes, 0 for a probability
+            weight       length of the row's suffix whose weight it is; 0 for a probability
     """
     n = 0
     width = contexts.shape[1]
@@ -292,9 +292,9 @@ def pack(contexts, order, at_row, length, asked, server, whole):  # type: ignore
     """Look-ups in this order as `QueryGroups`, a message for each server, or for each look-up.
 
     Args     order  look-ups by server, then row, then length
-             whole  whether those of a server travel together
-    Returns  lengths, context words, counts, words, and of each message its server and where it
-             ends: (M, 4) in contexts, context words, words
+             whole  whether all look-ups on a server travel together
+    Returns  lengths, context words, counts, words, and (M, 4) of each message: its server, and its
+             ends in contexts, context words and words
     """
     n = len(order)
     width = contexts.shape[1]
@@ -326,7 +326,7 @@ def pack(contexts, order, at_row, length, asked, server, whole):  # type: ignore
 
 @compiled
 def take(target, suffix, place, values, matched, found, orders, weights):  # type: ignore[no-untyped-def]
-    """Passes servers' answers to the queries and contexts that asked; the longest n-gram counts."""
+    """Passes servers' answers to the queries and contexts that asked; the longest n-gram wins."""
     for n in range(len(place)):
         at = place[n]
         if suffix[n]:

@@ -1,8 +1,8 @@
 """The paper's baselines: other systems with the same n-grams, wire format and cache.
 
 A `System` defines where n-grams are stored and how a client requests them. This determines each
-server's part (`shares`), a call's requests to each server (`Caller`), and the messages of a trace
-(`counted`), exactly and without a server. `baseline_server` and `baseline_client` run it.
+server's part (`share`), a call's requests to each server (`Caller`), and the messages of a trace
+(`counted`), exactly and without a server. The modules `server` and `client` run a system.
 
 Paper: DLM 3.1 to 3.3 and 4.2.1; baseline A is Brants et al. 2007, B is Mandery 2011.
 """

@@ -24,7 +24,7 @@ FILE = "capacity.json"
 LEAST_RATE = 0.5  # requests per second; a cluster that cannot serve this serves nothing
 MAX_POINTS = 40
 FAILED_SHARE = 0.01
-OTHERS_SHARE = 0.15  # share of the machine; proxies and this process use a little
+OTHERS_SHARE = 0.15  # of the machine, for other work; proxies and this process use a little
 P99, CPU, FAILURES, DRIVER = "p99", "cpu", "failures", "driver"
 
 
@@ -55,7 +55,7 @@ class Point:
 
     rate       planned requests per second; `sent_per_s` is the rate that was drawn from it
     cpu_share  the share that is compared with the limit
-    crossed    which limit, or empty;  why  the same in words
+    crossed    the limit that it crossed, or empty;  why  the same in words
     """
 
     rate: float
@@ -202,7 +202,7 @@ def verdict(points: Sequence[Point], ended: str) -> str:
         f"{best.p99_ms or 0.0:.3g} ms"
     )
     if badly is None:
-        return f"at least {found}; no limit was met"
+        return f"at least {found}; no limit was crossed"
     if badly.crossed == DRIVER:
         return f"at least {found}; at {badly.rate:g} the driver was the bottleneck: {badly.why}"
     return f"{found}; at {badly.rate:g} {badly.why}"

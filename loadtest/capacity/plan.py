@@ -180,8 +180,7 @@ def _count(text: str) -> float:
         value = math.nan
     if not 0 < value < 1e13:
         raise ConfigError(
-            f"--ngrams: {text!r} is not a number of n-grams above 0 and below 10^13, such as 250k "
-            "or 1.5M"
+            f"--ngrams has {text!r}; expected numbers above 0 and below 10^13, such as 250k or 1.5M"
         )
     return value
 

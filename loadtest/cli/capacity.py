@@ -149,7 +149,7 @@ def capacity(
         found = cluster or stack.enter_context(local_servers(shard_set, shards, tell)).cluster
 
         def run(rate: float) -> Report:
-            tell(f"rate {rate:g}: {duration:g} s after {warmup:g} s")
+            tell(f"rate {rate:g}: {duration:g} s after {warmup:g} s of warm-up")
             place = results_folder(_free(folder, rate))
             window = max(duration / 4, 0.1)
             one = RunSettings(found, used, load_at(rate), client, processes, window, seed)
@@ -217,7 +217,7 @@ def plan(
     ngrams: Annotated[
         str,
         typer.Option(
-            help="Instead of a model, its numbers of n-grams: by order 200k,1.5M,4M or in all 100M."
+            help="Instead of a model, its numbers of n-grams: by order 200k,1.5M,4M or total 100M."
         ),
     ] = "",
     encoding: Annotated[
@@ -233,7 +233,7 @@ def plan(
     replicas: Annotated[
         int, typer.Option(min=1, max=16, help="Minimum number of servers per shard.")
     ] = 2,
-    cpu: Annotated[float, typer.Option(help="Percent of its cores to use.")] = 75.0,
+    cpu: Annotated[float, typer.Option(help="Percent of a server's cores to use.")] = 75.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Size a cluster: servers, memory, messages per second, CPU.

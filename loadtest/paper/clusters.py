@@ -43,7 +43,7 @@ def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:
         return setup.model
     folder = setup.work / f"shards-{manifest.model[:12]}-{encoding}-{shards}"
     if not folder.exists():
-        setup.progress.tell(f"sharding {setup.arpa.name} in {shards}, {encoding}")
+        setup.progress.tell(f"sharding {setup.arpa.name}, shards: {shards}, {encoding}")
         build_shard_set(setup.arpa, folder, shards, encoding=encoding)
     return folder
 

@@ -124,7 +124,7 @@ FIGURE_7: list[Row] = [
 ]
 # Systems whose calls are timed, and which are computed for more servers.
 TIMED = ("dlm", "A", "B", "B-batched")
-# dlm without one technique, and the systems before it.
+# Variants of dlm, each without one technique, and an older system.
 ABLATED = ("dlm-hash", "dlm-one-word", "dlm-uncached", "dlm-unbatched", "srilm")
 BY_HISTORY = ("dlm", "dlm-paper", "A", "A-paper", "B", "B-paper")
 OWN, PLACED = "dlm", "dlm, on servers of the baselines"
@@ -268,7 +268,7 @@ def measured_row(name: str, asked: Asked, servers: int, found: Timing) -> Row:
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """call_s (calls,) median seconds of each call over the passes;  messages  per pass"""
+    """Times of calls: call_s (calls,) has the median over the passes;  messages  per pass."""
 
     call_s: NDArray[np.float64]
     messages: float
@@ -292,7 +292,7 @@ async def timed(client: Any, trace: Trace, passes: int, warmups: int = 1) -> Tim
 
 def on_baseline(setup: Setup, model: Model, name: str, servers: int) -> Timing:
     placed = Placed(SYSTEMS[name], model.ngrams, servers)
-    # One message per look-up: a pass takes as long as ten of the others, so one is enough.
+    # With one message per look-up, a pass takes as long as ten others, so one is enough.
     batched = placed.system.batched
     passes = PASSES if batched and not setup.quick else 1
 
@@ -371,7 +371,7 @@ def figure_8(setup: Setup) -> Result:
         ],
         notes=[
             "Computed: 8 bytes for each probability and each weight that only one server holds; "
-            "what all servers hold (1-grams and, except by one word, 2-grams) is left out. "
+            "what all servers hold (1-grams and, unless placed by one word, 2-grams) is left out. "
             f"Messages are those of {asked.name}, one call after another.",
             "Measured: file sizes of shard sets that dlm built with slots. dlm balances an "
             "estimate with fixed sizes per n-gram and per node; packed lists differ from it, which "

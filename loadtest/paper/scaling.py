@@ -77,7 +77,7 @@ def figure_6(setup: Setup) -> Result:
         "of smaller messages, not scaling.",
         "Requests arrive one by one at random; the paper does not say how its clients sent them. "
         "Real: slots are balanced by n-grams, and messages go where the trace's requests need "
-        f"them. The trace has {trace.audio_s:.0f} s of audio, so few contexts, which spread less "
+        f"them. The trace has {trace.audio_s:.0f} s of audio, so contexts are few and spread less "
         "evenly than many would.",
         "The paper had one process per machine with many cores. The last row has servers with "
         f"several workers: as many as {PEAK_PER_MINUTE / 1e6:.0f} million messages per minute "
@@ -266,7 +266,7 @@ def _line(rows: list[dict[str, Any]], counts: tuple[str, ...], seconds: str) -> 
 
 
 def simulation(setup: Setup) -> Result:
-    """Measured and simulated, quantity by quantity."""
+    """Compares measured and simulated values, quantity by quantity."""
     costs = costs_of(setup)
     trace = read_trace(setup.trace)
     slotted = routes(trace, setup.model)

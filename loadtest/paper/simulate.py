@@ -250,7 +250,7 @@ class Simulation:
 
     def closed_loop(self, orders: Sequence[Sequence[NDArray[np.int64]]], until_s: float) -> Outcome:
         """Runs decoders that send the next request as soon as they have an answer; `orders` has the
-        requests of each client's decoders, in turn, repeatedly."""
+        requests of each decoder of each client, which it repeats."""
         for client, decoders in enumerate(orders):
             for requests in decoders:
                 self.env.process(self._decode(client, requests.tolist()))

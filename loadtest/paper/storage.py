@@ -130,7 +130,7 @@ def transducer_of(setup: Setup) -> tuple[list[int], list[int]]:
     """States and arcs of the model's transducer, by order.
 
     It has a state for the empty context, and for each context that begins a longer n-gram or has a
-    weight; a state of n words counts with order n, and has an epsilon arc to a shorter one. Each
+    weight; a state of n words counts for order n, and has an epsilon arc to a shorter one. Each
     n-gram is an arc, unless it ends a sentence: that is a final weight.
     """
     model = model_of(setup)
@@ -192,7 +192,7 @@ def table_4(setup: Setup) -> Result:
         },
         [
             f"The WFST column is {COMPUTED} from the states and arcs of each order.",
-            "The paper's model is of 3.2 TB of Chinese text and pruned, so order 3 is its largest.",
+            "The paper's model, from 3.2 TB of Chinese text, is pruned, so order 3 is its largest.",
         ],
     )
 

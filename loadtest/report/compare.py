@@ -117,5 +117,5 @@ def differences(before: Report, after: Report) -> list[str]:
             found.append(f"the runs differ in their {place}: {one.get(part)} and {other.get(part)}")
     for name, report in (("before", before), ("after", after)):
         if not report["complete"]:
-            found.append(f"the run {name} is not complete: {report['ended']}")
+            found.append(f"the run '{name}' is not complete: {report['ended']}")
     return found

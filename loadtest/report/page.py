@@ -168,7 +168,7 @@ def _charts(report: Report) -> list[str]:
             ),
             "From the planned time of each request, per window."
             + " Shaded: a client is on its local fallback." * bool(shaded)
-            + " Dashed: what was broken, and taken back." * bool(marks),
+            + " Dashed: what was broken or restored." * bool(marks),
             wide=True,
         ),
         *_sources(report, over_time, shaded, marks),
@@ -226,7 +226,7 @@ def _sources(
         Series("requests that failed", share("failed_share")),
     ]
     chart = line_chart(series, x_name="seconds", y_name="%", shaded=shaded, marks=marks, width=WIDE)
-    return [section("Who answered", chart, "Of the scores, and of the requests.", wide=True)]
+    return [section("Who answered", chart, "Shares of the scores, and of the requests.", wide=True)]
 
 
 def _on_small(report: Report) -> list[tuple[float, float, str]]:
@@ -256,7 +256,7 @@ def _percentiles(report: Report) -> str:
 
 
 def _tables(report: Report) -> list[str]:
-    note = "Windows that lie in one of them whole."
+    note = "Each row has only the windows that lie entirely in it."
     return [
         section(title, table(names, rows), note, wide=True)
         for title, names, rows in tables_of(report)

@@ -338,7 +338,7 @@ def _between(begin: float, end: float, windows: list[_Merged]) -> _Merged:
 
 
 def _stretches(faults: list[Record], windows: list[_Merged]) -> list[Report]:
-    """The figures from one fault to the next, each with its last events."""
+    """The figures from one fault to the next, each with the commands at its beginning."""
     if not faults or not windows:
         return []
     commands: defaultdict[float, list[str]] = defaultdict(list)

@@ -28,7 +28,7 @@ Tell = Callable[[str], None]
 
 
 def results_folder(output: Path | None, prefix: str = "") -> Path:
-    """A new folder: `output`, or one named after `prefix` and the time below `RESULTS`.
+    """A new folder: `output`, or one in `RESULTS` named after `prefix` and the time.
 
     Raises  ConfigError  it is not empty, or cannot be created
     """

@@ -32,11 +32,11 @@ RESHARD, GROW, SHRINK = "reshard", "grow", "shrink"
 # verb -> its description for people
 MOVES = {
     SHARE: "the servers load another model, which then gets half of the new utterances",
-    UNDO: "it is taken back",
-    ROLL_OUT: "it is rolled out to the end",
-    RESHARD: "the shard set of one server more is made",
-    GROW: "its servers are started, and it is rolled out",
-    SHRINK: "the first shard set is rolled out again, and these servers are stopped",
+    UNDO: "the new model is taken back",
+    ROLL_OUT: "the new model is rolled out completely",
+    RESHARD: "a shard set for one more server is made",
+    GROW: "the added servers are started, and the new shard set is rolled out",
+    SHRINK: "the first shard set is rolled out again, and the added servers are stopped",
 }
 # Short times, so that a run of a minute and a half includes all stages; decoders here do not pause.
 RULES = ("--idle", "2", "--longest", "30")
@@ -52,10 +52,10 @@ SCENARIOS = {
     SHARD_GONE: "all servers of shard 0 are killed, then restarted",
     SLOW_NETWORK: "every round trip takes 20 ms longer",
     STALLED_SERVER: "a server of shard 0 stops, then continues",
-    ROLLOUT: "a model is rolled out by half and taken back, then rolled out whole",
-    RESHARDING: "the model is sharded for one server more, which comes, and goes again",
+    ROLLOUT: "a model is rolled out to half of the load, taken back, then rolled out completely",
+    RESHARDING: "the model is sharded for one more server, which is added, then removed",
 }
-# Scenarios that move a model or servers, each at another quarter of the run.
+# Scenarios that move a model or servers, with a move after each quarter of the run.
 MOVING = {ROLLOUT: (SHARE, UNDO, ROLL_OUT), RESHARDING: (RESHARD, GROW, SHRINK)}
 SLOW_MS = 10.0  # milliseconds each way
 LATE_S = 60.0  # seconds by which faults may be late at the end of a run; a move has its own limit
@@ -127,7 +127,7 @@ def read_plan(
     else:
         plan = read_script(Path(text).read_text(encoding="utf-8"), len(endpoints), Path(text))
     if not plan:
-        raise ConfigError(f"{text} has no faults; expected lines `at SECONDS command`")
+        raise ConfigError(f"{text} lists no faults; expected lines `at SECONDS command`")
     for at_s, command in plan:
         if at_s >= seconds:
             raise ConfigError(
@@ -217,7 +217,7 @@ class Moves:
             self._sharing.communicate()
             self._sharing = None
 
-    # -------------------------------------------------------------- another number
+    # ---------------------------------------------------- another number of shards
 
     def _reshard(self) -> None:
         shards = str(read_manifest(self._own.folder).shards + 1)
@@ -364,7 +364,7 @@ def moving(
 def faults(
     plan: Plan, cluster: Path, seed: int, start: Callable[[int], None] | None = None
 ) -> Iterator[Faults]:
-    """Proxies before the servers of `cluster`, until the end of the block.
+    """Proxies in front of the servers of `cluster`, until the end of the block.
 
     Args  seed   seed of random choices
           start  starts a server again, by its index, if this process started it

@@ -63,7 +63,7 @@ class Latencies:
         return float(self._counts.get_value_at_percentile(percentile)) / 1e3
 
     def facts(self) -> dict[str, float | int | None]:
-        """Count, percentiles and maximum in milliseconds; the library's mean takes a second."""
+        """Count, percentiles and maximum in milliseconds; a mean would take a second to compute."""
         shown: dict[str, float | int | None] = {"count": self.count}
         shown |= {f"{name}_ms": self.at_ms(place) for name, place in PERCENTILES.items()}
         shown["max_ms"] = self._counts.get_max_value() / 1e3 if self.count else None

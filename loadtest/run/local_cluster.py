@@ -68,8 +68,8 @@ def local_servers(
 ) -> Iterator[LocalServers]:
     """Servers that run until the end of the block.
 
-    Args  shard_set  folder of the model that is served; None takes the local fallback of the
-                     package, in `shards` shards
+    Args  shard_set  folder of the model that is served; None takes the packaged model, in
+                     `shards` shards
           replicas   servers of each shard
           follow     whether they follow a list of shard sets
     """
@@ -77,7 +77,7 @@ def local_servers(
         compile_kernels((*SERVING, *ASKING, *BUILDING))
         folder = scratch / "shards" if shard_set is None else shard_set
         if shard_set is None:
-            tell(f"sharding the packaged model {DEMO} in {shards}")
+            tell(f"sharding the packaged model {DEMO}, shards: {shards}")
             with as_file(files("dlm") / "data" / DEMO) as arpa:
                 build_shard_set(arpa, folder, shards)
         manifest = read_manifest(folder)

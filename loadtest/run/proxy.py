@@ -30,8 +30,8 @@ class Faults:
     """The faults between clients and a server; none by default.
 
     delay_s    of every byte, each way; their order stays
-    stall      probability that a chunk, and so all after it, is held for `stall_s`: a lost packet;
-               0.2 s is TCP's shortest wait before it sends again
+    stall      probability that a chunk, and so all after it, is held for `stall_s`, like after a
+               lost packet; 0.2 s is TCP's shortest wait before it sends again
     drop       probability that a connection is reset instead of forwarding a chunk; from 1 on, open
                connections are reset at once, and new ones on arrival
     corrupt    probability that one bit of a chunk from the server is flipped; in HTTP/2, only in

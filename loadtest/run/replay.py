@@ -34,7 +34,7 @@ LOAD_ENDED = "the load ended"  # why a run ended, if nothing ended it before
 DEADLINE = "deadline_exceeded"
 LASTED = (OK, DEADLINE)
 LONG_S = 0.2  # `stop` can end longer waits, except their last part, which must be precise
-# A client counts a message just after it has answered its callers, on a busy machine some time
+# A client counts a message just after it has answered its callers; on a busy machine, some time
 # later.
 COUNTED_S, LOOK_S = 5.0, 0.005
 _Prepared: TypeAlias = tuple[States, NDArray[np.uint32] | None]
@@ -271,8 +271,8 @@ class Replay:
         self.differing += first is not log10_prob and not np.array_equal(first, log10_prob)
 
     async def check(self, oracles: Mapping[str, Asked]) -> tuple[int, int]:
-        """The numbers of answers compared with those of the model that they name, and of wrong
-        ones; answers of other models are wrong."""
+        """Compares answers with those of the model that they name; returns (compared, wrong).
+        Answers of other models are wrong."""
         wrong = self.differing
         for (model, request), scores in (self.answers or {}).items():
             oracle = oracles.get(model)

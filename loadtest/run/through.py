@@ -88,5 +88,5 @@ class GatewayClient:
 async def _no_blocks(states: Any) -> Any:
     raise ConfigError(
         "the trace asks for all words after a context, which a gateway does not answer; leave out "
-        "--gateway, or use a trace of single steps"
+        "--gateway, or use a trace without context blocks"
     )

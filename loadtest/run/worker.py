@@ -1,8 +1,8 @@
 """A client process of a load test: `python -m loadtest.run.worker`, started by `driver`.
 
 Its first line of input is JSON, `WorkerSettings`; it connects, plans, and prints a line with its
-findings. The second line is JSON with the time 0; then it prints a line for each window and a last
-one. Any further line, or the end of its input, stops it.
+findings. The second line is JSON with the start time; then it prints a line for each window and a
+last one. Any further line, or the end of its input, stops it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Instant:
 
     @property
     def cascade(self) -> Any:
-        raise ConfigError("no cascade")
+        raise ConfigError("this client does not support a cascade")
 
     def utterance(self) -> Any:
         return self._handle

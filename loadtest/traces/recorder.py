@@ -67,7 +67,7 @@ class Recorder:
         return RecordingUtterance(self._client.utterance(**options), self)
 
     def spread(self, begin_s: float, end_s: float) -> None:
-        """Gives the requests so far without a time evenly spread times between these, in order."""
+        """Spreads the requests that have no time yet evenly between these times, in order."""
         open_ = [at for at, (at_s, _) in enumerate(self._noted or ()) if at_s is None]
         for number, at in enumerate(open_, 1):
             assert self._noted is not None

@@ -132,7 +132,7 @@ def rescore(
 ) -> None:
     """Walks a transcript with a beam, recorded as an utterance.
 
-    Args  contexts  K, hypotheses of distinct state that go on;  words  W, candidates per position
+    Args  contexts  K, hypotheses kept, of distinct states;  words  W, candidates per position
     """
     with recorder.spoken(
         transcript.name,

@@ -114,9 +114,9 @@ class Schedule:
 def schedule(trace: Trace, load: Load, seed: int) -> Schedule:
     """The schedule of an open loop, stationary from the start.
 
-    A draw of few utterances can miss the rate by a third, and a step is late by the length of an
-    utterance. So the rates of arrivals are corrected, with the same draw, until each segment has
-    the requested mean rate within `RATE_ERROR`. The best of `MAX_TRIES` draws is taken.
+    A draw of few utterances can miss the rate by a third, and a new rate takes effect late, by the
+    length of an utterance. So the rates of arrivals are corrected, with the same draw, until each
+    segment has the requested mean rate within `RATE_ERROR`. The best of `MAX_TRIES` draws is taken.
 
     Raises  ConfigError  a closed loop, or more than `MAX_PLANNED` requests
     """
@@ -185,7 +185,7 @@ def arrivals(
     load: Load, requests: float, lead_s: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """Ascending times, from -lead_s on, at which utterances of this mean number of requests begin.
-    A renewal process with intervals of mean 1, whose time runs as fast as the rate is high."""
+    A renewal process with intervals of mean 1, whose clock runs in proportion to the rate."""
     segments = (Segment(lead_s, load.segments[0].per_s), *load.segments)
     expected = [one.seconds * one.per_s / requests for one in segments]
     total = sum(expected)

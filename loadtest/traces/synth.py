@@ -1,4 +1,4 @@
-"""A larger or wider trace from a recorded one, from a seed."""
+"""Makes a larger or wider trace from a recorded one, with a seed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dlm.errors import ConfigError
 from loadtest.traces.schedule import shuffled
 from loadtest.traces.trace import Request, Spoken, Trace, Words, write_trace
 
-TRIES = 20  # draws for each further context; existing ones do not count
+TRIES = 20  # most draws for each further context; one that a request has is drawn again
 
 
 def synthesise(trace: Trace, utterances: int, contexts: float, seed: int) -> list[Spoken]:
     """This many utterances of a trace, in turn (0: each once), with `contexts` times the contexts
-    of each request. Further contexts are drawn as often as they were recorded.
+    of each request. Further contexts are drawn in proportion to how often they were recorded.
 
     Raises  ConfigError  `utterances` is below 0, or `contexts` is not from 0.01 to 100
     """

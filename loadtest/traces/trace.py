@@ -58,7 +58,7 @@ class Request:
     kind      one of `KINDS`; call one of `CALLS`; `BLOCKS` requests everything stored after the
               contexts, and has no words
     contexts  words, most recent last, as the recorded model's states kept them
-    words     one row for every context, or K rows of equal length; none without contexts
+    words     one row that all contexts share, or K rows of equal length; none without contexts
     """
 
     at_s: float
@@ -69,7 +69,7 @@ class Request:
 
     @property
     def queries(self) -> int:
-        """The pairs of a context and a word; none for blocks."""
+        """The number of pairs of a context and a word; 0 for blocks."""
         return len(self.contexts) * (len(self.words[0]) if self.words else 0)
 
 
@@ -225,7 +225,7 @@ def read_trace(path: Path) -> Trace:
     Raises  FormatError  it is not a trace, has another version, is damaged, or contradicts itself
     """
     # Not a Python file: a thread of Arrow may free its buffers late, and abort Python's exit.
-    with path.open("rb"), pa.OSFile(str(path)) as file:  # the first reports a fault in one line
+    with path.open("rb"), pa.OSFile(str(path)) as file:  # `path.open` reports a fault in one line
         try:
             table = pq.ParquetFile(file, page_checksum_verification=True).read()
         except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
@@ -364,15 +364,15 @@ def _check(trace: Trace, columns: Mapping[str, pa.Array], where: str) -> None:
         (seconds != trace.seconds[trace.utterance], "utterance_s differs within an utterance"),
         (~same_speaker, "speaker differs within an utterance"),
         (~((trace.at_s >= 0) & (trace.at_s <= seconds + LATE_S)), "at_s is not in the utterance"),
-        ((trace.context_counts == 0) & (rows != 0), "words are asked of no context"),
-        (is_block & (rows != 0), "words are asked of context_blocks"),
+        ((trace.context_counts == 0) & (rows != 0), "words are requested without a context"),
+        (is_block & (rows != 0), "context_blocks is called with words"),
         (
             ~is_block & (rows != 1) & (rows != trace.context_counts),
             "words has neither one row nor a row for each context",
         ),
         (
             ~is_block & (trace.context_counts > 0) & (trace.word_counts == 0),
-            "no words are asked",
+            "no words are requested",
         ),
         (np.isin(np.arange(len(trace)), ragged), "rows of words differ in length"),
     ]

@@ -1,6 +1,6 @@
-"""For decoders that need every token after every state at once: `advance(states)`.
+"""Scores every token after every state at once, for decoders that need this: `advance(states)`.
 
-The interface is NeMo's NGPU-LM: states are integers, scores and next states (B, V) arrays. NeMo
+The interface is NeMo's NGPU-LM: states are integers; scores and next states are (B, V) arrays. NeMo
 holds the model on one GPU, with its tokens as words. Here servers hold it, with any vocabulary and
 possibly missing suffixes, and a batch costs one message per shard.
 """
@@ -51,7 +51,7 @@ class TokenLM:
         check_utterance(utterance)
         if utterance.phrases is not None:
             raise QueryError(
-                "the utterance has phrases, but these arrays cannot include their bonuses; open an "
+                "the utterance has phrases, but TokenLM cannot add their bonuses; open an "
                 "utterance without phrases, or use Utterance.extend"
             )
         every = range(utterance.vocabulary_size)

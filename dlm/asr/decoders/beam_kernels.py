@@ -22,8 +22,8 @@ import numpy as np
 from dlm.jit import inlined, kernel
 
 TEXT, PART, LAST, FRAMES, BEGIN, END, BIAS, COLUMNS = range(8)
-# Of a text: its beginning, its last word, how many hotwords it has, that word's id and whether it
-# is known (`BeamWords`), or EMPTY.
+# Of a text: its beginning, its last word, how many hotwords it has, and the last word's id and
+# whether it is known (`BeamWords`), or EMPTY.
 BEFORE, WORD, HOT, CODE, TEXT_COLUMNS = range(5)
 NO_LABEL, CLOSED = -1, -2  # last labels: none; the blank, after a label that ends its word
 NEW_WORD, WHOLE_WORD = 1, 2  # kinds of labels: begins a word, and also ends it
@@ -31,7 +31,7 @@ NOTHING_ENDED = -2  # in place of a beam's END, after a label that begins a word
 EMPTY = -1  # in tables
 PENDING_BITS = 32
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-LETTER_BITS, TEXT_BITS = 21, 32  # of keys: of Unicode, of parts
+LETTER_BITS, TEXT_BITS = 21, 32  # low bits of a key, for a letter or a part
 
 
 @inlined
@@ -185,15 +185,15 @@ def expand(  # type: ignore[no-untyped-def]
     Shapes
         beams, logits  (B, COLUMNS) int64, (B,) float64
         probs, labels  ln P of each label; those to try, in order
-        alike          the first label that is spelled like each; `blank` is of these
+        alike          the first label that is spelled like each; `blank` is one of these
         kinds          NEW_WORD, WHOLE_WORD or neither
         letters        of label n: begins[n] to begins[n + 1]
         trie_children  see `WordTrie`; trie_codes: of the words that end at each node, see CODE
         bias_codes     (N, 2) int32  whether the word of a node is a hotword; its CODE, or EMPTY;
                        without rows, the utterance has no words of its own
         counts         of parts, texts and frames; the last two grow, as do their tables and rows
-    Returns            rows as those of `beams`, and their `logits`
-    Trusts             there is room for one more text of each beam
+    Returns            rows like those of `beams`, and their `logits`
+    Trusts             there is room for one more text per beam
     """
     slots = _slots(len(beams) * len(labels))
     mask = len(slots) - 1
@@ -311,13 +311,13 @@ def prune(  # type: ignore[no-untyped-def]
     Shapes
         ln_probs  (texts,) float64  of the language model, weighted
         trie      (N, 3) int32  parent, letter, length
-        parts     (P, 4) int32  the same and the code of those beyond the trie, which cost `offset`
-                                each, more if longer than `long`; it grows, with its tables
+        parts     (P, 4) int32  the same and the code, of parts beyond the trie; one costs `offset`,
+                                more if longer than `long`; the array and its tables grow
         biases    (N,) float64  what the parts of the utterance's own words add instead
         hot       what a hotword of a text adds
-        least     what a beam may be below the best
+        least     how far below the best a beam may be, as a negative number
         history   words of a text that matter; 0: all
-        alone     whether there is no language model; pyctcdecode rounds otherwise there
+        alone     whether there is no language model; pyctcdecode rounds differently then
     Returns       rows and their logits
     """
     trie_size, present = len(trie), (np.int64(1) << PENDING_BITS) - 1

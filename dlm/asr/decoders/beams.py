@@ -262,7 +262,7 @@ class BeamSearch:
     # -- a frame ------------------------------------------------------------------------------
 
     def expand(self, column: NDArray[np.float64], tried: Sequence[int]) -> None:
-        """Extends the beams by each of some labels, in this order."""
+        """Extends the beams by each label in `tried`, in this order."""
         labels, trie, bias = self.labels, self.trie, self.bias
         self._make_room(len(self.beams))
         self._found, self._found_logits = kernels.expand(
@@ -396,7 +396,7 @@ class BeamSearch:
         return np.asarray(self._states[self._found[:, kernels.TEXT]])
 
     def hypotheses(self, log10_end: NDArray[np.float64]) -> list[BeamHypothesis]:
-        """The texts after `end`, best first; `log10_end` scores the end, by `last_states`."""
+        """The texts after `end`, best first; `log10_end` scores the end after each last state."""
         last, words, phrases = self._found, self.words, self.bias.phrases
         texts, kind = last[:, kernels.TEXT], np.float32 if self.single else np.float64
         added = self._ln_probs[texts] + self.options.alpha * log10_end * LOG_BASE

@@ -43,7 +43,7 @@ class Labels:
 
     def __init__(self, labels: Sequence[str], is_pieces: bool | None = None) -> None:
         if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
-            raise ConfigError("labels is not a list of strings; expected one per model output")
+            raise ConfigError("labels is not a list of strings; expected a string per model output")
         if is_pieces is None:
             twice = [label for label, count in Counter(labels).items() if count > 1]
             if twice:

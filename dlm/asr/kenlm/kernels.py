@@ -1,4 +1,4 @@
-"""One word after one state, in one call that takes only numbers. Tables are passed as addresses,
+"""Scores a word after a state, in one call that takes only numbers. Tables are passed as addresses,
 since passing an array costs as much as a step. The GIL is held, so threads need no lock."""
 
 # mypy: disable-error-code="assignment,misc"
@@ -170,7 +170,7 @@ def put_next(table, state, word, length):  # type: ignore[no-untyped-def]
 
 @inlined
 def next_row(table, state, word, length):  # type: ignore[no-untyped-def]
-    """The number of the state that is the last `length` words of a state and a word, or FULL."""
+    """The row of the state made of the last `length` words of `state` and `word`, or FULL."""
     put_next(table, state, word, length)
     return enter_row(table)
 
@@ -236,11 +236,11 @@ def step_all(table, states, words, log10_prob, answers):  # type: ignore[no-unty
 def enter_steps(  # type: ignore[no-untyped-def]
     table, state, words, log10_prob, found, reach, keep, follow, answers
 ):
-    """Enters a shard's answers to words after one state, or each after the previous word.
+    """Enters a shard's answers to words: all after one state, or each after the previous word.
 
     Args  found  KenLM's ngram_length;  reach  how many words of (state, word) are the next state
           keep   whether to cache the answers;  follow  whether each word is after the one before
-          answers  filled, as of `step`; after FULL there is nothing else
+          answers  filled with those of `step`; from the first FULL on, all are FULL
     """
     for i in range(len(words)):
         state, word = row_in(state), np.int64(words[i])
@@ -349,7 +349,7 @@ def take_step_in_file(table, state, word):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64", nogil=False)
 def step_in_file(_, arguments, count):  # type: ignore[no-untyped-def]
-    """Like `step`, with KenLM's bits and the three arguments in an array. For `jit.builtin`."""
+    """Like `step`, but equals KenLM bit for bit; its arguments are an array. For `jit.builtin`."""
     table, state = _number_of(load64(arguments)), row_in(_number_of(load64(arguments + _8)))
     log10_prob, answer = take_step_in_file(table, state, _number_of(load64(arguments + _16)))
     return pair(log10_prob, answer)

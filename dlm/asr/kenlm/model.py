@@ -104,7 +104,7 @@ class KenlmModel:
         Scores equal those of the ARPA model, in float32, bit for bit. Those of a KenLM binary file
         equal the package kenlm's instead, bit for bit, and so do `score`, `full_scores` and the
         equality of states; sums of words are then in float32. Calls never raise if servers
-        fail (unless `config.client` says otherwise): 2-grams answer what no shard does in time, and
+        fail (unless `config.client` says otherwise): 2-grams answer what no shard can in time, and
         `stats` counts it. Thread-safe. Forks and pickles reuse the model if the process already has
         it open
     """

@@ -83,11 +83,11 @@ class OpenedModel:
         tell: Tell,
         vocab: str | None,
     ) -> None:
-        # Decoders cannot handle server errors: 2-grams answer what no shard does in time.
+        # Decoders cannot handle server errors: 2-grams answer what no shard answers in time.
         config = replace(ClientConfig(), bigram_fallback=True) if config is None else config
         self.client = open_model(named, config=config, tell=tell, vocab=vocab)
         self.counts = ModelCounts()
-        self._mark = object()  # owner of the tables, which would keep `self` alive
+        self._mark = object()  # owner of the tables; as their owner, `self` would be kept alive
         utterance = self.client.utterance()
         local = utterance.local_model
         self._is_fixed = local is not None and utterance.model_info.kind == FULL_MODEL
@@ -100,7 +100,7 @@ class OpenedModel:
             self.table = UnpackedTable(utterance, self.counts, self._mark, local)
         else:
             self.table = StepTable(utterance, self.counts, self._mark)
-        # Scores sentences without a table if the whole model is in this process and stays.
+        # Scores sentences without a table if the whole model is in this process for good.
         self.direct: TextScorer | None = None
         if self._is_fixed and self.table.local is not None:
             self.direct = self.table.scorer

@@ -1,7 +1,7 @@
-"""A state together with the lists that its words lead to, and the search of a word after it.
+"""A state together with the lists that its words lead to, and the search for a word after it.
 
 A row holds the words that still matter and, for each context length, the back-off weight and the
-list of the words that follow: so a context is walked once per state.
+list of the words that follow, so a context is walked once per state.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -83,7 +83,7 @@ def put_context(context, bit, size, weight):  # type: ignore[no-untyped-def]
 def walk(view, tree, order, row, contexts):  # type: ignore[no-untyped-def]
     """Writes the contexts of a row, and whether something is stored under its last two words.
 
-    Args    view, tree  of the low orders, and of the tree of all shards; 0: there is none
+    Args    view, tree  addresses of views: of the low orders, and of all shards' tree (0: none)
 
     Trusts  ids below the vocabulary's size, fewer words than the order
     """
@@ -138,9 +138,9 @@ def ask_ahead(view, row, contexts, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def search(view, tree, row, contexts, word):  # type: ignore[no-untyped-def]
-    """One word after the words of a row: (log10 P float32, longest n-gram found with blanks, words
-    that matter to the right), as `index.search.kernels.score_groups`, a list at a time. `view` and
-    `tree` as in `walk`. Trusts that the id is below the vocabulary's size."""
+    """Scores a word after a row's words as `index.search.kernels.score_groups` does, list by list;
+    returns (log10 P float32, longest n-gram found with blanks, words that matter to the right).
+    `view` and `tree` are as in `walk`. Trusts that the id is below the vocabulary's size."""
     low = low_of(view)
     length = load32(row)
     found, matched, reach = _1, _1, _0
@@ -171,12 +171,12 @@ def weight_from(contexts, length, matched):  # type: ignore[no-untyped-def]
 
 @inlined
 def search_longer(low, tree, contexts, length, word, rank, value_at):  # type: ignore[no-untyped-def]
-    """The value of a pair of words that was found, then the lists of longer contexts.
+    """Reads the value of a pair that was found, then searches the lists of longer contexts.
 
     Args     word, rank  the second word, and its place in the list of the first
              value_at  address of the pair's value, in bits
     Returns  (longest n-gram found with blanks, longest with a probability, words that matter to the
-             right, that log10 P, which means nothing where the second is 1)
+             right, log10 P of the longest with a probability: meaningless if its length is 1)
     """
     value = field(value_at, low.pair_bits)
     found, matched = _2, _1

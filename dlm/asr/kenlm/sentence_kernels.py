@@ -1,4 +1,4 @@
-"""One sentence of text, in one call that takes only numbers."""
+"""Scores one sentence of text, in one call that takes only numbers."""
 
 # mypy: disable-error-code="assignment,misc"
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dlm.ngram.kernels import bytes_at, find_word, hash_word, note_word
     PLACES,
 ) = range(16)
 
-SHARD_SLOTS = 4096  # as `ngram.partition.SLOTS`
+SHARD_SLOTS = 4096  # equals `ngram.partition.SLOTS`
 TOKENS = TEXT_BYTES // 2 + 2
 AT_ONCE = 32
 SCRATCH_BYTES = 16 * TOKENS + 32 * AT_ONCE

@@ -25,8 +25,8 @@ from dlm.ngram.vocab import as_bytes
 from dlm.ngram.wordtable import PADDING, WordTable
 from dlm.resources import available_bytes
 
-# Limits, in memory that is allocated as needed: 5 MB of states of a model of order 5, and 4 MB of
-# steps. A full table is replaced; states keep their own table alive.
+# Limits; memory is allocated as needed, up to 27 MB for the states of a model of order 5, and 4 MB
+# for steps. A full table is replaced; states keep their own table alive.
 STATES = 1 << 18
 STEPS = 1 << 18
 NEEDS_SHARD = kernels.NEEDS_SHARD
@@ -59,7 +59,7 @@ class ModelCounts:
 
 class TextScorer:
     """Looks up words, and scores sentences if the whole model is in this process, in one compiled
-    call each. The kernels read `numbers`; the first one counts the words scored."""
+    call each. The kernels read `numbers`, the first of which counts the words scored."""
 
     def __init__(self, numbers: NDArray[np.int64], score: Any, find: Any, *kept: object) -> None:
         self.numbers, self._address, self._kept = numbers, numbers.ctypes.data, kept
@@ -183,7 +183,7 @@ class ModelTable(ABC):
         return self.step(self.address, row, word)
 
     def id_of(self, word: str) -> int:
-        """The id of a word, looked up once; cleared after too many unknown words."""
+        """The id of a word, looked up once; after too many unknown words, all are forgotten."""
         found = self.ids.get(word)
         if found is None:
             if not isinstance(word, str):
@@ -209,7 +209,7 @@ class ModelTable(ABC):
         return found
 
     def count(self) -> ModelCounts:
-        """The counts, including those that the kernels made since."""
+        """The counts, including what the kernels counted since the last call."""
         asked = _taken(self.numbers, kernels.ASKED)
         asked += _taken(self.scorer.numbers, sentence_kernels.ASKED)
         self._counts.queries += asked
@@ -326,7 +326,7 @@ class StepTable(ModelTable):
         return int(self.numbers[kernels.COUNT])
 
     def lacks(self, row: int) -> bool:
-        """Whether steps after a state need what is stored after it and has not been fetched."""
+        """Whether steps after a state need what is stored after it, which has not been fetched."""
         return bool(self._rows[row, 1]) and row not in self._blocks
 
     def blocks_of(self, rows: Collection[int]) -> dict[int, Stored]:
@@ -385,7 +385,7 @@ class StepTable(ModelTable):
     def score(
         self, row: int, word: int, fetch: Callable[[int], Stored] | None = None
     ) -> tuple[float, int]:
-        """Like `ModelTable.score`, if necessary by the servers or from fetched blocks."""
+        """Like `ModelTable.score`; if necessary, the servers or fetched blocks answer."""
         log10_prob, after = self.step(self.address, row, word)
         if after == NEEDS_SHARD:
             found = self.blocks_of([row])[row] if fetch is None else fetch(row)
@@ -463,7 +463,7 @@ def unpack(model: LocalModel) -> tuple[NDArray[Any], ...]:
 
 
 class UnpackedTable(ModelTable):
-    """States of an unpacked model are numbers of its n-grams, so no queries are cached."""
+    """A table of an unpacked model: a state is the number of a context, and no query is cached."""
 
     is_whole = True
 

@@ -40,7 +40,7 @@ from dlm.ngram.memory_kernels import (
     ENTRIES,  # address of the hash table: (context, word), then the value; 16 bytes
     SIZE,  # entries it has room for
     CONTEXTS,  # address by number: the weight, float32, and the context to fall back on, uint32
-    WORDS,  # address by word: log10 P, float32, and what matters after it alone, uint32
+    WORDS,  # address by word: log10 P, float32, and the context after the word alone, uint32
     PLACES,
 ) = range(HITS + 1, HITS + 6)
 
@@ -49,7 +49,7 @@ _0, _1, _3, _4, _8 = np.int64(0), np.int64(1), np.int64(3), np.int64(4), np.int6
 _32 = np.int64(32)
 _LOW_32 = np.int64((1 << 32) - 1)
 _MIX = np.int64(-7046029254386353131)  # 2**64 over the golden ratio
-# Instead of a probability: an entry that only closes the model under suffixes.
+# A blank has this instead of a probability: it only closes the model under suffixes.
 BLANK_BITS = np.int64(0x7FC00000)
 
 
@@ -107,8 +107,8 @@ def enter_order(  # type: ignore[no-untyped-def]
         prefix, word, log10_backoff, extended  (n,)  `prefix`: row of the n-gram without its last
                        word, 0 of a 1-gram
         context_of     (rows,)  the number of each n-gram as a context, 0 where it is not one
-        suffix, after  (rows,)  filled for these: the row of the n-gram without its first word; its
-                       longest suffix that matters
+        suffix, after  (rows,)  filled for these n-grams: the row of each without its first word;
+                       the number of its longest suffix that matters
     Trusts  the table has room; the model is closed under suffixes; 1-grams are all numbered
     """
     for i in range(len(word)):
@@ -210,11 +210,11 @@ LONGEST = 256  # words of a context, at most: an order is a uint8
 @kernel("int64, int64[:], uint32[:, :], out float32[:, :]")
 def score_rows(table, contexts, words, log10_prob):  # type: ignore[no-untyped-def]
     """Scores words after contexts, the shortest part of each first: a word that does not follow it
-    follows no longer one, since the model is closed under suffixes (blanks included).
+    follows no longer part either, since the model is closed under suffixes (blanks included).
 
     Shapes      contexts (K,) int64;  words (1, W) for all contexts, or (K, W), uint32
                 log10_prob (K, W) float32  filled
-    Guarantees  bit for bit as `step`: weights are added from the longest context down
+    Guarantees  equals `step` bit for bit: weights are added from the longest context down
     Trusts      numbers of contexts, ids below the vocabulary's size
     """
     width = words.shape[1]

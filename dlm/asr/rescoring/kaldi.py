@@ -4,10 +4,10 @@
     0 1 5 3.25,10.5,1_2_3
     1 0.5,0.0,
 
-An arc is: source, target, word, `graph cost,acoustic cost,transition-ids` (a CompactLattice). A
-state with only such a weight is final. Lattices with transition-ids in a separate column are read
-too, and written as CompactLattices. A cost is a negated natural logarithm. Final states lead to an
-extra node, so every lattice has a single end.
+An arc is: source, target, word, and the weight `graph cost,acoustic cost,transition-ids` (in a
+CompactLattice). A line with only a state and a weight makes the state final. Transition-ids may
+also be in a separate column; they are written as in CompactLattices. A cost is a negated natural
+logarithm. Final states lead to an extra node, so every lattice has a single end.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class _Reader:
             word = self._table.words.get(label)
             if word is None:
                 raise self._error(
-                    f"the arc's label {described(label)} is not in the symbol table; give the "
+                    f"an arc's label ({described(label)}) is not in the symbol table; give the "
                     "words.txt that the lattice was made with"
                 )
             return word

@@ -43,7 +43,7 @@ class LatticeFiles:
     ) -> LatticeFiles:
         """The file at `path`, or all files of a folder, sorted by name; the format is detected.
 
-        Raises  ConfigError  no file, or an unknown format;  LatticeError  no format fits the first
+        Raises  ConfigError  no file, unknown format;  LatticeError  no format fits the first file
         """
         if format_ not in (None, *FORMATS):
             raise ConfigError(f"unknown format {format_!r}; expected one of {', '.join(FORMATS)}")

@@ -186,7 +186,7 @@ def best_paths(lattice: Lattice, limit: int = 1, scales: Scales | None = None) -
     Paths that differ only in times or silences count as one sentence: the best of them.
 
     Args   scales  the lattice's own by default
-    Cost   time and memory grow with the words of the found sentences times the paths between them
+    Cost   time and memory grow with the words of the found sentences times the arcs tried per word
     Paper  A* over prefixes of sentences, with the exact best completion (`Lattice.best_to_end`).
            The nodes that a prefix leads to are searched together, as in Mohri and Riley, An
            Efficient Algorithm for the n-Best-Strings Problem, 2002.

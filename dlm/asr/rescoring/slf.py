@@ -5,7 +5,7 @@ Files written here have words on links, natural logarithms, and all digits of th
 
 Paper  The HTK Book 3.4, chapter 20 (HTK Standard Lattice Format). Differences: sub-lattices and
        likelihoods that are not logarithms (base=0) are rejected; `r` (pronunciations) and `n`
-       (n-grams) are added to `a` and `l`, by `prscale` and `ngscale`; `p` (posteriors) is dropped.
+       (n-grams), times `prscale` and `ngscale`, add to `a` and `l`; `p` (posteriors) is dropped.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ FAR_FROM_1 = 0.05  # error of a sum of probabilities; 8-bit models are slightly 
 
 
 class PhonemeModel:
-    """The packaged phoneme CTC model; thread-safe, on one core, releases the GIL. It takes 0.09
+    """The packaged phoneme CTC model; thread-safe, uses one core, releases the GIL. It takes 0.09
     CPU-seconds per second of audio. ConfigError if there is no native library for this platform."""
 
     frame_s = 0.02
@@ -48,7 +48,7 @@ class PhonemeModel:
 
 
 class AcousticModel:
-    """A CTC acoustic model, by default a `PhonemeModel`, checked (ConfigError).
+    """A CTC acoustic model, by default a `PhonemeModel`; ConfigError if it is unusable.
 
     labels    phonemes, letters or pieces of words by output, with one of `BLANKS`; U+2581 begins a
               word, or one of `BOUNDARIES` ends it

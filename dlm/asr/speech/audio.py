@@ -152,8 +152,8 @@ def promised_s(path: str | os.PathLike[str]) -> float:
 
 
 def _promised(audio: Any, file: int) -> int:
-    """Samples that the header of an open `soundfile.SoundFile` promises; 0 if it does not say. What
-    is missing stands only in libsndfile's log; if it is shorter than a word, it does not count."""
+    """Samples that the header of an open `soundfile.SoundFile` promises; 0 if unknown. How much
+    is missing appears only in libsndfile's log; less than the length of a word does not count."""
     frames: int = audio.frames if audio.frames != _UNKNOWN_FRAMES else 0
     if audio.format == "NIST":
         count = _NIST_FRAMES.search(os.pread(file, _NIST_HEADER_BYTES, 0))
@@ -190,7 +190,7 @@ def cut_at_pauses(
 ) -> Iterator[tuple[Segment, bool]]:
     """Cuts audio, blocks of (N,) float32 at 16 kHz, where it is quietest into segments of at most
     `longest_s` and, except for the last, at least half of that. The joined segments are the audio.
-    Yields each segment and True and, after each block, the begun segment and False."""
+    Yields (segment, True) for each and, after each block, (the segment begun, False)."""
     longest, begin, held = int(longest_s * SAMPLE_RATE), 0, np.empty(0, np.float32)
     for block in blocks:
         held = np.concatenate([held, block]) if len(held) else block

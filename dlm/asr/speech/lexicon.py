@@ -1,6 +1,6 @@
 """The spelling of a model's words in labels of the acoustic model: letters, pieces or phonemes.
 
-Pronunciations have three sources, in this order; a word gets all of the first two:
+Pronunciations have three sources, in this order; a word gets all that the first two list:
 
 1. `pronunciations.tsv.zst` of dlm's data: 60,000 frequent words, as the letters-to-sounds network
    of the package hama pronounces them. The acoustic model was trained with it, so it hears these
@@ -42,8 +42,8 @@ LONGEST = 32  # letters; the network makes at most 32 phonemes
 
 
 def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tuple[str, ...]]:
-    """The sounds of each word, in lower case, without words longer than `LONGEST`. A cache folder
-    that cannot be written only costs time."""
+    """The sounds of each lower-case word, except those longer than `LONGEST`. If the cache folder
+    cannot be written, this only costs time."""
     path = cache_folder() / f"pronunciations-{version('hama')}.tsv"
     known = _read(path)
     missing = [word for word in words if word not in known and len(word) <= LONGEST]
@@ -58,8 +58,8 @@ def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tupl
 
 
 def letters_to_sounds(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each word and its sounds. Some belong to another language ("radio" is "r a ð ̞ j o"), which
-    the acoustic model also learnt from this network: without them, word errors are 0.4 points
+    """Each word and its sounds. Some sounds are of another language ("radio" is "r a ð ̞ j o"). The
+    acoustic model also learnt them from this network: without them, word errors are 0.4 points
     higher."""
     from hama import G2PModel
     from hama.tokenizer import TextTokenizer
@@ -116,7 +116,7 @@ class LabelLexicon:
     log10_unigram  (W,) their probability without context
     spellings      (index in `words`, acoustic labels without a word boundary); of words that sound
                    the same, the likeliest `HOMOPHONES`, those of phrases first
-    log10_bonus    (W,) the most that the utterance's phrases add to each; None without
+    log10_bonus    (W,) the most that the utterance's phrases add to each; None without phrases
     """
 
     words: tuple[str, ...]
@@ -138,8 +138,8 @@ def model_lexicon(
     """A model's most probable words that can be spelled, and those of the utterance's phrases.
 
     Args    utterance  only its unigrams are used, which need no server
-            limit      most words, by unigram probability, besides those of phrases
-            tell       gets a line if words must be pronounced first, and if words of phrases cannot
+            limit      maximum number of words, the most probable, besides those of phrases
+            tell       gets a line if words need pronouncing first, or words of phrases lack sounds
             sounds     pronunciations of some words, used instead of the three sources; case matters
     Raises  ConfigError  no word has a pronunciation; `limit` is below 1; or `sounds` has one that
                          is not made of `labels`
@@ -250,8 +250,8 @@ def _unigrams(utterance: Utterance) -> Iterator[tuple[int, str, float]]:
 
 
 def speller(pieces: Path | None = None) -> Spell:
-    """A word's letters, or its pieces by the SentencePiece model in the file `pieces`: as written,
-    in upper case and in lower case. Raises the errors of `Pieces.read`."""
+    """A function that spells a word as written, in upper and in lower case: in letters, or pieces
+    of the SentencePiece model in the file `pieces`. Raises the errors of `Pieces.read`."""
     cut = tuple if pieces is None else Pieces.read(pieces).of_word
     return lambda word: [tuple(cut(way)) for way in (word, word.upper(), word.lower())]
 

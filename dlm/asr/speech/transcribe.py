@@ -269,7 +269,7 @@ class Transcriber:
         if (pieces is None) != (acoustic is None or self._acoustic.boundary is not None):
             raise ConfigError(
                 "give both --pieces (a SentencePiece model) and an --acoustic model whose labels "
-                "are its pieces, or neither; U+2581 begins a word there, and no label ends one"
+                "are its pieces, or neither; in pieces, U+2581 begins a word, and no label ends one"
             )
         self._known: dict[ModelInfo, tuple[LabelLexicon, CtcDecoder]] = {}
         self._decoder_of(client.utterance(phrases=self._phrases))
@@ -290,8 +290,8 @@ class Transcriber:
     ) -> Iterator[tuple[Transcript, bool]]:
         """Transcribes audio that arrives in blocks: yields each segment and True, like
         `transcribe`; and, before that, the part so far and False, at most once per `every_s` of
-        audio. The part must grow by a quarter each time, so transcribing it anew takes at most five
-        times as long."""
+        audio. The part must grow by a quarter each time, so repeated work takes at most five
+        times as long as transcribing each segment once."""
         heard_s = 0.0
         for segment, is_whole in cut_at_pauses(blocks):
             length_s = len(segment.samples) / SAMPLE_RATE

@@ -119,7 +119,7 @@ def read_spellings(path: Path, split: Callable[[str], list[str]] = spoken_words)
         other = split(match[2])
         if found.setdefault(spelling, other) != other:
             raise TextError(
-                f"{path}, line {number}: an earlier line replaces this spelling by other words; "
+                f"{path}, line {number}: an earlier line replaces this spelling with other words; "
                 "remove one of the two lines"
             )
     if not found:
@@ -151,7 +151,7 @@ def align(
     """The shortest edit from the reference to the hypothesis, word by word.
 
     Returns  (operation, word of the reference, word of the hypothesis) in order, None where an
-             insertion or deletion lacks one. Of equally short edits, the one that substitutes last
+             insertion or deletion lacks one. Substitutions come as late as the shortest edit allows
     Cost     time and memory grow with the product of the lengths: 4 bytes per pair of words
     """
     distance = _distances(reference, hypothesis)
@@ -206,9 +206,9 @@ def total(errors: Iterable[WordErrors]) -> WordErrors:
 
 
 def error_rate(groups: Sequence[WordErrors], *, draws: int = DRAWS, seed: int = 1) -> Interval:
-    """The word error rate, with its interval by bootstrap over groups: speakers, since utterances
-    of one are not independent. Raises QueryError for fewer than two groups, or one without
-    words."""
+    """The word error rate, with its interval by bootstrap over groups, usually speakers, since
+    one speaker's utterances are not independent. Raises QueryError for fewer than two groups, or a
+    group without words."""
     errors, words = _counts(groups)
     drawn = _draws(len(groups), draws, seed)
     return _interval(errors.sum() / words.sum(), _rates(drawn, errors, words))
@@ -355,7 +355,7 @@ def _is_nbest(lines: list[str]) -> bool:
 
 
 def _has_scores(line: str) -> bool:
-    """Whether an id and two scores come first; words can be whole numbers, but not scores."""
+    """Whether an id and two scores come first; words can be whole numbers, scores cannot."""
     scores = split_text(line)[1:3]
     return len(scores) == 2 and all(
         not score.isdigit() and finite(score) is not None for score in scores

@@ -64,7 +64,7 @@ class WordMass:
         parts: Sequence[tuple[NDArray[Any], NDArray[Any] | int, NDArray[np.float64]]],
         begun: int,
     ) -> WordMass:
-        """Makes one from parts: rows, words or one word, and mass; drops entries without mass."""
+        """Joins parts, each of rows, words (or one word) and mass; drops entries without mass."""
         rows = np.concatenate([part for part, _, _ in parts]).astype(np.int64)
         words = np.concatenate([np.broadcast_to(w, part.shape) for part, w, _ in parts])
         mass = np.concatenate([part for _, _, part in parts])
@@ -102,8 +102,8 @@ class NgramCounts:
         return NgramCounts([a * by for a in self.ngrams], [a * by for a in self.contexts])
 
     def of(self, topology: ModelColumns, part: ModelColumns) -> NgramCounts:
-        """The counts for `part`, a subset of the `topology` of these counts: they do not depend on
-        its other n-grams."""
+        """The counts for `part`, a subset of the `topology` of these counts; an n-gram's counts do
+        not depend on the topology's other n-grams."""
         rows = [topology.rows_of(columns.ids) for columns in part.orders]
         assert not any((row == MISSING).any() for row in rows), "not a subset of the topology"
         return NgramCounts(
@@ -117,7 +117,7 @@ class NgramCounts:
 
 @dataclass(frozen=True, eq=False)
 class LocalCounts:
-    """The contexts at which n-grams are found, from the longest down.
+    """How often n-grams are found at each context, looking from the longest context down.
 
     Shapes, n_k n-grams of order k
         found[k - 1]  (n_k,)  float64  C(w, h): w was found at h, not at a longer context
@@ -134,7 +134,7 @@ class LocalCounts:
 
 
 def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
-    """The counts by the context at which they are found. None is negative: differences within
+    """The counts by the context at which words are found. None is negative: differences within
     rounding are 0. Visits beyond the mass of a context's unlisted words are rounding, and are
     subtracted."""
     found: list[NDArray[np.float64]] = []
@@ -173,8 +173,8 @@ def ln_likelihood(
     counts: LocalCounts, log10_prob: Sequence[NDArray[np.float64]],
     log10_weight: Sequence[NDArray[np.float64]],
 ) -> float:  # fmt: skip
-    """Log-probability of the counted text, in nats, under a model on the same topology, by order
-    from 1 and by context length from 1."""
+    """Log-probability in nats of the counted text under a model on the same topology: `log10_prob`
+    is by order, from 1, and `log10_weight` by context length, from 1."""
     total = 0.0
     for found, log10 in zip(counts.found, log10_prob, strict=True):
         there = found > 0
@@ -186,14 +186,14 @@ def ln_likelihood(
 
 
 def grown(array: NDArray[Any], rows: int, fill: Any) -> NDArray[Any]:
-    """The array with at least this number of rows; new rows are filled."""
+    """The array with at least `rows` rows; new ones hold `fill`."""
     more = max(rows - len(array), 0)
     return np.concatenate([array, np.full((more, *array.shape[1:]), fill, array.dtype)])
 
 
 class VisitCounter:
     """Adds up visits, one at a time (Suresh et al. 2021, section 4.1), on a closed topology with
-    the same ids; `entropy` is that of all distributions together, in nats."""
+    the source's ids; `entropy` is summed over all distributions, in nats."""
 
     def __init__(self, topology: ModelColumns) -> None:
         self._topology = topology

@@ -1,4 +1,4 @@
-"""Selects the sentences to count, drawn or from a text, in blocks."""
+"""Selects the sentences to count, in blocks: drawn from a source, or taken from a text."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dlm.errors import ConfigError
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import WordTable
 
-# Sentences per block. DRAWN is large, since the last few of a block take a network as long as a
-# whole batch. ASKED is for a source that answers for each prefix, and may be slow. GIVEN sentences
-# of a text are sorted by length and followed together.
+# Sentences per block. DRAWN is large, since a network takes as long for the last few of a block as
+# for a whole batch. ASKED is for a source that is queried for each prefix, and may be slow. GIVEN
+# sentences of a text are sorted by length and followed together.
 DRAWN, ASKED, GIVEN = 20_000, 1_000, 1024
 
 
@@ -37,8 +37,8 @@ class GivenText:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which sentences are counted: `samples` sampled ones over all parts, the same for the same
-    seed, or those of a text. One worker counts part i of n, from 1."""
+    """Which sentences are counted: `samples` drawn ones over all parts, the same for the same
+    seed, or those of a text. One worker counts part i of n; i starts at 1."""
 
     samples: int = 0
     seed: int = 0

@@ -1,6 +1,6 @@
 """The histories that drawn or given sentences visit, many at once.
 
-Every history counts the source's whole distribution, including words that did not follow
+At every history, the source's whole distribution is counted, including words that did not follow
 (Rao-Blackwell), so few sentences suffice.
 """
 
@@ -30,7 +30,7 @@ Seed = np.random.SeedSequence
 
 
 def visits_of(reader: SourceReader, sampling: Sampling) -> Iterator[Iterator[Visit | WordMass]]:
-    """The visits of each block of sentences that a source draws, or of given ones. A block is made
+    """The visits of each block of sentences, either drawn from a source or given. A block is made
     when it is read."""
     if sampling.text is not None:
         yield from _given(reader, sampling, sampling.text.name)

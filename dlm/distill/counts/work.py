@@ -106,8 +106,8 @@ def add_parts(
     """Adds several workers' counts, files of `count_all` or their `--work` folders, to `sums`.
 
     Raises
-        ConfigError  counts have another source, topology or text; samples and a text; the same
-                     sentences or the same counts twice; unfinished counting
+        ConfigError  counts of different sources, topologies or texts, of samples and of a text, or
+                     of the same sentences; the same counts twice; unfinished counting
         FormatError  a damaged file, or one whose numbers are not counts
     """
     common: dict[str, Any] = {}

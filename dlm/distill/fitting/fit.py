@@ -4,7 +4,7 @@
                                                  + C(phi, h) ln alpha(h) ]
 
 separates into one convex problem per context (Suresh et al. 2021, section 4.2), solved here by
-minorisation and maximisation (Hunter 2004), which has the same fixed points.
+minorisation and maximisation (Hunter 2004), which has the same fixed points as their algorithm.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class FitResult:
         ln_likelihood  expected log-likelihood of the counts, in nats
         steps          the most steps that a context took
         residual       the largest moment-matching residual, as a share of a context's counts
-        excess         the best model has at most this many nats per word less, on these counts
-                       with the prior's visits; nan for a model that was not fitted
+        excess         the best model gains at most this many nats per word over `model`, on these
+                       counts with the prior's visits; nan for a model that was not fitted
         rounding       visits that rounding added to those that back off, and that were subtracted
         unvisited      contexts without counts, which copy the context that they back off to
-        words          expected words under `ln_likelihood`, including ends of sentences
+        words          expected words that `ln_likelihood` covers, including ends of sentences
     """
 
     model: ModelColumns
@@ -72,7 +72,7 @@ class DistilledModel:
         entropy           of the source, in nats per word; nan (not known) for a source that spells
                           its words, and then relative_entropy is nan too
         relative_entropy  of the source against the model, in nats per word: perplexity on the
-                          source's text grows by e to this power
+                          source's text grows by a factor of e to this power
         foreign_words     words of the topology that the source does not know
         dropped           n-grams of the topology that contain such a word
     """
@@ -106,7 +106,7 @@ def fit(
     Args
         topology   closed under prefixes and suffixes (`topology.closed`)
         prior      visits to add to each visited context. A number is shared among words by how
-                   often each was seen after it, so words that only longer contexts saw keep
+                   often each follows the context, so words that only longer contexts saw keep
                    some probability. 0 for exact counts; 1e-3 to 1 for samples
         tolerance  when to stop: the largest difference between expected and given counts, as a
                    share of the context's counts

@@ -41,7 +41,7 @@ def infer_topology(
 
     Args
         said          (n,)  uint32  words by id, with `</s>` after each sentence
-        ngrams        number over all orders, with words; None keeps all that were sampled
+        ngrams        how many to keep in all orders, words included; None keeps all sampled ones
         memory_bytes  limit for estimation, besides what the process already uses; at least 256 MiB
     Raises   ConfigError   the order is outside 1 to 5; there are fewer n-grams than words
     """
@@ -113,8 +113,8 @@ def interpolate(
     threads: int = 2,
     progress: Tell | None = None,
 ) -> ModelColumns:
-    """Interpolates approximations of one source with equal weights (A_m), pruned to `ngrams` over
-    all orders with words; None keeps all. The result is closed under prefixes and suffixes."""
+    """Interpolates approximations of one source with equal weights (A_m), and prunes to `ngrams` in
+    all, words included; None keeps all. The result is closed under prefixes and suffixes."""
     merged = merge_models(
         unite(models), [1 / len(models)] * len(models), threads=threads, progress=progress
     ).columns()

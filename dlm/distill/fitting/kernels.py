@@ -12,14 +12,14 @@ import numpy as np
 
 from dlm.jit import kernel
 
-# Below this probability, the mass left over is summed instead of subtracted.
+# Leftover mass below this is computed as a sum, not as a difference from 1.
 _LITTLE = 1e-9
 # Rounding errors of sums of visits, as a share of the sums. Smaller differences are not
 # significant.
 ROUNDING = 1e-11
-# After this many steps, the words that change have almost no counts.
+# After this many steps, only words with almost no counts still change.
 _SLOW = 256
-_LEAST = 1e-99  # the least probability of an ARPA file
+_LEAST = 1e-99  # the least probability in an ARPA file
 _LN_LEAST = -227.955924206411  # its logarithm
 
 
@@ -111,7 +111,7 @@ def group_by(place, begin, rows):  # type: ignore[no-untyped-def]
 
 @kernel("float64[:], float64, uint32[:], int64, int64, int64")
 def sum_unlisted(values, back, suffix, begin, end, first):  # type: ignore[no-untyped-def]
-    """`back`, plus the values of the words that a child does not list; arguments of `left_over`."""
+    """`back` plus the values of words that a child does not list; arguments as in `left_over`."""
     i = begin
     for word in range(len(values)):
         if i < end and np.int64(suffix[i]) - first == word:
@@ -148,8 +148,8 @@ def cap_backed(  # type: ignore[no-untyped-def]
 ):
     """Limits what backs off by rounding alone to the mass of the words that are not listed.
 
-    A context that lists almost all mass backs off the difference of two large sums. Where only
-    rounding is left of it, it gets its share, by visits, of its parent's mass on those words.
+    A context that lists almost all mass backs off the difference of two large sums. Where that is
+    only rounding, the context gets its share, by visits, of its parent's mass on unlisted words.
 
     Shapes, contexts of length k >= 1
         parent          (m,)      uint32   the context that each backs off to
@@ -160,7 +160,7 @@ def cap_backed(  # type: ignore[no-untyped-def]
         parent_backed, parent_visited  (p,)  float64  C(phi, h), all visits
         visited         (m,)      float64  all visits
         backed          (m,)      float64  C(phi, h), lowered
-    Returns             how much they are lowered by, in visits
+    Returns             how many visits were taken from `backed` in all
     """
     removed = 0.0
     for q in range(len(backed)):
@@ -184,12 +184,12 @@ def cap_backed(  # type: ignore[no-untyped-def]
 def excess_bound(  # type: ignore[no-untyped-def]
     y, y_back, counts, back, taken, sharp, weight, sharp_weight, full
 ):
-    """An upper bound, in nats, on the best distribution's gain over y; arguments as `fit_contexts`.
+    """Upper bound in nats on the best distribution's gain over y; arguments as in `fit_contexts`.
 
     The likelihood of choices from offered sets A with counts n(A) is concave in ln y. Its dual is
-    the entropy of flows: from each set, n(A) p(w | A), with C(w) into each word. The flows of y
+    the entropy of flows: n(A) p(w | A) from set A to word w, in all C(w) to w. The flows of y
     meet the counts but for a residue, which the set of all words takes up; what it cannot take is
-    priced at the least probability of a file. The gap is sum over A of n(A) KL(flow || y on A).
+    priced at the least probability in a file. The gap is sum over A of n(A) KL(flow || y on A).
     """
     total, lost = 0.0, 0.0
     for i in range(len(y) + 1):
@@ -247,7 +247,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
     Shapes, contexts of length k, n-grams of order k + 1 and children of length k + 1
         first_child     (m + 1,)  uint32   of the contexts, among n-grams
         child_begin     (m + 1,)  int64    of the contexts, among `children`
-        children        (n,)      uint32   contexts one longer, by what they back off to
+        children        (n,)      uint32   contexts one word longer, by what they back off to
         grandchild      (n + 1,)  uint32   of the children, among their n-grams
         suffix          (l,)      uint32   of those n-grams: an n-gram of order k + 1
         found           (n,)      float64  C(w, h)
@@ -293,7 +293,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
         y_back = back / total
         taken, sharp = np.empty(size), np.empty(size)
         has_children = False
-        full = direct[q] + prior[q]  # offered to every word
+        full = direct[q] + prior[q]  # visits that offer every word
         for c in range(child_begin[q], child_begin[q + 1]):
             child = np.int64(children[c])
             if grandchild[child] == grandchild[child + 1]:
@@ -330,7 +330,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
             off = 0.0
             for i in range(size):
                 offered = max(weight - taken[i], full) + sharp[i]
-                if offered > 0.0:  # offered to nobody: only rounding was counted
+                if offered > 0.0:  # else it is never offered: only rounding was counted
                     off = max(off, abs(y[i] * offered - counts[i]))
             off = max(off, abs(y_back * (weight + sharp_weight) - back)) / total
             residual[q] = off
@@ -401,7 +401,7 @@ def weigh(  # type: ignore[no-untyped-def]
 def normalise(  # type: ignore[no-untyped-def]
     parent, parent_first, first_child, suffix, below, below_back, prob, weight, prob_back
 ):
-    """Divides the distribution of each context by its sum, which a file's digits leave near 1.
+    """Divides each context's distribution by its sum, which rounding in a file leaves only near 1.
 
     Shapes as in `weigh`, but for
         weight     (m,)  float64  backoff weights; divided as well

@@ -1,5 +1,5 @@
-"""Merges models by their counts: the nearest model to a mixture of whole sentences, each from model
-k with probability weight k."""
+"""Merges models by their counts: finds the nearest model to a mixture of whole sentences; each
+sentence is from model k with probability `weights[k]`."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def merge_by_counts(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> FitResult:
-    """The nearest model to a mixture of whole sentences, on the n-grams of all models, or on fewer:
-    no model with these n-grams is nearer, by relative entropy. A word that a model lacks has
-    probability 0 there.
+    """The nearest model to a mixture of whole sentences, on the n-grams of all models or of
+    `topology`: no model with these n-grams is nearer, by relative entropy. A word that a model
+    lacks has probability 0 in it.
 
     Raises
         ConfigError  invalid weights; or raised by `topology.restricted`
@@ -59,7 +59,7 @@ def merge_by_counts(
         whole = united([*alike.models, target], threads)
     counts = []
     for place, model in enumerate(alike.models, 1):
-        tell(f"expected counts of model {place} of {len(models)}")
+        tell(f"computing the expected counts of model {place} of {len(models)}")
         known = exact_counts(BackoffSource.of(model, whole))
         counts.append(known.of(whole, target))
     return fit(target, mixed_counts(counts, weights), threads=threads, progress=progress)

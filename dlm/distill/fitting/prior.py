@@ -1,5 +1,5 @@
 """Priors added to the counts of contexts, so that no word of a sample is lost or overrated. They
-change only a context's own problem, not what longer contexts pass to it."""
+change only the fit of the context itself, not what longer contexts pass to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Prior:
 def as_seen(
     topology: ModelColumns, counts: NgramCounts, local: LocalCounts, visits: float
 ) -> Prior:
-    """The same number of visits for each context, spread like the words seen after it."""
+    """The same number of visits for each context, spread as the words seen after it are."""
     found = Prior([], [], [])
     for k, columns in enumerate(topology.orders):
         visited = np.maximum(counts.contexts[k], np.finfo(float).tiny)
@@ -54,8 +54,8 @@ def as_backed_off(
     would have probability 0. By default each context gets as many visits as it saw distinct words,
     and at least 1.
 
-    Args    base    (v,) float64, sums to 1: spreads the visits to the empty context; every
-                    probability is above 0 where base is
+    Args    base    (v,) float64, sums to 1: spreads the visits to the empty context; a word
+                    with base above 0 has a probability above 0 after every context
     Raises  ConfigError  visits below 0
     Paper   Witten and Bell 1991, method C, with fractional counts: a word with a count below 1
             adds that count to the number of distinct words

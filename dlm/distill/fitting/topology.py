@@ -67,7 +67,7 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
 
 
 def closed(topology: ModelColumns, threads: int = 2) -> ModelColumns:
-    """The topology with its missing suffixes added, as pruned models lack some. The state after a
+    """The topology with its missing suffixes added; pruned models lack some. The state after a
     history is then its longest suffix, which backing off and counting rely on."""
     return united([topology], threads)
 
@@ -83,7 +83,7 @@ def united(topologies: list[ModelColumns], threads: int = 2) -> ModelColumns:
 
 
 def first_child(topology: ModelColumns, length: int) -> NDArray[np.uint32]:
-    """For contexts of this length: the index of the first n-gram one word longer; and the end."""
+    """For each context of this length, the index of its first n-gram; then the end of the last."""
     if length == 0:
         return np.array([0, len(topology.orders[0])], U32)
     return topology.orders[length - 1].first_child

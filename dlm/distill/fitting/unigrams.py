@@ -27,7 +27,7 @@ F32, U32 = np.float32, np.uint32
 @dataclass(frozen=True, eq=False)
 class Unigrams:
     """Words, without marks, and how often each is used. `shares` (words,) are above 0, in
-    proportion to use, and need not sum to 1; `record` says how the people are protected."""
+    proportion to use, and need not sum to 1; `record` says how users are protected."""
 
     words: list[bytes]
     shares: NDArray[np.float64]
@@ -53,9 +53,9 @@ class Unigrams:
 
 
 def read_unigrams(path: Path, public: str = "") -> Unigrams:
-    """Reads counts written by `dlm unigrams` and their record, or the declaration `public`. Raises
-    FormatError, and PrivacyError if the record belongs to other counts, or if counts without a
-    record are declared public but files beside them come from users."""
+    """Reads counts by `dlm unigrams` and their record; without one, `public` says who attests them.
+    Raises FormatError, and PrivacyError if the record belongs to other counts, or if counts without
+    a record are declared public but files beside them come from users."""
     counts = read_counts(path)
     record = counts.provenance if sidecar(path).exists() else None
     if record is None:

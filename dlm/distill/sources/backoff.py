@@ -22,7 +22,7 @@ F64 = np.float64
 MOST_STEPS = 1_000
 _RESTARTS = 4
 _TOLERANCE = 1e-12
-SUM_TOLERANCE = 0.01  # tolerance over all contexts of a file; files have at least 4 digits
+SUM_TOLERANCE = 0.01  # of the mean over all contexts; values in files have 4 digits or more
 
 
 def distill_backoff(
@@ -43,7 +43,7 @@ def distill_backoff(
     part = restricted(topology, source.vocabulary)
     target = closed(part.model, threads)
     whole = united([source, target], threads)
-    tell(f"expected counts of {counted(sum(whole.counts), 'n-gram')}")
+    tell(f"computing the expected counts of {counted(sum(whole.counts), 'n-gram')}")
     known = BackoffSource.of(source, whole)
     counts = exact_counts(known)
     found = fit(target, counts.of(whole, target), threads=threads, progress=progress)
@@ -54,7 +54,7 @@ def distill_backoff(
 class BackoffSource:
     """A backoff model as the source, on a topology that has all of its n-grams.
 
-    Every context is scaled to sum to 1, since rounding in a file would count as unlisted words.
+    Every context is scaled to sum to 1: rounding in a file would count as mass of unlisted words.
 
     Shapes, n_k n-grams of order k of the topology
         prob[k - 1]     (n_k,)  float64  P(w | h)
@@ -126,8 +126,8 @@ def exact_counts(source: BackoffSource) -> NgramCounts:
     """The expected counts of one sentence from a backoff model, on its topology, without sampling.
 
     The expected visits of its states solve a sparse linear system (Suresh et al. 2021 compute them
-    as a shortest distance), by BiCGSTAB (van der Vorst 1992) in some tens of steps, each linear in
-    the n-grams. Raises DlmError if it does not converge: the model's sentences do not end.
+    as a shortest distance). BiCGSTAB (van der Vorst 1992) finds them in a few dozen steps, each
+    linear in the n-grams. DlmError if it does not converge: the model's sentences do not end.
     """
     topology = source.topology
     if topology.order == 1:
@@ -162,7 +162,7 @@ def exact_counts(source: BackoffSource) -> NgramCounts:
 
 
 def counts_of_visits(source: BackoffSource, visits: Sequence[NDArray[np.float64]]) -> NgramCounts:
-    """The n-gram counts that follow from visits[k], (n_k,) float64: visits at which a context of
+    """The n-gram counts that follow from visits[k], (n_k,) float64: how often each context of
     length k, 0 to N - 1, is the longest one."""
     return _summed(source.topology, _step(source, visits), visits)
 

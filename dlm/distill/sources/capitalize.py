@@ -28,7 +28,7 @@ _ROWS = 16  # histories per step: each takes a float64 for every word
 
 
 class Spellings:
-    """The cased spellings of a source's words, and their probabilities by a model.
+    """The cased spellings of a source's words, and their probabilities under a model.
 
     A spelling is a word of the model whose lower case is the source's word. A word without
     spellings stays as it is. ConfigError if a word of the source is not in lower case.
@@ -72,7 +72,7 @@ class Spellings:
         entropy: NDArray[np.float32],
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The distribution over spellings after each history, and its entropy. A word's spellings
-        share its probability; a single spelling gets it to the bit.
+        share its probability; a single spelling gets exactly that.
 
         Shapes, b histories, u words of the source, v spellings
             histories  (b, m)  uint32   cased; `MISSING` where shorter
@@ -116,8 +116,8 @@ class Spellings:
         )
 
     def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values of words (u,), spread over spellings by the model's unigrams: (v,), of the same
-        sum."""
+        """Spreads values of words, (u,), over their spellings by the model's unigrams: (v,), with
+        the same sum."""
         words = np.arange(len(values), dtype=np.uint32)
         nothing = np.zeros((1, 0), np.uint32)
         places, _, share = self.split_words(nothing, np.zeros(len(values), np.int64), words)

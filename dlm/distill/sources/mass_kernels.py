@@ -44,10 +44,10 @@ def add_mass(  # type: ignore[no-untyped-def]
 
 @kernel("int64[:], int64[:], uint8[:], int64[:], int64[:], int64[:], int64[:]")
 def walk(nodes, pieces, kind, enters, begin, arc_piece, arc_node):  # type: ignore[no-untyped-def]
-    """The node after a piece, from the node before it.
+    """The node after a piece, given the node before it.
 
-    Shapes, b words; the rest as in `lexicon.Lexicon`
-        nodes    (b,)  int64  0, the root, after `<s>`; OUTSIDE
+    Shapes, b words; the rest as in `pieces_to_words.Lexicon`
+        nodes    (b,)  int64  before each piece: 0, the root, after `<s>`; or OUTSIDE
         pieces   (b,)  int64
         returns  (b,)  int64
     """

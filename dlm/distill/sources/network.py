@@ -1,5 +1,5 @@
-"""The network of a run of `dlm federate` as a source: it follows sentences one word at a time, by
-the state of its layers."""
+"""The network of a run of `dlm federate` as a source: it follows sentences one word at a time, and
+keeps the state of its layers."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dlm.estimate.columns import ModelColumns
 
 
 class NextWords:
-    """Distributions of a model's next word: 8 bytes per word, order and history, so pass a few
+    """Distributions of a model's next word. Each history takes 8 bytes per word, so pass only a few
     histories at a time."""
 
     def __init__(self, model: ModelColumns) -> None:
@@ -20,8 +20,8 @@ class NextWords:
         self._last = [np.ascontiguousarray(c.ids[:, -1]) for c in model.orders]
 
     def after(self, histories: NDArray[np.uint32]) -> NDArray[np.float64]:
-        """P of each word after each history: (b, v) of (b, m), most recent last, `MISSING` if
-        shorter."""
+        """P of each word after each history, (b, v). `histories` is (b, m), the most recent word
+        last, `MISSING` where shorter."""
         out = np.repeat(self._prob[0][None, :], len(histories), axis=0)
         length = histories.shape[1]
         for k in range(1, min(self._model.order - 1, length) + 1):

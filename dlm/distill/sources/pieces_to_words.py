@@ -2,7 +2,7 @@
 
 A piece that starts with U+2581 begins a word, so a word has ended only when the next piece begins
 another or the sentence ends. The end of a word is treated as a symbol whose probability is the sum
-over these pieces; then no word is a prefix of another.
+over all pieces that show this; then no word is a prefix of another.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def in_words(
         )
     words = topology.vocabulary.words
     progress(
-        f"spelling {counted(len(words), 'word')} in {counted(network.inventory.size, 'piece')}"
+        f"spelling {counted(len(words), 'word')} with {counted(network.inventory.size, 'piece')}"
     )
     return PieceSource(network, words, topology.order - 1, cased)
 
@@ -92,9 +92,9 @@ class PieceReader:
     """Turns each visit of pieces into a visit of words.
 
     Inside a word that is spelled as far as a node, the word that ends at the node gets the
-    probability of ending there. If no word ends there, `<unk>` gets it, and also the probability of
-    leaving the lexicon. `</s>`, and words outside the lexicon, come after the word has ended: they
-    get their probability, after the history that the word would end.
+    probability of ending there; `<unk>` gets it if no word ends there, and always gets the
+    probability of leaving the lexicon. `</s>` and words outside the lexicon come after the word has
+    ended: they get their probability after the history that ends with this word.
 
     With cased `spellings`, a word's mass is split over them, and histories have spellings drawn
     from `seed`.
@@ -147,7 +147,7 @@ class PieceReader:
                 (each, said, np.where(at > _ROOT, entering + unknown + ends, 0.0)),
                 (each, UNK_ID, np.where(inside, out, 0.0)),
                 (each + len(at), vocabulary.end_id, ends),
-                # A sentence begins with a piece that begins a word, or with one outside words.
+                # A piece at the beginning of a sentence that begins no word is <unk>, too.
                 (each + len(at), UNK_ID, unknown + np.where(inside, 0.0, out)),
             ],
             int(begins.sum()),
@@ -176,7 +176,7 @@ class Lexicon:
         word_at    (n,)      int64  the word that ends at a node; 0 (<unk>) if none does
         base       (w,)      float64  half a uniform share, half the unigram probability of the
                              word's pieces (Kudo 2018), which makes rare words nearly impossible;
-                             sums to 1 over words, marks have 0
+                             sums to 1 over words; 0 for marks
     """
 
     vocabulary: Vocabulary
@@ -219,7 +219,7 @@ class Lexicon:
         return np.isin(self.kind, (kernels.BEGINS, kernels.BEGINS_UNKNOWN))
 
     def walk(self, nodes: NDArray[np.int64], pieces: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The node after each piece, from the node before it; `OUTSIDE` if it is not in a word."""
+        """The node after each piece, given the node before it; `OUTSIDE` if there is none."""
         arcs = self.begin, self.arc_piece, self.arc_node
         out: NDArray[np.int64] = kernels.walk(nodes, pieces, self.kind, self.enters, *arcs)
         return out

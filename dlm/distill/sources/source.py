@@ -59,7 +59,7 @@ class Source(Protocol):
         visits(samples, seed)  the visits themselves (`count.Visit`), for a source that derives
                             them from another
     Sentences are counted in blocks. `sample` and `visits` are called for each block, with a
-    separate seed; `histories` may be, too.
+    separate seed; `histories` may be called for each block, too.
     """
 
     @property
@@ -80,7 +80,7 @@ class Source(Protocol):
 
 
 class Histories(Protocol):
-    """The unfinished sentences of a batch, one per place, and the next word of each."""
+    """A batch's unfinished sentences, one per place; predicts the next word of each."""
 
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
@@ -95,8 +95,8 @@ class Histories(Protocol):
 
 
 class SourceReader:
-    """A source with the ids of a dlm model, whose answers are checked; `ids` and `own_ids` map
-    between the two.
+    """A source with the ids of a dlm model, whose answers are checked. `ids` maps the source's ids
+    to the model's, `own_ids` the model's ids to the source's.
 
     Raises
         ConfigError  invalid, repeated or unordered words; no id that begins or ends a sentence
@@ -126,7 +126,7 @@ class SourceReader:
                 unk_in_model=has_unk,
             )
         except ValueError as exc:
-            raise ConfigError(f"the vocabulary of {name}: {exc}") from exc
+            raise ConfigError(f"the vocabulary of {name} is not valid: {exc}") from exc
         # The source's id for each of our ids, or -1; and whether the source predicts that word.
         self.own_ids = np.array([unk[0] if unk else -1, *rest, *(begin for _ in missing)], np.int32)
         self._predicted = np.ones(len(self.vocabulary), np.bool_)
@@ -278,7 +278,7 @@ def is_object_name(name: str) -> bool:
 
 
 def load_object(name: str) -> Source:
-    """The source that `module:factory` names: the object, or what it returns without arguments.
+    """The source that `module:factory` names: the object itself, or what a call of it returns.
     ConfigError if it does not exist or has no `log_probs`, SourceError if its code raises."""
     module, _, attribute = name.partition(":")
     with user_code(f"import of {module}"):
@@ -355,8 +355,8 @@ def _check_words(words: list[bytes], name: str) -> None:
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Turns what a user's code raises, including `SystemExit`, into a `SourceError`, which names
-    `what` was called."""
+    """Turns what a user's code raises, including `SystemExit`, into a `SourceError`; `what`
+    names the code that was called."""
     try:
         yield
     except DlmError:

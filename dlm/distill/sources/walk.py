@@ -1,5 +1,5 @@
-"""Sentences of a backoff model, drawn or given, as visits of the states of its automaton, whose
-distributions are computed once, at the end."""
+"""Counts how often sentences, drawn from a backoff model or given, visit the states of its
+automaton; the distributions of the states are computed once, at the end."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from dlm.jit import inlined, kernel
 
-# After this many draws in a row that the longer context lists, one of that context's own words is
-# taken: the shorter context has no other words, and only rounding led there.
+# After this many words drawn in a row that the longer context lists, one of its own words is taken:
+# the shorter context has no other words, and only rounding led there.
 _MOST_TRIES = 10_000
 NO_ARC = -1
 
@@ -74,11 +74,11 @@ def draw_sentences(  # type: ignore[no-untyped-def]
     Shapes
         start      the state that begins a sentence
         most       most words in a sentence; longer ones are cut
-        random     (1,)  uint64   of `random_share`; updated
+        random     (1,)  uint64   the state of `random_share`; updated
         visits     (s,)  float64  added to
         said       (n,)  uint32   filled: words, with end_word after each sentence, even a cut one;
                                   n = 0 keeps none, otherwise n >= sentences * (most + 1)
-    Returns        how many were written to `said`
+    Returns        how many words were written to `said`
     """
     keeps = len(said) > 0
     n = 0

@@ -10,7 +10,7 @@ from dlm.jit import kernel
 
 @kernel("uint32[:], uint32[:], uint32[:], float64[:], float64[:], out float64[:, :]")
 def back_off_to(rows, first_child, words, prob, weight, given):  # type: ignore[no-untyped-def]
-    """A model's distributions after some histories, from those of contexts one shorter.
+    """A model's distributions after some histories, from those of contexts one word shorter.
 
     Shapes, b histories, v words, m contexts of this length with n n-grams
         rows         (b,)      uint32   the context that ends a history; NO_ROW without one

@@ -38,7 +38,7 @@ def _close(down_to, depth, words, counts, used, actual, outside, thresholds, sta
                 statistics[n, TOO_LARGE] += 1
         else:
             count = np.int64(counts[n, i])
-        # lmplz counts those that end the last n-gram of all by how often they occur.
+        # lmplz counts the suffixes of the text's last n-gram by how often they occur.
         seen = often if at_end and n < order - 1 else count
         if 1 <= seen <= 4:
             statistics[n, seen - 1] += 1
@@ -110,7 +110,7 @@ def grow(  # type: ignore[no-untyped-def]
                 word = rows[row, depth]
                 i = used[depth]
                 words[depth, i] = word
-                counts[depth, i] = np.uint32(1)  # of a leaf, which is known when it is closed
+                counts[depth, i] = np.uint32(1)  # one child so far; a leaf gets its count later
                 if depth < order - 1:
                     children[depth, i] = np.uint32(base[depth + 1] + used[depth + 1])
                 actual[depth] = 0

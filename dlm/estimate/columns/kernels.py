@@ -58,7 +58,7 @@ def scatter(ids, column, begin, place, out):  # type: ignore[no-untyped-def]
     """A stable pass of a counting sort: the rows `place`, sorted by one column.
 
     Shapes
-        begin       (V + 1,) int64   of `count_words`; moved on
+        begin       (V + 1,) int64   from `count_words`; advanced
         place, out  (n,)     uint32  places of rows, before and after
     """
     for i in range(len(place)):

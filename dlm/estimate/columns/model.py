@@ -72,7 +72,7 @@ class ModelColumns:
                           missing
         Cost
             memory: 4k + 20 bytes per n-gram of order k; during reading, 4k + 16 more for each of
-            the largest order, 300 per word and 64 MiB: `orders.memory_bytes` adds up
+            the largest order, 300 per word and 64 MiB: `orders.memory_bytes` adds this up
         """
         with open_ngrams(
             path, memory_bytes=search_bytes, folder=storage.folder, progress=progress
@@ -138,8 +138,8 @@ class ModelColumns:
         """log10 P of the last word of each row after the words before it, by backing off: (n,)
         float64.
 
-        Args        ids      (n, k)  uint32   oldest first; only the last N words count
-                    probs    by order, in place of each log10_prob; may end below the longest asked
+        Args        ids      (n, k)  uint32   oldest first; only the last N words matter
+                    probs    by order, in place of each log10_prob; orders above k may be missing
                     weights  by order, instead of each log10_backoff
         Guarantees  the scores of `ngram.backoff.score`, but with sums in float64
         """
@@ -181,11 +181,11 @@ class ModelColumns:
             left = left[~found]
 
     def select(self, keep: Sequence[NDArray[np.bool_] | None]) -> ModelColumns:
-        """The model of the kept n-grams, with their values: by order, (n,) bool, or None for all;
-        order 1 is kept whole. ValueError if a kept n-gram's prefix is not kept, or not every word
+        """The model of the kept n-grams, with their values. `keep` has (n,) bool for each order, or
+        None for all; ValueError if a kept n-gram's prefix is not kept, or not every word of order 1
         is."""
         if keep[0] is not None and not keep[0].all():
-            raise ValueError("keep leaves out a word; expected it to keep every word")
+            raise ValueError("the argument keep leaves out a word; it must keep every word")
         chosen = [replace(self.orders[0])]
         below: NDArray[np.uint32] | None = None  # kept rows of the next lower order; None for all
         for k, (columns, kept) in enumerate(zip(self.orders[1:], keep[1:], strict=True), 2):
@@ -203,7 +203,7 @@ class ModelColumns:
             kernels.take_links(columns.prefix, kept, below, taken.prefix)
             kernels.take_links(columns.suffix, kept, below, taken.suffix)
             if len(taken) and taken.prefix.max() == MISSING:
-                raise ValueError(f"keep has a {k}-gram without its prefix; keep the prefix, too")
+                raise ValueError(f"the argument keep has a {k}-gram but not its prefix; add it")
             first_child = self.storage.empty(len(chosen[-1]) + 1, U32)
             kernels.count_children(taken.prefix, first_child)
             chosen[-1] = replace(chosen[-1], first_child=first_child)

@@ -70,7 +70,7 @@ def memory_bytes(counts: Sequence[int]) -> int:
 
 
 class InvalidNgram(Exception):
-    """A fault of an n-gram, with its place among the given ones."""
+    """A faulty n-gram, and its row among the given ones."""
 
     def __init__(self, ngram: NDArray[np.uint32], row: int, what: str) -> None:
         super().__init__(what)
@@ -156,8 +156,8 @@ def link(
 
 
 def read_spilled(reader: NgramReader, storage: Storage, sort_bytes: int) -> list[OrderColumns]:
-    """All orders of a file, sorted on disk, as maps of files there. Raises InvalidNgram like
-    `Builder.finish`, but with row -1, since sorting has lost the row."""
+    """All orders of a file, sorted on disk, as maps of files there. Raises InvalidNgram as
+    `Builder.finish` does, but with row -1, since sorting has lost the row."""
     orders: list[OrderColumns] = []
     with scratch_folder(storage.folder, "dlm-sort") as folder:
         for k, some in enumerate(by_order(reader.batches(), reader.order), 1):

@@ -1,4 +1,4 @@
-"""Scores of sentences by a model in columns."""
+"""Scores sentences by a model in columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dlm.ngram.vocab import Vocabulary
 def lay_out(
     vocabulary: Vocabulary, ids: NDArray[np.uint32], begin: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Sentences with their marks, one after the other; from `WordTable.ids_of_text`.
+    """Sentences with their marks, one after the other; arguments from `WordTable.ids_of_text`.
 
     Returns
         tokens  (t,) uint32  with <s> before each sentence and </s> after it

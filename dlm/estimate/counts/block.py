@@ -77,7 +77,7 @@ def counted_keys(
 def _buckets(
     tokens: _Ids, ends: _Ids | None, depth: int, words: int, order: int, bucket: int
 ) -> Iterator[tuple[_Ids, bool]]:
-    """The ends of n-grams, in order, in groups of at most `bucket`, or more if they are similar."""
+    """The ends of n-grams, in order, in groups of at most `bucket`, or more if all are equal."""
     counts = np.empty(words, np.int64)
     none = np.empty(0, np.uint32)
     kernels.histogram(tokens, none if ends is None else ends, depth, counts)

@@ -1,4 +1,4 @@
-"""Turns text into ids, and ids into sorted, counted n-grams. They use no Python objects and no GIL.
+"""Kernels that turn text into ids, and ids into sorted, counted n-grams. They run without the GIL.
 
 A *key* is an n-gram of the highest order with its most recent word first; n-grams that begin before
 their sentence are padded with `<s>`, as in lmplz. Sorted keys are thus n-grams sorted by their
@@ -38,7 +38,7 @@ _U1 = np.uint64(1)
 
 @kernel("uint8[:], int64, uint8[:], out int64[:]")
 def inspect(text, end, delimiters, facts):  # type: ignore[no-untyped-def]
-    """Whether text[:end] can be used unchanged, or must be checked line by line.
+    """Finds the facts that tell whether text[:end] must be checked line by line.
 
     Shapes
         text        (T,)      uint8  whole lines
@@ -84,8 +84,8 @@ def encode(text, at, end, delimiters, keep_empty, slots, word_begin, word_bytes,
         (where it stopped, how many tokens are filled): at `end`, or at the first line for which
         there is no room among the tokens or the words
     Trusts
-        text[end - 1] is a newline, and PAD_BYTES after it; no reserved word is in the text:
-        text.Reader
+        text[end - 1] is a newline, and PAD_BYTES follow it; the text has no reserved word, which
+        text.Reader ensures
     """
     mask = np.uint64(len(slots) - 2)
     free = np.int64(len(slots) // 3) - state[WORDS]
@@ -165,7 +165,7 @@ def encode(text, at, end, delimiters, keep_empty, slots, word_begin, word_bytes,
 
 @inlined
 def word_at(tokens, end, depth):  # type: ignore[no-untyped-def]
-    """The word `depth` before the one at `end`; `<s>` beyond the beginning of the sentence."""
+    """The word `depth` places before `end`; `<s>` beyond the beginning of the sentence."""
     at = np.int64(end)
     for _ in range(depth):
         if tokens[at] == BOS:
@@ -176,8 +176,8 @@ def word_at(tokens, end, depth):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint32[:], int64, out int64[:]")
 def histogram(tokens, ends, depth, counts):  # type: ignore[no-untyped-def]
-    """How often each word occurs `depth` before an end: ends (n,), or empty for all tokens but
-    `<s>`; counts (words,), filled."""
+    """Counts how often each word is `depth` places before an end: ends (n,), or empty for all
+    tokens but `<s>`; counts (words,), filled."""
     counts[:] = 0
     if len(ends) == 0:
         for token in tokens:
@@ -189,12 +189,12 @@ def histogram(tokens, ends, depth, counts):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint32[:], int64, out int64[:], uint32[:], out uint32[:]")
 def distribute(tokens, ends, depth, begin_of_bucket, bucket_of, out):  # type: ignore[no-untyped-def]
-    """Moves ends into the bucket of the word `depth` before, keeping their order there.
+    """Moves each end into the bucket of the word `depth` places before it, keeping their order.
 
     Shapes
         ends             (n,)        uint32  or empty: all tokens but `<s>`
         begin_of_bucket  (buckets,)  int64   where each begins in `out`; changed
-        bucket_of        (words,)    uint32  not falling
+        bucket_of        (words,)    uint32  never decreasing
         out              (n,)        uint32  filled
     """
     begin, bucket_of, out = raw(begin_of_bucket), raw(bucket_of), raw(out)
@@ -215,7 +215,7 @@ def distribute(tokens, ends, depth, begin_of_bucket, bucket_of, out):  # type: i
 
 @kernel("uint32[:], int64, int64, out uint32[:]")
 def key_at(tokens, end, order, row):  # type: ignore[no-untyped-def]
-    """The key that ends at `end`, into the first `order` entries of row uint32."""
+    """Writes the key that ends at `end` into the first `order` entries of row, uint32."""
     at = np.int64(end)
     for k in range(order):
         row[k] = tokens[at]
@@ -233,13 +233,13 @@ def sort_keys(tokens, ends, order, bits, packed, sorting, places, starts, rows):
     Shapes
         tokens   (T,)                uint32  each below 2 ** bits
         ends     (n,)                uint32  places of tokens that are not `<s>`; n >= 1
-        packed   (parts * n,)        uint64  for the kernel's use, as the next three; a part holds
-                                             as many words of a key as have room in 64 bits
+        packed   (parts * n,)        uint64  work space, like the next three arrays; a part holds
+                                             as many words of a key as fit in 64 bits
         sorting  (2 * n,)            uint64
         places   (2 * n,)            uint32
         starts   (6 << RADIX_BITS,)  int64
         rows     (n, order + 1)      uint32  a key and its count; filled up to what is returned
-    Returns  how many there are
+    Returns  how many keys there are
     Cost     a pass over the ends for each 11 bits in which keys differ
     """
     n = np.int64(len(ends))

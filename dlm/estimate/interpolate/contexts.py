@@ -48,8 +48,8 @@ class ContextRange:
 def unigrams(
     counts: NDArray[np.uint32], discounts: NDArray[np.float32], kept: int
 ) -> NDArray[np.float32]:
-    """Probabilities of words, by adjusted counts and PRUNED (words,): 1 for `<s>`, and for the
-    unknown word its share of the discounted mass; `kept` words stay in the model."""
+    """Probabilities of words from their adjusted counts, (words,) with PRUNED: 1 for `<s>`; the
+    unknown word gets its share of the discounted mass. `kept` words stay in the model."""
     numbers = (counts & COUNT_BITS).astype(np.float64)
     pruned = counts >= PRUNED
     taken = np.where(
@@ -163,7 +163,7 @@ class Interpolation:
         while begin < total:
             children = column.read(begin, min(begin + self._chunk, total) + 1)
             first = int(children[0])
-            # A chunk has at most this number of children, but at least one n-gram.
+            # A chunk has at most `_chunk` children, but at least one n-gram.
             count = int(np.searchsorted(children, first + self._chunk, side="right")) - 1
             count = max(count, 1)
             yield Chunk(begin, begin + count, first, int(children[count]))

@@ -37,11 +37,11 @@ def add_up(  # type: ignore[no-untyped-def]
     Shapes
         contexts        (m,)      uint32   of some n-grams of order n - 1, their own contexts
         children        (m + 1,)  uint32   their children, which are of order n
-        first_child     int       rank of the first that is in the following two
+        first_child     int       rank of the first child that is in the following two
         words, counts   (c,)      uint32   of the children: leftmost word, count and PRUNED
-        low, high       int       only children of n-grams with a context low <= q < high count
-        searched        (h,)      uint32   the children of contexts, from the one of rank
-        first_searched  int                on
+        low, high       int       only children of n-grams with a context low <= q < high are used
+        searched        (h,)      uint32   rank of the first child of each context
+        first_searched  int       rank of the first context in `searched`
         first_context   int       rank of the first n-gram of order n - 1 in searched_words, sums
         searched_words  (k,)      uint32   leftmost words
         discounts       (4,)      float64
@@ -71,7 +71,7 @@ def add_up(  # type: ignore[no-untyped-def]
             np.int64(children_[j]) - first_child, np.int64(children_[j + 1]) - first_child
         ):
             word = words_[i]
-            # The word is there, and not before the last one: strides that double, then halves.
+            # The word is listed, at or after the last one: double the stride, then halve the range.
             stride = np.int64(1)
             while at + stride < end and searched_words_[at + stride] <= word:
                 at += stride
@@ -131,7 +131,7 @@ def probabilities(children, first_child, counts, links, lower, low, high, sums, 
         first_child    int       rank of the first that is in the following arrays
         counts, links  (c,)      uint32   of the children
         lower          (m,)      float32  probabilities of the n-grams of order n - 1
-        sums           (k, 2)    float64  from rank `low` on, of `weights`
+        sums           (k, 2)    float64  from rank `low` on, as `weights` leaves them
         discounts      (4,)      float64
         out            (c,)      float32  filled; what is left out of the model stays as it is
     Paper  Chen and Goodman 1998, interpolated modified Kneser-Ney

@@ -1,4 +1,4 @@
-"""Kernels for the n-grams of several models side by side, and their mixture. They use no GIL.
+"""Kernels for several models' n-grams side by side, and their mixture. They run without the GIL.
 
 All models number words in the same way (`union.unite`) and are stored one after the other: `first`
 has the first_child of an order of every model, `words` the last words of the order above, and the
@@ -92,7 +92,7 @@ def place_children(  # type: ignore[no-untyped-def]
         known                 (m, v)      uint8   whether a model has the word
         first_child           (c + 1,)    uint32  where the children of each context go
         ids_above             (c, k - 1)  uint32  the contexts
-        ids                   (n, k)      uint32  filled for the children of begin..end, as the rest
+        ids                   (n, k)      uint32  filled for children of begin..end, like the rest
         prefix                (n,)        uint32
         child_row, child_own  (m, n)      uint32, uint8
     """
@@ -188,20 +188,20 @@ def mix_order(  # type: ignore[no-untyped-def]
         mixed_below     (c,)      float64  and in the mixture
         ids             (n, k)    uint32
         suffix          (n,)      uint32   nodes of order k - 1
-        row, real       (m, n), (n,)       as of the contexts
+        row, real       (m, n), (n,)       as for the contexts
         log10_prob      (.,)      float32  of order k, model after model, from prob_base on
         prob            (m, n)    float64  filled for the children of begin..end
         mixed           (n,)      float64  filled
         backoff         (c,)      float64  filled for begin..end
     Returns
-        how many contexts have their weight from what they lack to 1, and how many were scaled
+        how many contexts have a weight computed from 1 minus their sum, and how many were scaled
     Guarantees
-        the mixture of a context sums to 1, within TOLERANCE and the error of what is shorter
+        the mixture of a context sums to 1, within TOLERANCE and the error of shorter contexts
     """
     models = len(weights)
     last = ids.shape[1] - 1
     gamma = np.zeros(models, np.float64)
-    below = np.zeros(models, np.float64)  # mass of the children, one word of context less
+    below = np.zeros(models, np.float64)  # mass of the same words one order below
     lacking, scaled = _0, _0
     for c in range(begin, end):
         here, stop = np.int64(first_child[c]), np.int64(first_child[c + 1])
@@ -282,7 +282,7 @@ def store(values, out):  # type: ignore[no-untyped-def]
 
 @kernel("float64[:, :], float64[:], out float64[:]")
 def expect(prob, weights, share):  # type: ignore[no-untyped-def]
-    """A step of EM: how much of the tokens each model answers for.
+    """A step of EM: the share of the tokens that each model accounts for.
 
     Shapes
         prob     (m, t)  float64  of each token in each model; none is 0 in all

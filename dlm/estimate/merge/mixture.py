@@ -81,7 +81,7 @@ def merge_models(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> MergedModel:
-    """The mixture of models, as one model; ConfigError unless the weights are at least 0, of sum 1.
+    """The mixture of models, as one model; ConfigError unless weights are 0 or more and sum to 1.
 
     Guarantees
         the n-grams are those that some model lists, whatever its weight
@@ -90,10 +90,10 @@ def merge_models(
         ================================  ==========================================================
         a word that a model lacks         that model gives it probability 0; as a word of a context
                                           it is <unk> there, as in a query
-        <unk> in no model                 none in the mixture; if some have it, their share of it
+        <unk> in no model                 not in the mixture; if some have it, it gets their share
         <s>                               mixed like a word, but left out of all sums
-        models of different orders        the shorter backs off with weight 1
-        a suffix that no model lists      backs off by itself and is not written
+        models of different orders        one of lower order backs off with weight 1
+        a suffix that no model lists      has its probability from backing off, and is not written
         a probability of 0                -99 in the file
         ================================  ==========================================================
     Cost   linear in the n-grams, and a search for each suffix; memory: `needed_bytes`

@@ -45,7 +45,7 @@ class Union:
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """An order of the union, blanks included; `kernels` explains the words used.
+    """An order of the union, blanks included; `kernels` explains the terms used.
 
     Shapes, m models, k the order, n nodes
         ids             (n, k)    uint32   in prefix order
@@ -68,8 +68,8 @@ class Nodes:
 
 
 def unite(models: Sequence[ModelColumns]) -> Union:
-    """The models with a common numbering of words; ConfigError without any. A model whose words get
-    other ids is sorted again, and takes twice its memory during that time."""
+    """The models with a common numbering of words; ConfigError if there is none. If a model's words
+    get other ids, it is sorted again, and takes twice its memory during that time."""
     if not models:
         raise ConfigError("no model was given; expected at least one")
     first = models[0].vocabulary
@@ -228,7 +228,7 @@ def run_parts(
 
 
 def split(first_child: NDArray[np.uint32], parts: int) -> list[int]:
-    """Edges of ranges of contexts that have about as many children each."""
+    """Edges of ranges of contexts with about equally many children."""
     wanted = [int(first_child[-1]) * j // parts for j in range(1, parts)]
     inside = np.searchsorted(first_child, np.array(wanted, U32)).tolist()
     return [0, *(min(edge, len(first_child) - 1) for edge in inside), len(first_child) - 1]

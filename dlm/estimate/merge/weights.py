@@ -14,7 +14,7 @@ from dlm.errors import ConfigError, EstimationError, shown
 from dlm.estimate.merge import kernels
 from dlm.estimate.merge.heldout import Heldout
 
-# Weights written with six digits still sum to 1.
+# Weights that are written with six digits still sum to 1 within this.
 SUM_TOLERANCE = 1e-5
 MAX_ITERATIONS = 10_000
 
@@ -28,12 +28,12 @@ class TunedWeights:
     gap: float
 
 
-MAX_WEIGHT = 1e6  # limit: an error message divides weights by their sum
+MAX_WEIGHT = 1e6  # larger weights could overflow the sum that an error message divides by
 
 
 def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
     """The weights as an array whose sum is 1 to the last digit; ConfigError unless there is one per
-    model, a number of 0 or more, and their sum is 1 within 1e-5."""
+    model, each is a number of 0 or more, and their sum is 1 within 1e-5."""
     if len(weights) != models:
         raise ConfigError(
             f"{len(weights)} weights were given for {models} models; give one weight per model, in "

@@ -1,7 +1,7 @@
 """Measures how much worse the model is without one n-gram.
 
-Without (h, w), the model backs off there, P'(w | h) = alpha'(h) P(w | h'), and alpha'(h) makes all
-of h sum to 1 again. The relative entropy between the two models grows by
+Without (h, w), the model backs off there, P'(w | h) = alpha'(h) P(w | h'), and alpha'(h) makes
+all P'(v | h) sum to 1 again. The relative entropy between the two models grows by
 
     D = -P(h) (  P(w | h) [ln P(w | h') + ln alpha'(h) - ln P(w | h)]
                + (1 - sum of P(v | h) over the listed v) [ln alpha'(h) - ln alpha(h)] )

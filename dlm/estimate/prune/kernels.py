@@ -23,7 +23,7 @@ LEAST_LOG10 = np.float32(-99.0)
 
 @kernel
 def chain(log10_prob, prefix, ln_shorter, ln_history):  # type: ignore[no-untyped-def]
-    """ln P of each n-gram as a history: that of its prefix times its own probability.
+    """ln P of each n-gram as a history: that of its prefix plus the ln of its own probability.
 
     Shapes
         log10_prob  (n,)  float64 or float32
@@ -149,11 +149,11 @@ def raise_to(score, link, shorter):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], int64, int64, out int64[:]")
 def count_leading(score, leading, bits, count):  # type: ignore[no-untyped-def]
-    """Counts scores by some bits of theirs: those whose upper bits are `leading`.
+    """Counts the scores whose upper bits are `leading` by their lowest 16 bits.
 
     Shapes
-        score    (n,)      uint32  the bits of float32 that are not negative: they rise as these do
-        leading  int64     the upper 32 - bits bits asked for, or -1 to count all by their upper 16
+        score    (n,)      uint32  the bits of float32 values >= 0, which rise with them
+        leading  int64     the value of the upper bits, or -1 to count all by their upper 16
         bits     int64     how many bits lie below `leading`
         count    (2**16,)  int64   added to
     """
@@ -167,7 +167,7 @@ def count_leading(score, leading, bits, count):  # type: ignore[no-untyped-def]
 
 @kernel("float32[:], float32, int64, out bool[:]")
 def keep_above(score, least, ties, keep):  # type: ignore[no-untyped-def]
-    """Marks the scores above `least`, and the first `ties` equal to it: (how many, ties left)."""
+    """Marks scores above `least` and the first `ties` equal to it; returns (number, ties left)."""
     kept = 0
     for i in range(len(score)):
         keep[i] = score[i] > least
@@ -205,8 +205,8 @@ def weigh_contexts(  # type: ignore[no-untyped-def]
     """New back-off weights of some contexts, such that each sums to 1 over the words.
 
     What a context leaves is divided by what its listed words leave of the distribution below it,
-    and that one sums to 1 only as far as float32 can say it. A context that lists nearly every
-    word would feel the difference, so the sums are kept, exactly.
+    which sums to 1 only as far as float32 allows. For a context that lists nearly every word, the
+    difference matters, so the exact sums are kept.
 
     Shapes, as in `score_contexts`, and
         log10_backoff  (m,)  float32  weights before
@@ -214,7 +214,7 @@ def weigh_contexts(  # type: ignore[no-untyped-def]
         keep_shorter   (m,)  bool     the same of order k - 1
         log10_shorter  (m,)  float64  probabilities of order k - 1 in the pruned model, of all of
                                       its rows, kept or not
-        orphan_moved   (o,)  bool     whether P(w | h') is another than before
+        orphan_moved   (o,)  bool     whether P(w | h') differs from before
         total_shorter  (m,)  float64  what the words after h' sum to, h' of each context
         weight         (m,)  float32  filled: log10; 0 where nothing is kept, or the context
                                       itself is not

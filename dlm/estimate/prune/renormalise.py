@@ -91,8 +91,8 @@ def new_weights(
 def _totals_below(
     model: ModelColumns, order: int, totals: Sequence[NDArray[np.float64]], words: float
 ) -> NDArray[np.float64]:
-    """The sum over words after each context of an order without its first word or, if the model
-    lacks that context, after its longest suffix in the model."""
+    """For each context of an order, without its first word: the sum over the words after it or, if
+    the model lacks it, after its longest suffix in the model."""
     columns = model.orders[order - 1]
     if order == 1:
         return np.full(len(columns), words)

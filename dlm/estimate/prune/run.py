@@ -1,5 +1,5 @@
-"""Prunes a model: from scores to the kept n-grams, and to the smaller model. Equal scores are
-ordered by order, the shorter first, and then by place, so that a number is met exactly."""
+"""Prunes a model: chooses the n-grams to keep by score, and makes the smaller model. Equal scores
+are ranked by order, the lower first, then by place, so that a given number is met exactly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PROGRAM_BYTES = 192 << 20
 @dataclass(frozen=True)
 class PruneResult:
     """The smaller model, without highest orders that lost all n-grams. `ln_divergence` is the sum
-    of the scores of the pruned n-grams, in nats per word: each is exact for its n-gram only, all
+    of the scores of the pruned n-grams, in nats per word: each is exact for its n-gram only; all
     together may lose several times as much (`measure`). `without_mass`, the number of contexts with
     no probability left for words that they do not list, is nearly always 0."""
 
@@ -59,7 +59,7 @@ def needed_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
 
 
 def least_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
-    """The most memory that pruning takes with its arrays in files (`Storage`). It is fast as long
+    """The most memory that pruning takes with its arrays in files (`Storage`). This is fast as long
     as about 12 bytes per n-gram of the largest order fit."""
     words = counts[0] + (history[0] if history else 0)
     return (WORD_BYTES + 64) * words + PARSER_BYTES + SORT_BYTES + _PROGRAM_BYTES
@@ -83,8 +83,8 @@ def prune(
 
     Args
         history        the model for the probabilities of histories, if not the model itself
-        keep_suffixes  also keep the suffix of each kept n-gram, as toolkits with automata as models
-                       do; else only prefixes, which the format needs
+        keep_suffixes  also keep the suffix of each kept n-gram, as toolkits whose models are
+                       automata do; else only prefixes, which the format needs
     Raises      ConfigError  fewer n-grams or bytes requested than the words take
     Guarantees  words, and prefixes of kept n-grams, are kept; probabilities stay to the bit, as do
                 weights where nothing changed; every context sums to 1; threads change nothing
@@ -100,7 +100,7 @@ def prune(
         keep, weights, without = _within_bytes(model, scores, goal.text_bytes, threads)
     else:
         keep = _chosen(model, scores, goal)
-        tell("back-off weights")
+        tell("computing back-off weights")
         weights, without = new_weights(model, keep, threads)
     ln_divergence = sum(
         float(kernels.sum_dropped(score, kept)) for score, kept in zip(own, keep[1:], strict=True)
@@ -138,8 +138,8 @@ def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
 def _within_bytes(
     model: ModelColumns, scores: Sequence[NDArray[np.float32]], most: int, threads: int
 ) -> tuple[Keep, list[NDArray[np.float32]], int]:
-    """Finds by trial about the largest number of n-grams whose text has at most `most` bytes, since
-    new weights have other digits."""
+    """Finds by trial about the largest number of n-grams whose text has at most `most` bytes; new
+    weights have other digits, so the size cannot be computed directly."""
     words = np.ones(len(model.orders[0]), np.bool_)
     total = sum(map(len, scores))
 

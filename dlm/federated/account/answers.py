@@ -124,8 +124,8 @@ def guarantee_of(
 ) -> dict[str, Any]:
     """zCDP and epsilon of a mechanism's noise, with notes for the reader.
 
-    `epsilon` is what a run reports for this rho: its noise is discrete, so it is the bound that
-    holds for every mechanism with that rho. (The run's grid adds at most 0.1 % to rho, or the run
+    `epsilon` is what a run reports for this rho: the bound that holds for every mechanism with
+    that rho, since a run's noise is discrete. (The run's grid adds at most 0.1 % to rho, or the run
     is refused.) `epsilon_gaussian` is for exact Gaussian noise, as in the papers.
     """
     rho = rho_of(found.value, noise_multiplier)
@@ -138,7 +138,7 @@ def guarantee_of(
             "enforced or measured"
         )
     if not found.is_exact:
-        notes.append("the sensitivity is an upper bound, and so are the numbers that follow")
+        notes.append("the sensitivity is an upper bound, and so are the numbers computed from it")
     return {
         "mechanism": name,
         "made_for": found.made_for,
@@ -163,8 +163,8 @@ def sampled_guarantee_of(
     """zCDP without amplification, and epsilon, of independent noise on Poisson-sampled cohorts.
 
     `epsilon` is what a run reports for its discrete noise: by Renyi divergences of integer orders.
-    The others are for exact Gaussian noise: by privacy loss distributions, by Renyi divergences,
-    and by the moments accountant of DP-FedAvg's tables. ConfigError for any other mechanism.
+    The other epsilons are for exact Gaussian noise: by privacy loss distributions, by Renyi
+    divergences, and by DP-FedAvg's moments accountant. ConfigError unless `name` is gaussian.
     """
     if name != "gaussian":
         raise ConfigError(
@@ -214,7 +214,7 @@ def losses_of(made: Any, name: str, *, gap: int, max_participations: int) -> dic
 
 
 def planned_sensitivity(name: str) -> Callable[[int, int, int], float]:
-    """(rounds, gap, max_participations) -> sensitivity; ConfigError if gaps change the matrix."""
+    """(rounds, gap, max_participations) -> sensitivity; ConfigError if the matrix varies by gap."""
     if name not in ("gaussian", "tree", "tree-full", "blt"):
         raise ConfigError(
             f"{name} has a different matrix for each gap, and the noise that a model tolerates "

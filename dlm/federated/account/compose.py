@@ -108,7 +108,7 @@ class StageRecord:
         if self.mechanism not in ("gaussian", "tree", "tree-full", "tree-restart"):
             raise ConfigError(
                 f"stage {self.stage}: the sensitivity of {self.mechanism} depends on its "
-                "parameters; give the mechanism's own"
+                "parameters; give the mechanism's own sensitivity"
             )
         from dlm.federated.noise.participation import named_sensitivity
 
@@ -200,7 +200,7 @@ def noise_note(stage: StageRecord) -> str:
     cost = "nothing" if stage.rounding == 1 else f"{100 * (stage.rounding**2 - 1):.2g} % of rho"
     return (
         f"stage {stage.stage}: noise is discrete Gaussian, drawn exactly, in steps of {grid}, by "
-        f"{generator}; the grid costs {cost}, which is accounted for"
+        f"{generator}; the grid costs {cost} in the accounting"
     )
 
 

@@ -41,10 +41,10 @@ class NoisePlan:
     """The settings to run, and whether such a run learns as well as the simulation.
 
     Fields
-        keeps_utility  the ratio of noise to report goal is the simulation's; otherwise the noise
-                       is larger and the model will be worse
-        timer_hours    how long a device waits, in whole days since devices come at night; None if
-                       the duration of a round is not given
+        keeps_utility  whether the ratio of noise to report goal is the simulation's; otherwise the
+                       noise is larger and the model will be worse
+        timer_hours    how long a device waits, in whole days because devices come at night; None
+                       if the duration of a round is not given
         considered     some settings by increasing report goal, with the simulation's ratio
     """
 
@@ -142,9 +142,9 @@ def make_plan(
             epsilon_gaussian=gaussian_epsilon(target_rho, delta),
         )
         notes.append(
-            f"no report goal up to {largest_goal:,} meets the target with the noise of that "
-            f"simulation; the largest one needs {noise / last.noise_multiplier:.2f} times as much, "
-            "and the model will be worse for it"
+            f"no report goal up to {largest_goal:,} meets the target with the simulation's "
+            f"ratio of noise to goal; the largest goal needs {noise / last.noise_multiplier:.2f} "
+            "times as much noise, which makes the model worse"
         )
     timer = None
     if round_minutes is not None:
@@ -170,10 +170,10 @@ def _least_goal(
 ) -> int | None:
     """The least report goal from `least` to `largest` that meets the target; None if none does.
 
-    Noise grows with the goal and lowers rho, but rho rises where a larger goal makes the gap
-    smaller: it falls over the goals of one gap, so the least goal follows from the noise needed,
-    and jumps between gaps. A range has no goal if its widest gap with its largest goal's noise
-    misses the target.
+    Noise grows with the goal. So rho falls over the goals with the same gap, and the least goal
+    among them follows from the noise needed; but rho jumps up where a larger goal makes the gap
+    smaller. A range has no goal if its widest gap, with the noise of its largest goal, misses the
+    target.
     """
 
     def gap_of(goal: int) -> int:

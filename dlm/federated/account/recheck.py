@@ -31,15 +31,15 @@ DIFFERS = "the stated epsilon does not follow from the stated noise"
 
 @dataclass(frozen=True)
 class Recheck:
-    """Whether a record's numbers agree with its stages, and why; None if they cannot be
-    recomputed."""
+    """`follows` is whether a record's numbers agree with its stages, None if they cannot be
+    recomputed; `text` says why."""
 
     follows: bool | None
     text: str
 
 
 def recheck(record: Provenance) -> Recheck:
-    """Accounts for the stages of a record again, and compares.
+    """Accounts for a record's stages again, and compares the result with what it states.
 
     Epsilon, rho and sensitivities may differ by a relative 1e-6. A record without a matrix is not
     judged. The columns of BandMF are trusted to have norm 1.
@@ -65,7 +65,7 @@ def recheck(record: Provenance) -> Recheck:
         claimed = stage.worst_sensitivity
         if value is not None and not math.isclose(claimed, value, rel_tol=TOLERANCE):
             differing.append(
-                f"stage {stage.stage} states a sensitivity of {claimed:.6g}, and {stage.mechanism} "
+                f"stage {stage.stage} states a sensitivity of {claimed:.6g}, but {stage.mechanism} "
                 f"has {value:.6g} for gap {stage.gap} and {stage.max_participations} participations"
             )
     if differing:
@@ -117,7 +117,7 @@ def sensitivity_of_stage(stage: StageRecord) -> float | None:
     rounds = max(matrix.get("rounds", 1), stage.rounds)
     times = check_participation(rounds, stage.gap, stage.max_participations)
     if stage.mechanism == "bandmf" and matrix["bands"] > stage.gap and times > 1:
-        return None  # the entries of overlapping columns matter
+        return None  # overlapping columns: their entries matter, but are not stated
     blt = None
     if stage.mechanism == "blt":
         from dlm.federated.noise.blt import BltParameters
@@ -164,8 +164,8 @@ def _costs(stage: StageRecord) -> dict[str, str]:
 
 
 class Check(NamedTuple):
-    """How the numbers of a stage, or of all together, can be reproduced: `event` is an expression
-    of dp-accounting with the same `rho`, without amplification; `text` says what is trusted."""
+    """How the numbers of a stage, or of all stages together, can be reproduced: `event` is an
+    expression for dp-accounting; `rho` leaves out amplification; `text` says what is trusted."""
 
     stage: str
     command: str
@@ -195,7 +195,7 @@ def _check(stage: StageRecord, delta: float) -> Check:
         else ", which is trusted: the record does not contain the whole matrix"
     )
     if costs := costs_of(stage):
-        text += f"; noise multiplier {stage.noise_multiplier:.6g}, less {', '.join(costs)}"
+        text += f"; noise multiplier {stage.noise_multiplier:.6g}, reduced by {', '.join(costs)}"
     text += f"; trusted: {', '.join(trusted_of(stage))}"
     return Check(stage.stage, command, event_of(stage), stage.rho, text)
 

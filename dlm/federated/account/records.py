@@ -50,10 +50,10 @@ def compose_records(
 ) -> Composition:
     """The record of something made from several inputs.
 
-    An input without a record, or whose record has no guarantee, leaves the whole without one.
+    If an input has no record, or its record no guarantee, the output has no guarantee.
 
     Args
-        inputs     record of each input, such as "the vocabulary words.txt"; None without one
+        inputs     what an input is, such as "the vocabulary words.txt" -> its record, or None
         stages     stages that use users' data, besides those of the inputs, as JSON
         void       more reasons why there is no guarantee
         simulated  whether a key of `stages` came from a configured seed
@@ -71,7 +71,7 @@ def compose_records(
     if not reasons and not together:
         found = Guarantee(0.0, 0.0, 0.0)  # a person attests that everything is public
         if not brought.public_inputs:
-            reasons.append("it is made of nothing, of which nothing can be said")
+            reasons.append("it names neither a stage nor a public input, so its origin is unknown")
     elif not reasons:
         numbers, found, notes = _account(together, delta)
         if found is None:
@@ -200,8 +200,8 @@ def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
             reasons.append(f"nothing says whose text {what} is: it has no record")
             continue
         records[what] = record
-        # A simulation is reported below, once, and its figures are composed as such. A record that
-        # does not name the simulated stage could pass for unknown noise.
+        # `compose_records` reports a simulation, once, and composes its figures as such. If a
+        # record does not name the simulated stage, its noise could pass for real.
         composed = record.simulated is not None and any(map(_is_simulated, record.stages))
         if record.guarantee is None and not composed:
             reasons += record.reasons

@@ -66,7 +66,7 @@ def refuse_unless_poisson(sampling: str) -> None:
     if sampling != "poisson":
         raise PrivacyError(
             f"cohorts were drawn by {sampling!r}: privacy amplification by sampling holds only for "
-            "Poisson sampling. Account without it, by gap and number of participations"
+            "Poisson sampling. Account without amplification, by gap and number of participations"
         )
 
 

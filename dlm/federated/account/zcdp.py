@@ -114,8 +114,8 @@ def rho_for_epsilon(
 
 
 def split_noise(noise_multiplier: float, clip_noise: float) -> float:
-    """Noise multiplier of the updates, when counts for the clip norm share the budget: z is that of
-    both together, sigma_b the deviation of the noise on the number of updates within the norm.
+    """Noise multiplier of the updates if the counts for the clip norm share the budget: z,
+    `noise_multiplier`, is for both together; sigma_b, `clip_noise`, is the noise on the counts.
 
     Raises  PrivacyError  2 sigma_b <= z: the counts by themselves use up the budget
     Paper   GDP Theorem 1: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)
@@ -128,10 +128,10 @@ def split_noise(noise_multiplier: float, clip_noise: float) -> float:
     rest = noise_multiplier**-2 - (2 * clip_noise) ** -2
     if rest <= 0:
         raise PrivacyError(
-            f"a noise multiplier of {noise_multiplier} needs a standard deviation of more than "
-            f"half of it on the clip counts; found {clip_noise:g}. If that is a twentieth of the "
-            f"report goal, raise the goal above {10 * noise_multiplier:g}; otherwise raise the "
-            "deviation, or fix the clip norm"
+            f"a noise multiplier of {noise_multiplier} needs noise on the clip counts with a "
+            f"standard deviation above half of it; found {clip_noise:g}. If that is a twentieth of "
+            f"the report goal, raise the goal above {10 * noise_multiplier:g}; otherwise raise the "
+            "deviation, or use a fixed clip norm"
         )
     return float(rest**-0.5)
 

@@ -70,7 +70,7 @@ from dlm.units import counted
 
 DELTA_OF_NOTHING = 1e-6  # for a report without noise, where delta means nothing
 GRID = {
-    "grid": f"lambda's 2^-{NOISED_STEP_BITS}, lambda rounded up to a power of two",
+    "grid": f"2^-{NOISED_STEP_BITS} of lambda, which is rounded up to a power of two",
     "generator": "ChaCha20",
 }
 
@@ -82,7 +82,7 @@ class Collection(FederatedRun[RoundMetrics]):
         gap, max_participations  enforced by the ledger; noise needs `max_participations`, on which
                                  accounting is based (or on q with Poisson sampling)
         round_s      seconds from the start of a round to the next, for timers
-        tokenizer    name of `split`, so that checkpoints can tell them apart
+        tokenizer    name of `split`, which must be the same when a run resumes
         list_record  record of the list of words, or of who attests that it is public; without it
                      there is no guarantee
     Raises
@@ -92,7 +92,7 @@ class Collection(FederatedRun[RoundMetrics]):
     """
 
     state: UnigramState
-    _parts: Mapping[str, str] = {}  # the parts that add up elsewhere, for the report
+    _parts: Mapping[str, str] = {}  # for the report: the parts that sum counts elsewhere
 
     def __init__(
         self,

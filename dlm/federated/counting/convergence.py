@@ -4,8 +4,8 @@ The Z statistic of Bhattacharya and Valiant (2015) compares two samples of sizes
 
     Z = sum over words of [(m2 X - m1 Y)^2 - (m2^2 X + m1^2 Y)] / [m1^(3/2) m2 (X + Y)]
 
-where X and Y are a word's counts. If both come from one distribution, the bracket has expectation 0
-if words are independent. In a federated count they are not: a person repeats themselves, and L1
+where X and Y are a word's counts. If both come from one distribution of independent words, the
+bracket has expectation 0. In a federated count they are not: a person repeats themselves, and L1
 clipping weights people. With variances estimated between rounds (`Moments`), which are independent,
 the bracket is unbiased again. The first k/2 rounds are compared with the k/2 after them; FNG's
 nested form, k/2 and k rounds, is biased and kept beside it.
@@ -48,7 +48,7 @@ def z_statistic(
 
 
 class Moments(NamedTuple):
-    """Sums over some rounds u, to compare them with others; n is the size of a round.
+    """Sums over some rounds, to compare them with others; u is a round's counts, n its size.
 
     Shapes
         total, squares, cross  (words,)  float64  sums over rounds of u, u^2 and n u

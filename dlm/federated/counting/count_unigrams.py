@@ -86,7 +86,7 @@ def count_unigrams(
     progress: Callable[[str], None] = lambda line: None,
     on_round: Callable[[RoundMetrics], None] = lambda done: None,
 ) -> CountedUnigrams:
-    """Counts users' words in rounds, and writes what `collect` says, beside `output`. After a stop,
+    """Counts users' words in rounds, and writes the files that `collect` lists. After a stop,
     the same call resumes after the last round that counts. `open_users` gets a folder to sort
     users' text into, which only its owner can read, and which is removed at the end.
 
@@ -100,7 +100,7 @@ def count_unigrams(
         everyone = open_users(folder.store)
         found = everyone.facts
         left_out = found.rows_without_user, found.users_without_text
-        # With noise, nothing about users' text is shown without noise, not even its amount.
+        # If counts are noised, nothing exact about users' text is shown, not even its amount.
         how_much = f", {found.utterances:,} utterances, {found.words:,} words"
         progress(
             f"{found.users:,} users"

@@ -58,8 +58,8 @@ class Clocks:
             self._of = {run: Clock(int(last), int(count)) for run, (last, count) in runs}
         except (ValueError, TypeError, AttributeError, KeyError) as exc:
             raise FormatError(
-                f"{path} does not list when this device took part: {exc!r}. Without it, the device "
-                "could take part too often: restore it"
+                f"{path} does not list when this device took part: {exc!r}. Restore the file: "
+                "without it, the device could take part too often"
             ) from exc
 
     def after(
@@ -70,8 +70,8 @@ class Clocks:
         most: int,
         allowed: OwnerLimits,
     ) -> Clock:
-        """The clock of a run once the device has taken part; PrivacyError if it may not, in that
-        run or, since a server can rename a run, in any run."""
+        """The clock of a run once the device has taken part; PrivacyError if the run's
+        limits or, since a server can rename runs, the owner's limits for all runs forbid it."""
         if (times := len(self._recent())) >= allowed.max_participations:
             raise PrivacyError(
                 f"this device already took part {times} times in {PERIOD_DAYS} days; its owner "

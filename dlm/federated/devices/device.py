@@ -110,7 +110,7 @@ def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, 
         )
     keys = [key for one in found.values() for key in (one.sealing, one.masking)]
     if len(set(keys)) < len(keys):
-        raise PrivacyError("two devices of the roster have the same key")
+        raise PrivacyError("two devices on the roster have the same key")
     if terms.verifying is not None:
         for device, one in found.items():
             known = terms.verifying.get(device)
@@ -137,7 +137,7 @@ def mask(
     state: DeviceState, delivery: SharesDelivery, inputs: Sequence[Vector]
 ) -> tuple[DeviceState, MaskedInput]:
     """Round 2: the input, hidden; a vector for each segment, in 0..modulus-1. PrivacyError if
-    devices are too few, or not on the roster, or the input has another size or range."""
+    there are too few devices, one is not on the roster, or the input does not fit the segments."""
     state = state.after(MASKED)
     terms, me = state.terms, state.me
     others = sorted(delivery.sealed)
@@ -179,7 +179,7 @@ def consent(state: DeviceState, survivors: Survivors) -> tuple[DeviceState, Cons
 
 
 def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, OpenedShares]:
-    """Round 4: opens one share of each device, of the secret that no longer hides anything.
+    """Round 4: opens one share per device, of whichever of its secrets no longer hides anything.
     PrivacyError if too few devices signed the same survivors: the server sent different lists."""
     state = state.after(ENDED)
     terms, me = state.terms, state.me

@@ -98,7 +98,7 @@ class Encoding:
         """C_inf = ceil(2 s C ln(d) / sqrt(d)); ceil(s C) for d of 1 or 2."""
         d = self.padded
         bound = 2 * self.scale * self.clip_norm * math.log(d) / math.sqrt(d)
-        # For one or two numbers the printed bound is below the largest single number.
+        # For d of 1 or 2 the printed bound is below the largest possible coordinate.
         return math.ceil(bound if d > 2 else self.scale * self.clip_norm)
 
     @property
@@ -134,7 +134,7 @@ class Encoding:
         message is the clipped vector, except for the infinity-norm clip (almost never reached) and
         rejected roundings; the squared norm before the shift is always at most `max_squared_norm`.
 
-        Raises  ConfigError   the vector has another size
+        Raises  ConfigError   the vector does not have `dimension` numbers
                 PrivacyError  a number is not finite, so no clip bounds it
         """
         update = np.asarray(vector, np.float64).ravel()
@@ -208,7 +208,7 @@ class _Running:
     encoding: Encoding
     shapes: list[tuple[int, ...]]
     treedef: Any
-    unit: float  # factor of updates before they are encoded
+    unit: float  # factor applied to updates before they are encoded
     total: Encoded | None = None
     signs: npt.NDArray[np.int8] | None = None
     reports: int = 0
@@ -220,8 +220,8 @@ class SecureAggregator:
     """Adds encoded updates modulo M, so the server sees only the sum. Host code, in numpy.
 
     The result does not depend on the order of devices or on how they are split over calls of `add`.
-    If the clip norm changes over rounds, its first value counts; a larger `scale` costs bits, and
-    inflates updates less; more reports than `report_goal` are refused.
+    If the clip norm changes over rounds, `clip_norm` is its first value; a larger `scale` costs
+    bits, and inflates updates less; more reports than `report_goal` are refused.
     """
 
     def __init__(self, clip_norm: float, scale: float, report_goal: int, *, alpha: float = ALPHA):
@@ -285,13 +285,13 @@ class SecureAggregator:
         return key.fold("device", place)
 
     def summed(self, total: _Running, vector: Encoded, reports: int, key: Key) -> _Running:
-        """Like `add`, for reports that a protocol added up. See `check_reports`."""
+        """Like `add`, for reports that a protocol summed; raises what `check_reports` raises."""
         total.encoding.check_reports(reports)
         signs = total.encoding.signs(key)
         return dataclasses.replace(total, total=vector, signs=signs, reports=reports)
 
     def result(self, total: _Running, reports: int) -> PyTree:
-        """The sum as a pytree of float64; PrivacyError if `reports`, which shifts it, is wrong."""
+        """The sum as a pytree of float64; PrivacyError if `reports` is not the number added."""
         import jax
 
         if reports != total.reports:

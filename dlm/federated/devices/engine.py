@@ -37,7 +37,7 @@ from dlm.federated.training.engine import RoundSums
 from dlm.federated.training.local import LocalConfig
 
 _TOLD = to_bytes(Request(LEFT_OUT, b""))  # the round continues without the device's input
-# The most bytes of an answer: of its header, and of its content per device.
+# The maximum bytes of an answer, besides an input: a fixed number, and more per device.
 _HEADER = 1 << 16
 _PER_DEVICE = 1024
 
@@ -53,8 +53,8 @@ class Network(Protocol):
         most_bytes: int,
     ) -> None:
         """Sends each device its request, and passes each answer, up to a maximum size, to `hear` as
-        it arrives, on the caller's thread, until all have answered, the time is over, or `hear` has
-        enough."""
+        it arrives, on the caller's thread, until all have answered, the time is over, or `hear`
+        returns true."""
         ...
 
 
@@ -206,7 +206,7 @@ class DeviceRounds:
         begun_s = time.monotonic()
         self._network.ask(requests, hear, self._step_s, most)
         is_over = time.monotonic() - begun_s >= self._step_s
-        why = f" in {self._step_s:g} s" if is_over else ": it has ended, or cannot be reached"
+        why = f" in {self._step_s:g} s" if is_over else ": the device stopped, or cannot be reached"
         for number in said:
             if number not in now.heard and not summing.is_enough(now):
                 faults.setdefault(names[number], f"no answer to {step}{why}")
@@ -257,8 +257,8 @@ class DevicesEngine(DeviceRounds):
         tracked: Array,
         key: Key,
     ) -> RoundSums:
-        """As in `Engine`. If a round is abandoned, its sums are empty: the noise of its release
-        then hides nothing, and the ledger has the devices that took part."""
+        """As in `Engine`. If a round is abandoned, its sums are empty: its release is then
+        only noise, and the ledger still lists the devices that took part."""
         total = self._aggregator.zero(params, float(bound))
         vectors, survivors = self.summed(
             cohort,

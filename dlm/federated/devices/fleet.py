@@ -17,7 +17,7 @@ _KEY = re.compile("[0-9a-f]{64}")
 
 
 def check_name(name: str) -> str:
-    """The name of a device; ConfigError for another text."""
+    """Returns `name`; ConfigError if a device cannot have this name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"the name of a device is {name!r}; expected 1 to 64 letters, digits, dots, hyphens "
@@ -37,7 +37,7 @@ class Fleet:
     @classmethod
     def read(cls, path: Path) -> Fleet:
         """Reads a file with one line per device: its name and, after a tab, its registered key in
-        hexadecimal digits, either for all devices or for none. ConfigError for another file."""
+        hexadecimal digits, either for all devices or for none. ConfigError for other content."""
         try:
             lines = path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as exc:
@@ -66,7 +66,7 @@ class Fleet:
         keys = {name: bytes.fromhex(key) for name, key in found.items()}
         if len(set(keys.values())) < len(keys) and any(keys.values()):
             raise ConfigError(
-                f"two devices of {path} have the same key; give each its own (dlm devices register)"
+                f"two devices in {path} have the same key; give each its own (dlm devices register)"
             )
         return cls(tuple(sorted(found)), keys if any(keys.values()) else None)
 

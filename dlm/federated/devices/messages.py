@@ -1,12 +1,12 @@
 """The messages between devices and the server, as bytes.
 
-A message is a header of JSON, then its parts of bytes one after another:
+A message is a JSON header, then its binary parts one after another:
 
     length of the header, 4 bytes, little-endian; header; parts
 
-The header has the fields of the message. `{"part": n}` stands for the bytes of part n, and a list
-of pairs for a mapping by device. Data from a network is read by the types that the message's class
-declares; anything else is refused.
+The header has the fields of the message. `{"part": n}` stands for the next part, of n bytes, and a
+list of pairs for a mapping by device. Data from a network must have the types that the message's
+class declares; anything else is refused.
 """
 
 from __future__ import annotations

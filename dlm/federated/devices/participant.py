@@ -62,12 +62,12 @@ LEFT_OUT = "left-out"  # the step that tells a device that the round goes on wit
 class Task:
     """A server's request to a device in a round: the same for each device, except for its number.
 
-    run, round     name the round; no two rounds have the same
+    run, round     name the round; no two rounds share both
     me             the device's number in this round, from 1
     threshold, segments, verifying  see `RoundTerms`
     settings       JSON: `text` (how it is read), the least `gap` and the `most` participations
-                   that the server promises; to train `model`, `local`, `aggregator` (C, s, m,
-                   alpha), to count words `counting` (`UnigramConfig`), `goal`
+                   that the server promises; for training also `model`, `local`, `aggregator` (C,
+                   s, m, alpha); for counting words `counting` (`UnigramConfig`), `goal`
     parameters     float32, little-endian, one for each leaf of the network
     key            the key of the round's rotation
     """
@@ -88,7 +88,7 @@ class Task:
     @property
     def terms(self) -> RoundTerms:
         """The terms, named by the SHA-256 of everything that the round's devices share. Each device
-        computes it and signs only with it: devices with different tasks refuse each other's
+        computes this name and signs only under it: devices with different tasks refuse each other's
         signatures.
 
         Raises  ConfigError  the threshold or a segment is out of range
@@ -133,7 +133,7 @@ def counts_segment(config: UnigramConfig, words: int, goal: int) -> InputSegment
     without a finite lambda, which bounds them."""
     if math.isinf(config.clip):
         raise ConfigError(
-            f"lambda is {config.clip}; expected a finite value, since devices send sums"
+            f"lambda is {config.clip}; expected a finite value, since it bounds what devices send"
         )
     return InputSegment(words, (goal << step_bits(config)) + 1)
 
@@ -150,7 +150,7 @@ class _InRound:
 class _Captured(SecureAggregator):
     """The aggregator of one device, at its place in the round; it keeps the encoded update.
 
-    Thus a device computes like `LocalEngine`, but draws its rounding itself: a server that knew the
+    A device thus computes as `LocalEngine` does, but draws its own rounding: a server that knew the
     key could undo the rounding, and read one device's numbers from a sum.
     """
 
@@ -174,7 +174,7 @@ class _Captured(SecureAggregator):
         del total, reports
 
 
-# The inputs of a task, and the function that computes them from a text.
+# The segments of a task's input, and the function that computes the input from a text.
 Work: TypeAlias = tuple[tuple[InputSegment, ...], Callable[[Sequence[Ids]], tuple[Vector, ...]]]
 # Checks a task before any text is read, and returns a function that reads the utterances.
 TextOf: TypeAlias = Callable[[Task], Callable[[], Sequence[Ids]]]
@@ -190,7 +190,7 @@ class DeviceText:
             raise ConfigError(f"the text {path} cannot be read: {exc}") from exc
 
     def __call__(self, task: Task) -> Callable[[], list[Ids]]:
-        """A function that reads the text for a task; ProtocolError, before it is read, if the
+        """A function that reads the text for a task; raises ProtocolError at once if the
         vocabulary's size is not the network's."""
         given = json.loads(task.settings)
         vocabulary = RunVocabulary.from_bytes(task.vocabulary, Provenance.none("a server sent it"))
@@ -211,7 +211,7 @@ class Participant:
         registered  keys of the devices that may take part; None: no keys, and a server that lies
                 about who sent what can open a single input
         signer  the registered key of this device; None without one
-        order, rounding  the keys that order the text, and round the update of a task
+        order, rounding  make the random source that orders the text, and a task's key for rounding
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class Participant:
                 try:
                     said = self._go_on(request)
                 except Exception:
-                    # The next try would count as another participation.
+                    # A second try of the step would count as another participation.
                     self._in_round = None
                     raise
         except DlmError as exc:
@@ -326,7 +326,7 @@ class Participant:
             state, said = device.share(now.state, roster, self._draw)
         elif request.step == "delivery":
             delivery = from_bytes(SharesDelivery, content)
-            now.state.after(device.MASKED)  # otherwise nothing is counted or computed
+            now.state.after(device.MASKED)  # raises before anything is counted or computed
             state, said = device.mask(now.state, delivery, self._inputs(now))  # type: ignore[assignment]
             # Recorded before the input leaves: it counts even if the reply is lost.
             self._clocks.set(now.task.run, now.clock)
@@ -340,8 +340,8 @@ class Participant:
         return said
 
     def _inputs(self, now: _InRound) -> tuple[Vector, ...]:
-        """The device's input; if its text fails, that of an empty text, since an error would tell
-        the server what the user wrote."""
+        """The device's input; if its text causes an error, the input of an empty text, since the
+        error would tell the server something about what the user wrote."""
         try:
             inputs = now.compute(now.read())
             device.check_inputs(now.task.segments, inputs)
@@ -382,7 +382,7 @@ class Participant:
         return segments_of(captured.encoding(rnn.parameter_count(params))), update
 
     def _counting(self, task: Task, given: dict[str, Any]) -> Work:
-        """How often the words of a task's list occur in the text, counted like `dlm unigrams`."""
+        """How to count the words of a task's list in the text, as `dlm unigrams` does."""
         config, ids = UnigramConfig(**given["counting"]), given["model"]["vocab_size"]
         segment = counts_segment(config, ids - FIRST_WORD_ID, given["goal"])
 
@@ -398,7 +398,7 @@ class Participant:
 
 
 def params_of(model: rnn.RnnConfig, leaves: Sequence[bytes]) -> rnn.Params:
-    """The network of these leaves; ProtocolError if they are of another network, or not finite."""
+    """The network's parameters; ProtocolError if leaves do not fit `model`, or are not finite."""
     template = jax.eval_shape(lambda: rnn.init(jax.random.key(0), model))
     wanted, kind = jax.tree.flatten(template)
     if [len(one) for one in leaves] != [4 * int(np.prod(one.shape)) for one in wanted]:

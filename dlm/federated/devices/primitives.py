@@ -2,8 +2,8 @@
 
 Nobody outside this project has reviewed how this module combines it.
 
-    agreement    X25519 (RFC 7748), then HKDF with SHA-256 (RFC 5869) under a name of its own
-    masks        ChaCha20 (RFC 8439) with a key of 256 bits, words rejected until uniform below M
+    agreement    X25519 (RFC 7748), then HKDF with SHA-256 (RFC 5869) and a name for each purpose
+    masks        ChaCha20 (RFC 8439) with a key of 256 bits; rejects words that would bias numbers
     sealing      ChaCha20-Poly1305
     signatures   Ed25519 (RFC 8032)
 """
@@ -32,7 +32,7 @@ from dlm.files import write_whole
 from dlm.record.signature import read_private_key
 
 SECRET_BYTES = 32
-Draw: TypeAlias = Callable[[int], bytes]  # os.urandom, or a test's
+Draw: TypeAlias = Callable[[int], bytes]  # os.urandom, or a test's own source
 Vector: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -55,7 +55,7 @@ class KeyPair:
 
     def agree(self, public: bytes, purpose: str, about: bytes = b"") -> bytes:
         """The 32 bytes that both holders share for one purpose and the same `about`. PrivacyError
-        if `public` has another length, or is a point of low order, since anybody could then know
+        if `public` has the wrong length, or is a point of low order, with which anybody could know
         the result."""
         try:
             mine = X25519PrivateKey.from_private_bytes(self.secret)
@@ -69,7 +69,7 @@ class KeyPair:
 
 
 def seal(key: bytes, content: bytes, about: bytes) -> bytes:
-    """Encrypts under a key that is used once in each direction; `about` tells the two apart."""
+    """Encrypts under a key that is used once per direction; `about` tells the directions apart."""
     return ChaCha20Poly1305(_directed(key, about)).encrypt(bytes(12), content, about)
 
 

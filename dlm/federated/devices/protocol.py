@@ -52,7 +52,7 @@ class RoundTerms:
 
     name       name of the round and its task, never used twice; everything signed or sealed
                includes it, and so do all masks between two devices
-    threshold  devices that must stay to the end; fewer learn nothing
+    threshold  number of devices that must stay to the end; fewer cannot recover any secret
     segments   the segments of each input, in order
     verifying  device -> its registered key for signatures; None if no keys were registered: then a
                server that lies about who sent what can open a single device's input
@@ -105,8 +105,8 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Sealed shares of the two secrets for each other device; and for every device, including this
-    one, a commitment to its shares, one after the other."""
+    """For each other device, its shares of the two secrets, sealed together; and for every device,
+    including this one, the commitments to its two shares, concatenated."""
 
     sealed: Mapping[int, bytes]
     commitments: Mapping[int, bytes]
@@ -133,7 +133,7 @@ class Survivors:
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """A signature that this device saw these survivors; empty without a registered key."""
+    """A signature on the list of survivors that this device saw; empty without a registered key."""
 
     signature: bytes
 
@@ -145,7 +145,7 @@ class Consents:
 
 @dataclass(frozen=True, slots=True)
 class OpenedShares:
-    """Shares of the masking secret of devices that vanished, and of the own masks of the others.
+    """Shares of the masking secrets of devices that vanished, and of the survivors' own masks.
     Never both for one device: together they reveal its input."""
 
     vanished: Mapping[int, bytes]
@@ -171,7 +171,7 @@ def sealed_about(terms: RoundTerms, sender: int, receiver: int) -> bytes:
 
 
 def mask_seed(terms: RoundTerms, mine: KeyPair, other: bytes) -> bytes:
-    """The seed of the mask between two devices; PrivacyError if the other's key is invalid."""
+    """The seed of the mask between two devices; PrivacyError if the key `other` is invalid."""
     return mine.agree(other, "mask", terms.name)
 
 
@@ -183,7 +183,7 @@ def places_of(devices: Iterable[int]) -> dict[int, int]:
 def add_mask(
     total: Sequence[Vector], seed: bytes, segments: Sequence[InputSegment], sign: Literal[1, -1]
 ) -> None:
-    """Adds a mask to the vectors, in place, or takes it away."""
+    """Adds a mask to the vectors in place, or subtracts it if `sign` is -1."""
     stream = MaskStream(seed)
     for one, segment in zip(total, segments, strict=True):
         one += sign * stream.take(segment.size, segment.modulus)
@@ -191,6 +191,6 @@ def add_mask(
 
 
 def _content(kind: str, terms: RoundTerms, devices: Sequence[int], *rest: bytes) -> bytes:
-    """Each part with its length, so that no two contents give the same bytes."""
+    """Prefixes each part with its length, so that no two contents give the same bytes."""
     parts = [kind.encode(), terms.name, *(b"%d" % one for one in devices), *rest]
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

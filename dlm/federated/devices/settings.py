@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from dlm.config import check, setting
 
-MOST_DEVICES = 100  # each shares secrets with each: 100 squared sealed shares per round
+MOST_DEVICES = 100  # each shares secrets with every other: 100 squared sealed shares per round
 LEAST_DEVICES = 3  # with two, the sum reveals to each the other's input
-PERIOD_DAYS = 30  # days for `max_participations`
+PERIOD_DAYS = 30  # the period in which `max_participations` counts
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class ServerSettings:
         "Time that devices have for each step of a round.",
         unit="seconds",
         above=0,
-        why="In its first round, a device also compiles its steps.",
+        why="In its first round, a device also compiles its training steps.",
     )
     wait_s: float = setting(
         600.0, "Time to wait for enough devices to check in.", unit="seconds", low=0
@@ -30,7 +30,7 @@ class ServerSettings:
         "Devices asked per round, as a multiple of the report goal; the round counts the first "
         "inputs up to the goal.",
         low=1,
-        why="1.3 is from Bonawitz et al. 2019: some devices vanish, and some are slow.",
+        why="Bonawitz et al. 2019 use 1.3, since some devices vanish, and some are slow.",
     )
 
     def __post_init__(self) -> None:

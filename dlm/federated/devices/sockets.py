@@ -51,7 +51,7 @@ def _exactly(line: socket.socket, size: int, end_s: float) -> bytes:
 
 
 def _wait_until(line: socket.socket, end_s: float) -> None:
-    """Bounds the next call by a time, however slowly bytes arrive; TimeoutError after it."""
+    """Makes the next call end by `end_s`, however slowly bytes arrive; TimeoutError if too late."""
     remaining = end_s - time.monotonic()
     if remaining <= 0:
         raise TimeoutError
@@ -70,8 +70,8 @@ def socket_of(folder: Path, name: str) -> Path:
 
 class DeviceSocket:
     """Serves one device at a path, one connection at a time, so that no connection takes more than
-    its turn. Only its owner may use it, or also the group of a setgid folder, such as a login that
-    passes messages on but must not read the text."""
+    its turn. Only the socket's owner may use it and, in a setgid folder, the folder's group, such
+    as a login that passes messages on but must not read the text."""
 
     def __init__(self, path: Path, answer: Callable[[bytes], bytes]) -> None:
         self._path, self._answer = path, answer

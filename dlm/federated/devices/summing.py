@@ -68,8 +68,8 @@ class RoundAbandoned(PrivacyError):
 
 @dataclass(frozen=True, slots=True)
 class SummingState:
-    """The state of a step, which ends at `goal` inputs: what devices sent in it; the roster, shares
-    and survivors U1, U2 and U3; and the total of masked inputs."""
+    """The server's state in a step: what devices sent in it; the roster, shares and survivors (U1,
+    U2 and U3); and the total of masked inputs, of which `goal` are enough."""
 
     terms: RoundTerms
     goal: int = MOST_DEVICES
@@ -82,7 +82,7 @@ class SummingState:
 
     @property
     def expected(self) -> frozenset[int] | None:
-        """Devices that may answer in this step; None for all, in the first."""
+        """Devices that may answer in this step; None in the first step, where all may."""
         if self.step is Step.KEYS:
             return None
         of_step = {Step.SHARES: self.roster, Step.INPUTS: self.shares}
@@ -101,7 +101,7 @@ def hear(state: SummingState, device: int, message: Message) -> SummingState:
     unexpected device, or not allowed by the protocol; the state then stays unchanged."""
     if state.step is Step.ENDED or not isinstance(message, ASKED[state.step][1]):
         raise PrivacyError(
-            f"device {device} sent {type(message).__name__} while the round asks for "
+            f"device {device} sent {type(message).__name__}, which is not expected in step "
             f"{state.step.name.lower()}"
         )
     if device in state.heard:

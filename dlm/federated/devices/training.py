@@ -1,5 +1,5 @@
-"""Runs whose users are devices: they keep their text, and the server knows only pseudonyms. They do
-what `dlm federate` and `dlm unigrams` do, and add up by secure aggregation."""
+"""Runs whose users are devices, which keep their text; the server knows only pseudonyms. Such runs
+do what `dlm federate` and `dlm unigrams` do, and sum by secure aggregation what devices send."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ TELL_S = 10.0  # seconds of waiting after which missing devices are reported
 
 
 class CheckedIn(AvailabilitySampler):
-    """Devices that check in, in real time: as many as are asked, once they are connected; at the
-    end of the wait, at least `goal`. `ready` says whether a device's own clock lets it take part in
-    a round; None if it is not connected."""
+    """Samples devices that check in, in real time: `asked` of them once that many can take part or,
+    when the wait is over, at least `goal`. `ready` says whether a device's own clock lets it take
+    part in a round; None if it is not connected."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class CheckedIn(AvailabilitySampler):
     ) -> tuple[Users, float]:
         """(devices, the time of day in seconds); UnavailableError if too few come.
 
-        Nobody takes part if the clocks of enough connected devices refuse this round, but not one a
-        gap later: a server was then killed in this round after they had sent inputs.
+        Nobody takes part if the clocks of enough connected devices refuse this round, but allow
+        one a gap later: a server was then killed in this round after they had sent inputs.
         """
         end_s, tell_s = time.monotonic() + self._wait_s, time.monotonic() + TELL_S
         while True:
@@ -148,8 +148,8 @@ class OnDevices(FederatedRun[Done]):
         return DeviceCohort(self._run_id, index, [self._fleet.names[user] for user in users])
 
     def _cohort(self, index: int) -> list[int]:
-        """The run's cohort; UnavailableError if the last rounds released only noise, as further
-        rounds would."""
+        """The round's cohort; UnavailableError if the last rounds were abandoned, so that they
+        released only noise."""
         if self._abandoned == MOST_ABANDONED:
             raise UnavailableError(
                 f"{MOST_ABANDONED} rounds in a row were abandoned, the last of them round "
@@ -200,8 +200,8 @@ class OnDevices(FederatedRun[Done]):
 
 
 class DeviceTraining(OnDevices[RoundReport], Training):
-    """`Training` on the devices of a fleet that a network reaches. ConfigError also for settings
-    that need text or users on this machine."""
+    """`Training` on the devices of a fleet that a network reaches. Also raises ConfigError for
+    settings that need text or users on this machine."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ def _check(settings: TrainingSettings) -> None:
 
 
 class DeviceCollection(OnDevices[RoundMetrics], Collection):
-    """`Collection` on the devices of a fleet; ConfigError also without a finite lambda."""
+    """`Collection` on the devices of a fleet. Also raises ConfigError if lambda is not finite."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Banded matrix factorisation (BandMF): the banded C with the least RmsLoss, not Toeplitz.
+"""Banded matrix factorisation (BandMF): the banded C with the least RmsLoss, Toeplitz or not.
 
-Columns have norm 1 and at most `bands` rows, so the sensitivity for participations at least `bands`
-rounds apart is sqrt(participations). The noise of `bands - 1` earlier rounds is kept.
+Columns have norm 1 and at most `bands` entries, so the sensitivity for participations at least
+`bands` rounds apart is sqrt(participations). The noise of `bands - 1` earlier rounds is kept.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _solve(
     else:
         start = square_root_coefs(bands)[:, None] * inside
     # A late column is in few running sums: the loss bends less along it, and a search would hardly
-    # change the last sums, which have MaxLoss. The loss scales columns to norm 1, so their norms
+    # change the last sums, which set MaxLoss. The loss scales columns to norm 1, so their norms
     # here are free: a smaller norm makes a step longer.
     start = start / np.linalg.norm(start, axis=0) * np.sqrt(1 - np.arange(rounds) / rounds)
     steps = 0
@@ -151,9 +151,9 @@ def _inside(rounds: int, bands: int) -> NDArray[np.bool_]:
 
 
 def column_loss(columns: Floats) -> tuple[float, Floats]:
-    """(mean squared error of the running sums, gradient by `columns`), columns scaled to norm 1.
+    """(mean squared error of the running sums, gradient wrt `columns`), columns scaled to norm 1.
 
-    With B = A C^-1 the error is the sum of the squares of B over the rounds; its gradient by C is
+    With B = A C^-1 the error is the sum of B's squares divided by the rounds; its gradient wrt C is
     the band of -2 B^T (C^-1 B^T)^T. Computed in blocks of about `bands` rows.
     """
     bands, rounds = columns.shape
@@ -164,7 +164,7 @@ def column_loss(columns: Floats) -> tuple[float, Floats]:
     solved = _solve_lower(dense, sums.T.copy(), bands)
     slope = np.zeros_like(columns)
     block = max(bands, 64)
-    for first in range(0, rounds, block):  # rows of C, and of the gradient by C
+    for first in range(0, rounds, block):  # rows of C, and of the gradient wrt C
         last = min(first + block, rounds)
         begin = max(first - bands + 1, 0)
         product = sums[first:, first:last].T @ solved[begin:last, first:].T
@@ -202,7 +202,7 @@ def _solve_lower(dense: Floats, right: Floats, bands: int) -> Floats:
 
 
 def _stretched(columns: Floats, rounds: int, bands: int) -> Floats:
-    """A start for more rounds from a solution for fewer; its ratio to the square root is smooth."""
+    """Stretches a solution to more rounds by its ratio to the square root, which is smooth."""
     small_bands, small_rounds = columns.shape
     ratio = columns / square_root_coefs(small_bands)[:, None]
     for d in range(1, small_bands):  # columns that end early continue like the last full one
@@ -216,7 +216,7 @@ def _stretched(columns: Floats, rounds: int, bands: int) -> Floats:
 
 
 def _between(many: int, few: int) -> tuple[NDArray[np.int64], Floats]:
-    """For each of `many` places, the place of `few` before it, and the fraction to the next one."""
+    """For each of `many` places, the last of `few` places before it, and the fraction beyond it."""
     place = np.arange(many) * (few - 1) / (many - 1)
     before = np.minimum(place.astype(np.int64), few - 2)
     return before, place - before

@@ -31,7 +31,7 @@ class BltParameters:
 
     Shapes
         decay  (buffers,)  theta of BLT 2.4, each in (0, 1], decreasing
-        scale  (buffers,)  omega, each > 0, their sum < 1
+        scale  (buffers,)  omega, each > 0, their sum at most 1
     """
 
     decay: tuple[float, ...]
@@ -102,7 +102,7 @@ def _prefix_variances(parameters: BltParameters, rounds: int) -> Floats:
 
 
 # The mechanisms that trained the keyboards of BLT Table 4, by the gap each was optimised for. The
-# numbers of its Appendix A are missing in the text; they were recomputed for (rounds, gap,
+# paper's text lacks the numbers of Appendix A; they were recomputed for (rounds, gap,
 # participations) and MaxLoss, from the start of `_starts` that reproduces the table's last digit.
 PRODUCTION = {
     100: BltParameters(
@@ -131,8 +131,8 @@ def optimise_blt(
     """The BLT of least loss for that participation, kept on disk once found.
 
     Different starts end in different optima, and some with nearly the same largest error differ
-    much in the mean error. Of those within 1 % of the least loss, the one with the least other loss
-    is chosen. `error` is "max" or "mean": to optimise MaxLoss or RmsLoss (BLT 3.3).
+    much in the mean error. Of those within 1 % of the least loss, the one that is best by the
+    other error is chosen. `error` is "max" or "mean": to optimise MaxLoss or RmsLoss (BLT 3.3).
     """
     times = check_participation(rounds, gap, max_participations)
     if buffers < 1 or buffers > 10:
@@ -205,9 +205,9 @@ def _scales(own: Floats, other: Floats) -> Floats:
 
 
 def log_loss(x: Floats, rounds: int, gap: int, times: int, error: str) -> tuple[float, Floats]:
-    """(logarithm of the squared loss, its gradient) of `x` (2 buffers,), like `_decays` (BLT
-    Algorithm 4). It is smooth, since the last running sum errs most."""
-    if np.any(np.abs(x) > 40):  # in doubles, such decays may equal others, or 0 or 1
+    """(logarithm of the squared loss, its gradient) at `x` (2 * buffers,), the input of `_decays`
+    (BLT Algorithm 4). The loss is smooth, since the last running sum errs most."""
+    if np.any(np.abs(x) > 40):  # in doubles, decays may then be equal, or 0 or 1
         return 1e3, np.zeros(len(x))
     decay, inverse = _decays(x)
     both = np.concatenate([decay, inverse])
@@ -242,7 +242,7 @@ def _column(decay: Floats, scale: Floats, rounds: int) -> Floats:
 
 
 def _column_slope(own: Floats, other: Floats, slope: Floats) -> tuple[Floats, Floats]:
-    """Gradients by the `own` and `other` decays, from the gradient by their coefficients."""
+    """Gradients wrt the `own` and `other` decays, from `slope`, the gradient wrt coefficients."""
     scale = _scales(own, other)
     steps = np.arange(len(slope) - 1)
     powers = np.exp(np.log(own)[:, None] * steps)

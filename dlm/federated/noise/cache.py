@@ -32,7 +32,7 @@ def cached(
     settings: Mapping[str, Any], version: int, make: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """The result of `make` for these settings, from disk if this version of the optimiser stored
-    it. It has numbers, lists, strings and float64 arrays, including `loss`. A folder that is not
+    it: numbers, lists, strings and float64 arrays by name, such as `loss`. A folder that is not
     writable only costs time."""
     asked = json.loads(json.dumps({**settings, "version": version}))
     text = json.dumps(asked, sort_keys=True)

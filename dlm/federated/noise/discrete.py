@@ -1,8 +1,8 @@
 """The mechanisms of `noise` on a grid: integer multiples of a step, released exactly.
 
 The noise of a round is w_t = z_t + r_t: z_t are independent discrete Gaussian numbers; r_t is the
-mechanism's row applied to earlier noise w, rounded. A tree adds noise to whole nodes and rounds
-their estimate afterwards. DESIGN.privacy.md, "Noise on a grid", derives the cost.
+mechanism's row applied to earlier noise w, rounded. A tree adds integer noise to its nodes and
+rounds their estimate afterwards. DESIGN.privacy.md, "Noise on a grid", derives the cost.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DiscreteNoise:
     """A mechanism on a grid; each subclass draws the noise of one family.
 
     Guarantees
-        with `bound` steps of clip norm, noise multiplier z and d numbers, the releases of all
+        with a clip norm of `bound` steps, noise multiplier z and d numbers, the releases of all
         rounds are rho-zCDP with rho = (sensitivity + `added` / bound)^2 / (2 z^2), also for choices
         that depend on earlier releases; except for rejected draws, of probability below 2^-1000
     """
@@ -156,10 +156,10 @@ class IndependentNoise(DiscreteNoise):
 
 
 class TreeNoise(DiscreteNoise):
-    """Noise of integers on the nodes of trees; releases the rounded estimate from noisy nodes.
+    """Integer noise on the nodes of trees; releases the estimate from noisy nodes, rounded.
 
-    With the noise z of a node of height h and N = 2^h z + N of its halves, the estimate of
-    `TreeAgg` is N / (2^(h+1) - 1). A node's sum is whole, so its rounded estimate is a function of
+    For a node of height h, `TreeAgg` estimates N / (2^(h+1) - 1): N is 2^h times its noise plus the
+    N of both halves. A node's sum is whole, so its rounded estimate is a function of
     noisy nodes only: rounding comes after the noise and costs nothing.
     """
 
@@ -172,7 +172,7 @@ class TreeNoise(DiscreteNoise):
         return [(size,)] * self._count(done).bit_count()
 
     def limit(self, deviation: float) -> float:
-        """See `DiscreteNoise.limit`; N of a node is up to 2^h times its estimate."""
+        """See `DiscreteNoise.limit`; N of a node is its estimate times 2^(h+1) - 1."""
         levels = self.rounds.bit_length()
         limit = LIMIT * (deviation + 2 * STRIPS) * levels * 2.0 ** (levels - 1)
         if limit >= 2.0**61:

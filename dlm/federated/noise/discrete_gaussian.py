@@ -1,7 +1,7 @@
 """The discrete Gaussian, exactly: integers x with weights exp(-x^2 / 2 deviation^2).
 
-The distribution has no rounding; its only limit is that of 64 bits, beyond which it is refused
-(`LIMIT`). Python's integers decide what 64 random bits cannot (`exact_trial`).
+The draws are not rounded; only a draw beyond `LIMIT` standard deviations, which might not fit into
+64 bits, is refused. Python's integers decide what 64 random bits cannot (`exact_trial`).
 
 Paper  Canonne, Kamath and Steinke 2020 (the law); Karney 2016, Algorithm D (trials)
 """
@@ -43,7 +43,7 @@ def whole_deviation(deviation: float) -> int:
 
 
 def draw_discrete(key: Key, parts: Sequence[tuple[int, int]]) -> Whole:
-    """Independent discrete Gaussian numbers of a key's stream, a number of them for each standard
+    """Independent discrete Gaussians from a key's stream; each part is a count and a standard
     deviation. The distribution is exact, conditional on no draw beyond `LIMIT` standard deviations,
     which raises PrivacyError; the same key and parts give the same numbers."""
     stream, more = WordStream(key.fold("trials")), WordStream(key.fold("more"))

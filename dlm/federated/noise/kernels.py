@@ -10,7 +10,7 @@ import numpy as np
 from dlm.jit import inlined, kernel
 
 WORDS = 3  # of 64 bits, per trial
-STRIPS = 16  # most per standard deviation
+STRIPS = 16  # at most, per standard deviation
 # More than a thousand times the error of a comparison in double precision: six roundings of 2^-53
 # and a unit in the last place of exp come to less than 2^-50.
 DOUBT = 2.0**-40
@@ -44,7 +44,7 @@ def draw(words, trial, drawn, filled, edges, sure, guide, span, luck, strips):  
         edges   (k,)  uint64  floor(2^64 P(strip < i)), i = 1 .. k
         sure    (k,)  uint64  floor(2^63 p), p being the least acceptance probability in strip i
         guide   (256,) uint8  how many edges are certainly below a word with this top byte
-        span    places in a strip; luck: 2^64 mod span; strips: of a standard deviation
+        span    places in a strip; luck: 2^64 mod span; strips: number per standard deviation
     Returns     (trial, filled, doubt): with `doubt`, 64 bits do not decide the trial, and it has to
                 be done in exact arithmetic
     Guarantees  every decision is that of exact arithmetic
@@ -84,11 +84,11 @@ def draw(words, trial, drawn, filled, edges, sure, guide, span, luck, strips):  
 
 @kernel("int64[:], float64[:, :], float64[:], float64[:], out int64[:], out float64[:, :]")
 def blt_noise(fresh, buffers, decay, scale, noise, after):  # type: ignore[no-untyped-def]
-    """One round of BLT: a fresh draw minus the scaled buffers, to the nearest whole number.
+    """One round of BLT: a fresh draw minus the rounded sum of the scaled buffers.
 
     Shapes
         fresh, noise    (d,)    int64
-        buffers, after  (k, d)  float64  before, and decayed with the noise added
+        buffers, after  (k, d)  float64  before the round; and after, decayed and with noise added
     Returns             the largest absolute value in `noise` and `after`
     """
     largest = 0.0

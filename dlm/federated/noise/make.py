@@ -37,7 +37,7 @@ def make_mechanism(
 
     Args    restarts  for tree-restart: the rounds at whose start a new tree begins
             bands     for bandmf, bandtoep and bandfhu; by default the gap
-            error     for blt: "max" or "mean", the loss that is optimised; otherwise mean
+            error     for blt: the loss to optimise, "max" or "mean"; other mechanisms use the mean
     Raises  ConfigError  an unknown name, or a setting of another mechanism
     """
     if (name == "tree-restart") != bool(restarts):

@@ -120,7 +120,7 @@ def banded_sensitivity(bands: Floats, gap: int, max_participations: int) -> tupl
 
     Exact if a participation overlaps only the previous and the next (b <= 2 gap; products count by
     absolute value, since each contribution may flip the sign of the next). Otherwise an upper
-    bound: each column with its own worst pattern.
+    bound, which takes each column's own worst pattern.
 
     Shapes  bands  (b, rounds)  bands[d, j] = (C^T C)[j, j + d]; 0 where j + d >= rounds
     Paper   Choquette-Choo et al. 2023 (multi-epoch), Theorem 2.1 and (banded), appendix
@@ -146,12 +146,12 @@ def banded_sensitivity(bands: Floats, gap: int, max_participations: int) -> tupl
 
 
 def _chain(size: Floats, gap: int, times: int) -> float:
-    """The largest sum over patterns of diagonal terms and twice the terms of neighbours."""
+    """The largest sum, over all patterns, of diagonal terms plus twice the terms of neighbours."""
     width, rounds = size.shape
-    ending = size[0].copy()  # value of the best pattern of the participations so far, last at j
+    ending = size[0].copy()  # [j]: the largest sum if the last participation so far is at j
     best = float(ending.max())
     for _ in range(times - 1):
-        far = np.full(rounds, -np.inf)  # the previous one does not overlap
+        far = np.full(rounds, -np.inf)  # if the previous participation does not overlap
         reach = np.maximum.accumulate(ending)
         far[width:] = reach[: rounds - width]
         for d in range(gap, width):
@@ -171,7 +171,7 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participati
 
     A user adds the number of their participations to each node above them; the result is the
     largest sum of the squares. Patterns are searched by halves: only the number of rounds forbidden
-    at its start connects a half to the one before. `sizes` are leaves, powers of two, in order.
+    at its start links a half to the one before. `sizes` are leaf counts, powers of two, in order.
 
     Paper  Kairouz et al. 2021, appendix D (a dynamic program over the tree); GDP 3
     """
@@ -243,8 +243,8 @@ def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
 
 
 def _dense_forest(sizes: tuple[int, ...], gap: int, times: int) -> int:
-    """The squared sensitivity for short gaps, with many participations: best[closed before, closed
-    after, participations] is a part's largest sum of squares."""
+    """The squared sensitivity for short gaps, with many participations: arrays [closed before,
+    closed after, participations] hold a part's largest sum of squares."""
     leaf = np.full((gap, gap, 2), -np.inf)
     leaf[0, gap - 1, 1] = 1.0
     for closed in range(gap):

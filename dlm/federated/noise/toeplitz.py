@@ -124,8 +124,8 @@ def _optimise(rounds: int, bands: int, progress: Callable[[str], None] | None) -
 
 
 def toeplitz_log_loss(coefs: Floats, rounds: int) -> tuple[float, Floats]:
-    """Logarithm of `rounds` times the squared RmsLoss for one participation, and its gradient: with
-    r the coefficients of 1 / c, those of its change are -r * r * (change of c)."""
+    """Logarithm of `rounds` times the squared RmsLoss for one participation, and its gradient: if
+    c changes by e, the coefficients r of 1 / c change by -r * r * e (convolved)."""
     noising = inverse_coefs(coefs, rounds)
     if not np.all(np.isfinite(noising)):
         return 1e3, np.zeros(len(coefs))

@@ -23,8 +23,8 @@ from dlm.federated.noise.participation import (
 
 
 def node_variances(levels: int) -> Floats:
-    """(levels,) variance of a complete node's estimate from itself and its children's estimates,
-    weighted by precision, by height (Honaker 2015)."""
+    """(levels,) by height, variance of a complete node's estimate from itself and its children's
+    estimates, weighted by precision (Honaker 2015)."""
     variances = np.ones(levels)
     for level in range(1, levels):
         variances[level] = 1 / (1 + 1 / (2 * variances[level - 1]))
@@ -34,8 +34,8 @@ def node_variances(levels: int) -> Floats:
 class TreeAgg(Base):
     """Tree aggregation with online variance reduction, and optional restarts.
 
-    The buffers hold, for each binary digit of the number of rounds, the estimate of that complete
-    subtree's noise. A new round is added as in a binary counter, and its noise is the change of the
+    The buffers hold the noise estimate of one complete subtree per binary digit of the number of
+    rounds. A new round is added as in a binary counter, and its noise is the change of the
     sum of the buffers. So at most log2(rounds) buffers are held, and each carry takes one draw.
     """
 
@@ -114,7 +114,7 @@ class TreeAggFull(Base):
 def _full_variances(size: int) -> Floats:
     """(size,) variance of each running sum in one complete tree, from all of its nodes."""
     levels = size.bit_length()
-    # var[h]: variance of a subtree's whole sum, estimated from its own nodes only.
+    # alone[h]: variance of a subtree's whole sum, estimated from its own nodes only.
     alone = node_variances(levels)
 
     def inside(level: int, whole: float) -> tuple[Floats, Floats]:

@@ -32,7 +32,7 @@ SIZES = {"4k": 4_000, "16k": 16_000, "30k": 30_000}  # FNG Table 2: S_e / N_e
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of <unk>, <s>, </s>
 SPACE = "▁"  # U+2581: where a word begins
 # The first is SentencePiece's mark of a word; it uses the others internally. It cuts marks such as
-# </s> out of words, so a character only in them would be no piece.
+# </s> out of words, so a character that occurs only inside marks would be no piece.
 FORBIDDEN = (SPACE, "\u2585", "\u2047", "\0", "<unk>", "<s>", "</s>")
 SEEDS_PER_PIECE = 8  # substrings to choose from for each piece that is kept
 MAX_SEEDS = 1_000_000
@@ -138,7 +138,7 @@ def build_inventory(
     Guarantees  every character of every word is a piece, so that no word is partly unknown; words
                 come back from their pieces as they were, since nothing is normalised
     Raises      ConfigError      a word could not come back, since it has white space or a mark
-                EstimationError  the words do not give so many pieces, or have too many characters
+                EstimationError  the words do not give that many pieces, or have too many characters
     Paper       FNG 6: inventories of 4K, 16K, 30K with 100 % character coverage; Kudo 2018
     """
     import sentencepiece
@@ -179,7 +179,7 @@ def build_inventory(
                 model_type="unigram",
                 vocab_size=size,
                 character_coverage=1.0,
-                # The distribution defines the words.
+                # Words stay as they were counted.
                 normalization_rule_name="identity",
                 # SentencePiece silently leaves out longer lines.
                 max_sentence_length=max(len(w.encode()) for w in counts.words) + 64,
@@ -268,8 +268,8 @@ def seed_pieces(
 ) -> list[tuple[str, int]]:
     """The substrings that a unigram model is chosen from: (substring, weighted occurrences).
 
-    At most `count` of two characters or more, those first that cover the most text (occurrences
-    times length), as SentencePiece takes them, but each occurrence has the weight of its word. A
+    Returns at most `count`, of two characters or more. Those that cover the most text (occurrences
+    times length) come first, as in SentencePiece, but each occurrence has the weight of its word. A
     substring that always occurs inside a longer one is left out.
 
     Cost  O(characters of the list) times `max_length`; substrings of two lengths in memory

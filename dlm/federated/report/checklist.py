@@ -78,8 +78,8 @@ CHECKS = (
     "Each command prints the rho below it, and each event is the equivalent for dp-accounting; for "
     "a Poisson-sampled stage, the RdpAccountant of dp-accounting gives this epsilon with the "
     "orders 2 to 128 and 136 to 512 in steps of 8. The epsilon of this report is that of the last "
-    'command, in its line "as a run reports it (discrete noise)". (If a stage of several has '
-    "Poisson-sampled cohorts, dlm privacy verify composes them numerically.)"
+    'command, in its line "as a run reports it (discrete noise)". (If one of several stages has '
+    "Poisson-sampled cohorts, dlm privacy verify composes the stages numerically.)"
 )
 
 
@@ -119,7 +119,7 @@ def noise(stages: Sequence[Mapping[str, Any]]) -> str:
         seed = stage.get("simulated") is True
         text = [
             f"{name}: mechanism {stage['mechanism']}, noise multiplier {stage['noise_multiplier']}",
-            f"discrete Gaussian, on a grid of {extras.get('grid', 'whole steps')}",
+            f"discrete Gaussian, grid: {extras.get('grid', 'whole steps')}",
             f"generator: {extras.get('generator', 'not named')}",
             "keys: from a configured seed, so anyone who knows it can remove the noise"
             if seed
@@ -184,12 +184,12 @@ def enforced(
             else f"at most {counted(kept['max_participations'], 'participation')}"
         )
         clock = (
-            "each device also kept its own clock, and refused to take part more often than that"
+            "each device also kept its own clock, and refused to take part earlier than allowed"
             if _of_devices(stage)
             else "no timer on a device was involved"
         )
         lines.append(
-            f"{name}: {gap} and {most} of a user. The server refuses a cohort that "
+            f"{name}: {gap} and {most} per user. The server refuses a cohort that "
             f"breaks this before anyone in it is counted; {clock}."
         )
     lines.append("Only one process at a time uses the run's folder; each round is released once.")

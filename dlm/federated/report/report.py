@@ -132,7 +132,7 @@ class PrivacyReport:
             )
             lines.append(
                 f"Of {ledger['population']} users, {ledger['participants']} took part; observed: "
-                f"{gap_seen}, at most {counted(seen['max_participations'], 'participation')} of a "
+                f"{gap_seen}, at most {counted(seen['max_participations'], 'participation')} per "
                 "user. The numbers are based on what was enforced (4c), not on this."
             )
         return "\n".join(lines)
@@ -247,14 +247,14 @@ def build(
     """The report of a run, from its records.
 
     Args
-        stages       every stage that used users' data: `account.StageRecord`s, or as JSON
+        stages       every stage that used users' data: each an `account.StageRecord` or its JSON
         ledgers      stage -> who took part in it; a noised stage without one has no guarantee,
                      since nothing shows that its assumptions hold
         simulated    whether keys came from a configured seed: then nothing is guaranteed
         secure_aggregation   also implied by a stage whose norms are inflated by rounding
         inputs       inputs other than users' text, such as "the vocabulary words.txt", and their
-                     records: their stages are composed with these; an input without a record or
-                     guarantee leaves the whole without one
+                     records: their stages are composed with `stages`; an input without a record or
+                     guarantee leaves the report without a guarantee
         void         more reasons why there is no guarantee
         content      SHA-256 of the outputs by name, which the record is about
         held_out     number of users in no round, evaluated without noise and not covered
@@ -332,7 +332,7 @@ def check_stage(
     if ledger.rounds != int(stage["rounds"]) and not under_way:
         raise PrivacyError(
             f"{stage['stage']}: the ledger has {ledger.rounds} rounds, but the stage has "
-            f"{stage['rounds']}: it belongs to another stage, or was cut off. Give this stage's "
+            f"{stage['rounds']}. The ledger is another stage's, or was cut off. Give this stage's "
             "own ledger"
         )
     if stage.get("sampling_rate") is not None:
@@ -353,7 +353,7 @@ def unenforced(stage: Mapping[str, Any], ledger: ParticipationLedger) -> list[st
     if int(stage["max_participations"]) < most:
         found.append(
             f"{name}: at most {stage['max_participations']} participations are assumed, but only "
-            f"{most} were enforced"
+            f"a limit of {most} was enforced"
         )
     return found
 

@@ -46,8 +46,8 @@ class Population(Protocol):
 
 class Cohorts:
     """A sampler of users, its clock, and the ledger of the users that it drew, which enforces gap
-    and participations unless they are None. Timers count from `round_s`, between beginnings of
-    rounds."""
+    and participations unless they are None. For timers, `round_s` is the time from the beginning of
+    one round to the next."""
 
     def __init__(
         self,

@@ -28,8 +28,8 @@ class FederatedRun(Closeable, Generic[Done]):
     A run stopped anywhere and resumed with the same seed ends in the same bits, including the
     journal; a round is reported only after it is saved.
 
-    `binding` is what two runs must share to be the same. Only simulations can repeat rounds that
-    are `released`.
+    `binding` is what two runs must share to be the same. If `released`, rounds are releases, which
+    are never repeated.
     """
 
     rounds: int
@@ -72,7 +72,7 @@ class FederatedRun(Closeable, Generic[Done]):
 
         Raises
             PrivacyError      a participation that breaks the enforced limits; a round of this run
-                              was interrupted in this process; its noise was erased before
+                              was interrupted in this process; the run's noise was erased
             TrainingDiverged  after the round that shows it, which counts; and immediately if a run
                               resumes from there
         """
@@ -147,7 +147,7 @@ class FederatedRun(Closeable, Generic[Done]):
         self.folder.save(state, self.binding, lines, released=self.released, record=record)
 
     def _record(self, public: Arrays) -> Provenance | None:
-        """The record for a checkpoint with these arrays; None if it is beside a separate file."""
+        """The record for a checkpoint with these arrays; None if another file carries it."""
         return None
 
     @abstractmethod

@@ -32,8 +32,8 @@ def check_history(
     ended: bool = False,
 ) -> None:
     """Checks that resuming does not repeat a round; PrivacyError if the checkpoint, of `done`
-    rounds, lacks some of the private parts or the journal (whose rounds count from 0). Only rounds
-    that are not `released` can be repeated; a run that has ended has its ledger."""
+    rounds, lacks rounds that private parts or the journal (which counts from 0) have. Only rounds
+    that are not `released` can be repeated; a run that has ended still has its ledger."""
     if not released:
         return
     last = max(journal, default=-1)

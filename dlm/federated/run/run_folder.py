@@ -173,8 +173,8 @@ class RunFolder(Closeable):
     def load(self, binding: RunBinding, *, released: bool) -> RunState | None:
         """The state to resume from; None if a new run may begin.
 
-        Raises ConfigError for a run with other settings, users or vocabulary; PrivacyError if a
-        ledger or noise is not the checkpoint's, or it lacks released rounds; FormatError.
+        Raises ConfigError for other settings, users or vocabulary; FormatError for damage;
+        PrivacyError if a ledger or noise is not the checkpoint's, or it lacks released rounds.
         """
         lines = journal_lines(journal_text(self.journal))
         parts = {int(p.stem.partition("-")[2]): p for p in self.path.glob(PRIVATE)}
@@ -221,8 +221,8 @@ class RunFolder(Closeable):
         record: Provenance | None = None,
     ) -> None:
         """Makes rounds count: writes the private part, then the checkpoint, which has `record` and
-        the new journal `lines`, for a stop before they are written; erases the old part. If the run
-        ends (`state.private` is None), only the ledger is written. `released` is as in
+        the new `lines`, in case a stop keeps them out of the journal; erases the old part. If the
+        run ends (`state.private` is None), the private part is only the ledger. `released` is as in
         `check_history`."""
         self._accepted = True
         mark = {"released": True} if released else {}
@@ -301,7 +301,7 @@ class RunFolder(Closeable):
 
     def _mend_journal(self, done: int, lines: Iterable[JournalLine]) -> None:
         """Leaves one line per round before `done`, from the journal or from the checkpoint; later
-        lines belong to rounds that can be repeated to the bit."""
+        lines belong to rounds that can be repeated exactly."""
         counted = {line.round: line.text for line in lines if line.round < done}
         text = "".join(f"{counted[index]}\n" for index in sorted(counted))
         write_whole(self.journal, text.encode(), mode=self._mode)

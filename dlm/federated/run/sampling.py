@@ -252,7 +252,7 @@ class AvailabilitySampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         if set(state) != set(self.state()) or len(state["next_round"]) != self.users:
             raise ConfigError(
-                f"the checkpoint is from another sampler than this one for {self.users} users. "
+                f"the checkpoint is not from a sampler of this kind for {self.users} users. "
                 "Resume with the settings and users that the run began with"
             )
         self._next_round = np.array(state["next_round"], np.int64)
@@ -285,7 +285,7 @@ def check_population(
         raise ConfigError(
             f"{users:,} users, each in at most {counted(max_participations, 'round')}, cannot "
             f"fill {rounds} rounds of {report_goal} users, but at most "
-            f"{users * max_participations // report_goal}. Lower the rounds or the "
+            f"{users * max_participations // report_goal}. Use fewer rounds or a lower "
             "report goal, raise max_participations, or find more users"
         )
     # In the last round, the users of the last gap rest, and all earlier participations may have

@@ -22,8 +22,8 @@ ClipKind = Literal["flat", "per_layer"]
 # C, and their true norm is never above C.
 _FANOUT = 128
 MARGIN = 2.0**-16
-# Below 1e-19 the square of a number is 0 in float32, and an update that is too long looks like one
-# of norm 0: with a clip norm above this, such losses do not matter for up to 10^13 numbers.
+# Squares of numbers below 1e-19 are 0 in float32, so an update that is too long may look like one
+# of norm 0. From this clip norm up, such losses do not matter for up to 10^13 numbers.
 LEAST_NORM = 1e-12
 
 
@@ -86,7 +86,7 @@ def clip_per_layer(
     `shares` has S_j / S of each array, in the order of `jax.tree.leaves`; 1 / sqrt(m) if None.
 
     Guarantees   the norm of the result, in exact arithmetic, is at most `bound`
-    Edge cases   as `clip_flat`; one array that is not finite makes all of them zeros
+    Edge cases   as for `clip_flat`; one array that is not finite makes all of them zeros
     Raises       PrivacyError  not one share per array, or their squares add up to more than 1
     Paper        DPF 2, PerLayerClip
     """

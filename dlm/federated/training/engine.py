@@ -50,7 +50,7 @@ class Aggregator(Protocol):
         ...
 
     def add(self, total: Any, updates: Any, key: Any) -> Any:
-        """The sum with more devices: `updates`, stacked on the first axis; `key` is the round's."""
+        """The total with the `updates` of more devices, stacked on axis 0; `key` is the round's."""
         ...
 
     def result(self, total: Any, reports: int) -> Any:
@@ -95,9 +95,9 @@ class LocalEngine:
         aggregator  None adds up integers inside the compiled loop; otherwise every weighted update
                     is passed on in turn, as a device would send it
         block       users whose text is in memory at a time, a multiple of `users_at_once`
-        bits        bits of the clip norm in steps of the integers that are added up
-    Cost            memory: parameters, one sum of 64 bits and `users_at_once` updates, whatever the
-                    cohort
+        bits        the clip norm is at most 2^bits steps of the integers that are added up
+    Cost            memory: parameters, one 64-bit sum and `users_at_once` updates, however large
+                    the cohort
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class LocalEngine:
     def _added_up(
         self, params: rnn.Params, cohort: Sequence[UserWork], bound: Array, tracked: Array
     ) -> RoundSums:
-        """The sums of updates as integers; if nothing is clipped, as floats, with no promise."""
+        """Sums updates exactly, as integers; if nothing is clipped, as floats, with rounding."""
         clipped = math.isfinite(float(bound))
         if len(cohort) > fixed_point.MOST_UPDATES:
             raise ConfigError(

@@ -23,7 +23,7 @@ from dlm.federated.training.clip import Estimator, FixedDenominator
 from dlm.federated.training.engine import Engine, LocalEngine, RoundSums
 
 ARITHMETIC = f"integers, {GRID_BITS} bits"  # part of the settings that a run must keep
-MOST_COST = 1.001  # factor on rho from rounding
+MOST_COST = 1.001  # largest factor by which rounding may raise rho
 MOST_LOOSE_REPORTS = 1 << 14  # the sum of this many is exact to half a step in double precision
 _COUNT_UNIT = 2.0**GRID_BITS
 
@@ -53,8 +53,8 @@ class GridRelease:
         largest = self.multiplier * clipped * 2.0**GRID_BITS
         if self.count_stddev is not None:
             largest = max(largest, self.count_stddev * _COUNT_UNIT)
-        least = 2.0 ** (GRID_BITS - 1)  # number of steps of the clip norm, and of half a user
-        # Sums that are rounded to the grid move by up to a step between neighbours.
+        least = 2.0 ** (GRID_BITS - 1)  # the fewest steps in the clip norm; those in half a user
+        # Rounding to the grid can move the sums of neighbouring data sets a step further apart.
         loose = 1.0 if self.on_grid else 1 + 2 * math.sqrt(size) / least
         factor = loose + self.noise.added(size, largest) / (sensitivity * least)
         if factor * factor > MOST_COST:
@@ -69,7 +69,7 @@ class GridRelease:
     def noised(
         self, state: DiscreteState, sums: RoundSums, bound: float
     ) -> tuple[Any, float, DiscreteState]:
-        """(average, centred count, state after it), with noise; PrivacyError if there are too many
+        """(noised average, noised centred count, next state); PrivacyError if there are too many
         reports for a sum off the grid to be exact to half a step."""
         if not self.on_grid and float(sums.users) > MOST_LOOSE_REPORTS:
             raise PrivacyError(
@@ -114,6 +114,6 @@ def is_on_grid(engine: Engine, estimator: Estimator) -> bool:
 def described() -> dict[str, str]:
     """The grid and the generator, for records."""
     return {
-        "grid": f"the clip norm's 2^-{GRID_BITS}, after the norm was rounded up to a power of two",
+        "grid": f"2^-{GRID_BITS} of the clip norm, which is rounded up to a power of two",
         "generator": GENERATOR,
     }

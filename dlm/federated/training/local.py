@@ -33,7 +33,7 @@ class LocalConfig:
     batch_size: int = setting(16, "Rows of a batch.", low=1, why="16 (BLT), 8 (DPF).")
     unroll: int = setting(
         20,
-        "Backpropagation through time.",
+        "Length of backpropagation through time.",
         unit="tokens",
         low=1,
         why="20 (BLT), 10 (DPF).",
@@ -104,8 +104,8 @@ def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Gen
 
 
 class UserUpdate(NamedTuple):
-    """A device's result: its update and figures; only the clipped `update` may leave it unprotected
-    by noise. The norm is the one before clipping (of the last step, if each batch is clipped); if
+    """A device's result: update and figures. Without noise, only the clipped `update` may leave
+    the device. The norm is the one before clipping (of the last step, if each batch is clipped); if
     the device's numbers overflowed, `finite` is False and the update is zeros; `ln_prob` sums ln
     P(target) over the steps."""
 
@@ -161,7 +161,7 @@ def user_update(
     moved, _, seen, ln_prob, targets = lax.fori_loop(0, used * config.epochs, one, begun)
     if each_batch:
         # A step that overflowed set the difference to zero, and later steps continued from there;
-        # everything from such a device is refused, as if it were clipped once.
+        # everything from such a device is refused, as if it were clipped only at the end.
         kept = jax.tree.map(lambda leaf: jnp.where(seen[1], leaf, 0.0), moved)
         norm = jnp.where(seen[1], seen[0], jnp.inf)
         return UserUpdate(kept, norm, seen[1], ln_prob, targets)

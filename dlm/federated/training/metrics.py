@@ -121,8 +121,8 @@ def each(
         oov         for each id, whether it counts as out of vocabulary: with pieces, the pieces of
                     a word outside the vocabulary (FNG 7.1). By default, ids that are 0
         max_tokens  tokens of an utterance; longer ones are cut
-        says_begin  whether the probability of `<s>`, which never follows a word, is lost; otherwise
-                    the rest is rescaled, as in sampling
+        says_begin  whether `<s>`, which never follows a word, keeps its probability; otherwise the
+                    rest is rescaled, as in sampling
     Cost   batches in the given order, padded to their longest utterance (rounded up to a power of
            two); sort by length to save time
     """

@@ -24,9 +24,9 @@ def _cifg(vocab: int, hidden: int, embedding: int, **more: object) -> RnnConfig:
     return RnnConfig(vocab, embedding, hidden, **more)  # type: ignore[arg-type]
 
 
-# 2.91 M / 96 of FNG Table 2 is 30,261 to 30,364 rows, not 30,000; of those, the total of 3.40 M
-# leaves 30,337 and more. The models with 20 and 30 thousand words of GDP are rounded in the same
-# way: 4.4 M needs 20,197 words or more and 6.4 M needs 30,559 or more.
+# 2.91 M / 96 in FNG Table 2 is 30,261 to 30,364 rows, not 30,000; the total of 3.40 M needs 30,337
+# or more. GDP's models with 20 and 30 thousand words are rounded in the same way: 4.4 M needs
+# 20,197 words or more and 6.4 M needs 30,559 or more.
 FNG_30K = 30_350
 
 PRESETS: dict[str, Preset] = {
@@ -35,21 +35,21 @@ PRESETS: dict[str, Preset] = {
         "FNG Table 2, P_4KS",
         "0.85",
         _cifg(4_000, 670, 96),
-        "makes 0.84: P_16KS has the same cell, and its total of 2.00 leaves at most 452,999 "
-        "parameters to the cell (the rest: embedding, softmax bias); 0.85 needs 457,000",
+        "has 0.84 million: P_16KS has the same cell, and its total of 2.00 leaves at most 452,999 "
+        "parameters for the cell (the rest: embedding, softmax bias); 0.85 needs 457,000",
     ),
     "fng-p4kl": Preset(
         "FNG Table 2, P_4KL",
         "2.70",
         _cifg(4_000, 1080, 140, layers=2, layer_norm="gates"),
-        "needs layer normalisation in the gates; on the output, it would make 2.69",
+        "needs layer normalisation in the gates; normalising the output would give 2.69 million",
     ),
     "fng-p4kg": Preset(
         "FNG Table 2, P_4KG",
         "2.71",
         _cifg(4_000, 1080, 280, layers=2, cell="lstm", groups=5),
         "the count is that of four gates in five groups and a whole projection; three gates in "
-        "five groups would make 2.46",
+        "five groups would give 2.46 million",
     ),
     "fng-p16ks": Preset("FNG Table 2, P_16KS", "2.00", _cifg(16_000, 670, 96), ""),
     "fng-p16kl": Preset("FNG Table 2, P_16KL", "3.33", _cifg(16_000, 670, 160), ""),
@@ -64,13 +64,13 @@ PRESETS: dict[str, Preset] = {
         "GDP 1, NWP, 20K words",
         "4.4",
         _cifg(20_350, 670, 96, tied=False, residual=False, layer_norm="none"),
-        "assumes 20,350 rows; exactly 20,000 would make 4.3",
+        "assumes 20,350 rows; 20,000 rows would give 4.3 million",
     ),
     "gdp-30k": Preset(
         "GDP 1, OTF, 30K words",
         "6.4",
         _cifg(30_700, 670, 96, tied=False, residual=False, layer_norm="none"),
-        "assumes 30,700 rows; exactly 30,000 would make 6.2",
+        "assumes 30,700 rows; 30,000 rows would give 6.2 million",
     ),
     "gdp-tied-10k": Preset(
         "Hard 2018, the CIFG that GDP 1 cites",

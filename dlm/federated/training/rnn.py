@@ -130,7 +130,7 @@ def parameter_count(params: Params) -> int:
 
 
 def network_size(config: RnnConfig) -> int:
-    """The number of parameters of such a network, without creating one."""
+    """Counts the parameters of a network with this config, without creating them."""
     shapes = jax.eval_shape(partial(init, config=config), jax.random.key(0))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
@@ -164,8 +164,8 @@ def _layer(
     k, size, hidden = config.groups, config.embedding_size, config.hidden_size
     steps, batch, _ = inputs.shape
     gates = config.gates
-    # The weights of all gates side by side, with those of the inputs and the recurrent ones apart:
-    # the inputs of all steps are known beforehand, so one product computes them all.
+    # The weights of all gates side by side, split into those of the inputs and of the state: the
+    # inputs of all steps are known beforehand, so one product is enough for them.
     kernel = jnp.concatenate([layer[gate]["kernel"] for gate in gates], axis=-1)
     of_input, of_state = kernel[:, : size // k], kernel[:, size // k :]
     in_gates = config.layer_norm == "gates"
@@ -226,7 +226,7 @@ def _outputs(
         values, after = _layer(params[f"layer_{index}"], config, values, state[index])
         states.append(after)
     rows = table if config.tied else _rows(params["output_embedding"], config)
-    # Transpose to batch before time now, while it is small: logits are by far the largest array,
+    # Put batch before time now, while the array is small: logits are by far the largest array,
     # and a plain matrix product is several times faster than one with its axes in another order.
     return values.transpose(1, 0, 2).reshape(tokens.size, -1), rows, states
 

@@ -110,7 +110,7 @@ class ReleaseConfig:
             raise ConfigError("give either a schedule of clip norms or an adaptive one, not both")
         if self.adaptive is not None and self.estimator != "fixed":
             raise ConfigError(
-                f"estimator is {self.estimator}; expected fixed, as an adaptive clip norm needs"
+                f"estimator is {self.estimator}; expected fixed, which an adaptive clip norm needs"
             )
         self.make_estimator()
         self.update_multiplier()
@@ -133,7 +133,7 @@ class TrainingState(NamedTuple):
     """Everything that the next round depends on.
 
     Fields
-        params     the model; with noise, if there is any
+        params     the model; made from noised sums, if there is noise
         optimizer  state of the server's optimizer, made from released updates only
         bound      float32  C: the clip norm of the next round
         ln_norm    float32  ln of the norm that follows the quantile; ln C^0 if nothing adapts
@@ -160,8 +160,8 @@ class Raw(NamedTuple):
 
 
 class Diagnostics(NamedTuple):
-    """A round's figures; all except `raw` (for simulations) come from released values: rounds from
-    0, C, the quantile's estimate after the round, and the L2 norm of the released average."""
+    """A round's figures; all except `raw` (for simulations) come from released values: the round
+    (from 0), C, the quantile's estimate after the round, and the released average's L2 norm."""
 
     round: int
     clip_norm: float
@@ -215,7 +215,7 @@ def make_algorithm(
         noise = None
         if grid is not None:
             if key is None:
-                raise PrivacyError("noise needs a key: a configured seed, or one from the system")
+                raise PrivacyError("noise needs a key, from a configured seed or from the system")
             noise = grid.init(key, params)
         return TrainingState(
             jnp.int32(0),

@@ -78,7 +78,7 @@ class DataSettings:
     vocabulary: Path = field(
         metadata=about(
             "File with one word per line, or counts of users' words with their record (`dlm "
-            "unigrams`), whose privacy cost is added; ids from 3 on. Or, if its name ends in "
+            "unigrams`), whose privacy cost is added; ids start at 3. Or, if its name ends in "
             ".model, wordpieces (`dlm pieces`) with their record.",
             why="With wordpieces, accuracy and perplexity are per piece.",
         )
@@ -99,8 +99,8 @@ class DataSettings:
     )
     tokenizer: str = setting(
         "whitespace",
-        "How users' and public text is split into words; words are lower case, only letters and "
-        "apostrophes.",
+        "How users' and public text is split: at white space, or into words of lower-case letters "
+        "and apostrophes.",
         one_of=TOKENIZER_NAMES,
         why="Use the same as for the vocabulary, or its words will not be found.",
     )
@@ -115,7 +115,7 @@ class DataSettings:
         why="No guarantee covers them, and they must have agreed.",
     )
     held_out_tokens: int = setting(
-        100_000, "Maximum amount of their text that an evaluation reads.", unit="tokens", low=1
+        100_000, "Most text of held-out users that an evaluation reads.", unit="tokens", low=1
     )
 
     def __post_init__(self) -> None:
@@ -138,8 +138,8 @@ class ModelSettings:
 
     preset: str = setting(
         "",
-        f"A paper's network ({', '.join(presets.PRESETS)}), with this vocabulary; or empty, and "
-        "the settings below.",
+        f"A paper's network ({', '.join(presets.PRESETS)}), with this vocabulary; or empty, to "
+        "use the settings below.",
     )
     embedding_size: int = like(RnnConfig, "embedding_size", 96)
     hidden_size: int = like(RnnConfig, "hidden_size", 670)
@@ -181,7 +181,7 @@ class PrivacySettings:
         "fixed", "Denominator of the average: fixed (f~_f) or clipped (f~_c)."
     )
     denominator: float = setting(
-        0.0, "0 for the report goal, or q times the users.", unit="users", low=0
+        0.0, "Divisor of the sum; 0 for the report goal, or q times the users.", unit="users", low=0
     )
     gap: int = setting(
         1,
@@ -264,10 +264,10 @@ class SamplingSettings:
         low=0,
         high=1,
     )
-    high: float = setting(1.0, "Share of such devices at midnight.", low=0, high=1)
+    high: float = setting(1.0, "Share of available devices at midnight.", low=0, high=1)
     zones: str = setting(
         "0:1",
-        "Time zones (timer): HOURS:SHARE, ..., each an offset from that midnight and a share of "
+        "Time zones (timer): HOURS:SHARE, ..., each an offset from the run's clock and a share of "
         'the users, such as "0:0.5, -8:0.5"; shares sum to 1.',
     )
 
@@ -324,11 +324,11 @@ class PretrainSettings:
 
     text: str = setting("", "File of public text, one utterance per line (.zst too).")
     public: str = setting(
-        "", "Name of the person who attests that it has no user's text, as in [data]."
+        "", "Name of the person who attests that the file has no user's text, as in [data]."
     )
     steps: int = setting(0, "Steps of Adam.", low=0)
     batch_size: int = setting(64, "Rows of a batch.", low=1)
-    unroll: int = setting(20, "Backpropagation through time.", unit="tokens", low=1)
+    unroll: int = setting(20, "Length of backpropagation through time.", unit="tokens", low=1)
     learning_rate: float = setting(0.002, "Learning rate of Adam.", above=0)
 
     def __post_init__(self) -> None:
@@ -397,7 +397,7 @@ class TrainingSettings:
         environ: Mapping[str, str] | None = None,
         within: str = "",
     ) -> TrainingSettings:
-        """Settings of tables `found` in a file, whose names begin with `within`; see `read`."""
+        """Settings of a file's tables `found`; messages put `within` before a name; see `read`."""
         tables = dict(zip(_names(), _TABLES, strict=True))
         unknown = sorted(set(found) - set(tables))
         if unknown:

@@ -1,5 +1,5 @@
-"""Trains a network in rounds, and reports the releases, the users and the quality. Above 600 lines,
-since one object owns a run's state, and resuming must set all of it in one place."""
+"""Trains a network in rounds, and reports the releases, the users and the quality. The file has
+over 600 lines, since one object owns a run's state, and resuming must set it all in one place."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ GENERATOR = "threefry2x32"
 TEXT_DIGEST = "text_sha256"  # key in the record of the pretraining text
 DIVERGED = 10  # factor by which the model is worse than guessing
 _ANY_KEY = jax.random.key(0)  # only for shapes
-LARGEST = 1e6  # limit of a parameter of a network that learns
+LARGEST = 1e6  # with a parameter of this size or more, a network has diverged
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,15 @@ class Training(FederatedRun[RoundReport]):
         encode      words of an utterance -> ids, given with `vocab_size`; by default the words of
                     `settings.data.vocabulary`
         vocabulary_record  `Provenance.public` says that `encode` has no user's text, and who says
-                    so. Otherwise the record of the wordpieces whose method `encode` is; any other
+                    so. By default, the record of the wordpieces whose method `encode` is; another
                     encoder has none, and a run with a guarantee is refused
         engine, aggregator  where updates are computed, locally by default, and how they are added
     Raises
         ConfigError   the settings, users or vocabulary differ from the folder's run; too few users
                       for the rounds of a new run
         PrivacyError  a ledger or noise is not the checkpoint's; a run with a guarantee has a
-                      vocabulary or pretraining text without one that nobody attests as public; the
-                      grid is too coarse for this many numbers
+                      vocabulary or pretraining text that has none, and that nobody attests as
+                      public; the grid is too coarse for this many numbers
         FormatError   a file is damaged
     """
 
@@ -186,7 +186,7 @@ class Training(FederatedRun[RoundReport]):
             raise ConfigError(
                 f"none of {len(users)} users is left for training; lower data.held_out"
             )
-        # A run that has begun has already used its population and its text.
+        # A run that has begun did both at its start.
         if not self._has_begun:
             self._check_population()
             self._take_text()
@@ -272,7 +272,7 @@ class Training(FederatedRun[RoundReport]):
         held-out users; in simulations also by training users."""
         largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(self.state.params))
         if not largest < LARGEST:
-            return f"a parameter is {largest:.3g}, beyond what a network that learns has"
+            return f"a parameter is {largest:.3g}, larger than any in a network that learns"
         guess = self.model.vocab_size
         if evaluation is not None and evaluation.words:
             found = evaluation.perplexity
@@ -304,7 +304,7 @@ class Training(FederatedRun[RoundReport]):
         return metrics.evaluate(self.state.params, self.model, self._held_out)
 
     def stage(self, rounds: int | None = None) -> StageRecord:
-        """The facts for accounting about this run so far, or about this many rounds."""
+        """The facts that accounting needs about this run so far, or about this many rounds."""
         rounds = self.rounds_done if rounds is None else rounds
         privacy, adaptive = self.settings.privacy, self._release.adaptive
         noised = self.mechanism is not None
@@ -373,7 +373,7 @@ class Training(FederatedRun[RoundReport]):
     def _report(
         self, rounds: int, released: Arrays, *, at: datetime | None = None, data_name: str = ""
     ) -> PrivacyReport:
-        """The report of the rounds done, or of more planned ones; the record is about releases."""
+        """The report of the rounds done, or of planned ones too; its record is about `released`."""
         content = {STATE_DIGEST: checkpoint.digest(released)}
         if self._vocabulary is not None:
             content[VOCABULARY_DIGEST] = content_digest(self._vocabulary.content)

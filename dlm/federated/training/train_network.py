@@ -36,9 +36,9 @@ def train_network(
     progress: Callable[[str], None] = lambda line: None,
     on_round: Callable[[RoundReport], None] = lambda done: None,
 ) -> TrainedNetwork:
-    """Trains a network on users' text in the folder `output`, like `run_rounds`. `open_users` gets
-    a folder to sort their text into; only its owner can read it, and it is removed once no rounds
-    are left."""
+    """Trains a network on users' text, as `run_rounds` does, in the folder `output`. `open_users`
+    gets a folder to sort the text into; only its owner can read it, and it is removed once no
+    rounds are left."""
 
     def opened(folder: RunFolder) -> Training:
         progress("reading and sorting users' text")
@@ -54,7 +54,7 @@ def train_network(
         return Training(settings, dataset, folder, progress=progress)
 
     if settings.data.has_pieces and settings.run.evaluate_every and settings.data.held_out:
-        progress("accuracy and perplexity are of wordpieces: compare them with no model of words")
+        progress("accuracy and perplexity are per wordpiece, not comparable with a word model's")
     return run_rounds(
         opened, settings, output, data_name=data_name, progress=progress, on_round=on_round
     )
@@ -71,8 +71,8 @@ def run_rounds(
 ) -> TrainedNetwork:
     """Trains a network in the folder `output`, or continues the run there, and reports it. If it is
     stopped at any time, the same call resumes after the last round that counts. Raises
-    TrainingDiverged after the report of the rounds done, or at once if the run had already ended
-    so; also what `Training` raises."""
+    TrainingDiverged after the report of the rounds done, or at once if the run had already
+    diverged; also what `Training` raises."""
     if settings.run.simulation:
         progress("a seed is set: this is a simulation, and its model is not private")
     elif settings.privacy.mechanism == "none":
@@ -113,8 +113,8 @@ def run_rounds(
         if not folder.has_ended:
             text = " and users' text" if folder.store.exists() else ""
             progress(
-                f"{output} keeps noise{text} for the rounds that are left. The same command goes "
-                f"on; if none follow, erase it: dlm privacy erase {output}"
+                f"{output} keeps noise{text} for the rounds that are left. The same command runs "
+                f"them; to run no more, erase what it keeps: dlm privacy erase {output}"
             )
         return TrainedNetwork(training.rounds_done, report, folder.has_ended)
 

@@ -86,7 +86,7 @@ def leaves(tree: Any) -> list[npt.NDArray[Any]]:
 
 
 def rebuilt(arrays: Arrays, template: Any, place: Path) -> Any:
-    """The tree whose `leaves` these are, in the shape of `template`; FormatError for other
+    """The tree with `arrays` as its `leaves`, in the shape of `template`; FormatError for other
     shapes."""
     check_shapes(arrays, leaves(template), place)
     old, shape = jax.tree.flatten(template)

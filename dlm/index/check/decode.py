@@ -35,7 +35,7 @@ FaultCallback = Callable[[str, str, str], None]
 class Tables:
     """The contents of a shard set, by n-gram.
 
-    extended  by order, (n,)  the flag of each row of `model.tables[order - 1]`
+    extended  by order, (n,)  whether each row of `model.tables[order - 1]` is extended
     """
 
     model: NgramTables
@@ -66,7 +66,7 @@ def decode(directory: str | os.PathLike[str], *, verify: bool = True) -> Decoded
     model = decode_tables(opened).model
     orders: Raw = []
     for table in model.tables:
-        # Inside an order the tables are sorted by keys; people expect ids.
+        # The rows of an order are sorted by keys; people expect them sorted by ids.
         place = np.lexsort(table.rows.T[::-1])
         place = place[~table.blank[place]]
         orders.append((table.rows[place], table.log10_prob[place], table.log10_backoff[place]))
@@ -96,7 +96,7 @@ def export_arpa(
 
 
 def decode_tables(opened: ShardSet, fault: FaultCallback | None = None) -> Tables:
-    """Every n-gram and blank, and the flag of each.
+    """Every n-gram and blank, and whether each is extended.
 
     Args  fault  called if the files contradict each other; n-grams that cannot be placed are left
                  out. Without it, the first fault raises ShardFormatError
@@ -194,10 +194,10 @@ class _Tree:
                 tell(
                     "rank",
                     self.file,
-                    f"a word after {spell(model.vocabulary, self.rows[node])} is beyond the "
-                    f"{listed[node]} that follow the last of them ({len(beyond)} such)",
+                    f"a word after {spell(model.vocabulary, self.rows[node])} has a rank beyond "
+                    f"the {listed[node]} words after that context's last word ({len(beyond)} such)",
                 )
-                # The values of blanks are meaningless.
+                # A rank that exists, so that decoding can go on.
                 a.rank[beyond] = 0
                 parent_begin = np.where(listed, parent_begin, 0)
         else:
@@ -240,7 +240,7 @@ def _joined(
         tell(
             "twice",
             file,
-            f"n-gram or blank of {contexts.shape[1] + 1} words is stored twice ({len(again)} such)",
+            f"a {contexts.shape[1] + 1}-gram or blank is stored twice ({len(again)} such)",
         )
         place = np.delete(place, again)
     prefix, word = prefix[place], word[place]

@@ -99,7 +99,7 @@ def verify(
     opened = _open(report, report.manifest)
     if opened is None:
         return report
-    say("decoding them")
+    say("decoding the files")
     model = decode_tables(opened, report.add).model
     say("checking every n-gram")
     _Rules(report, opened, model).check()
@@ -120,8 +120,8 @@ def verify_files(
 ) -> VerifyReport:
     """Checks the files that a server of some shards reads; the others may be absent.
 
-    It checks each byte against the manifest's checksums, the manifest itself, and what kernels rely
-    on. Rules between n-grams need all shards, see `verify`.
+    It checks the manifest, the checksum of each file, and what kernels rely on. Rules between
+    n-grams need all shards; see `verify`.
 
     Raises  ConfigError  the set has no shard with that number
             OSError      an existing file cannot be read
@@ -181,8 +181,8 @@ def _open(
 
 
 class _Rules:
-    """Rules that do not follow from the comparison of the columns with the n-grams, which comes
-    later; `bad` notes a violation where a mask is not empty."""
+    """Rules that the later comparison of the columns with the n-grams does not check; `bad` notes a
+    violation if any row of a mask is true."""
 
     def __init__(self, report: VerifyReport, opened: ShardSet, model: NgramTables) -> None:
         self.report = report
@@ -232,7 +232,7 @@ class _Rules:
                 break
         for mark in (BEGIN_SENTENCE, END_SENTENCE):
             if self.opened.vocabulary.ids.get(mark, UNK_ID) == UNK_ID:
-                self.report.add("word", file, f"the words lack {mark.decode()}")
+                self.report.add("word", file, f"the vocabulary lacks {mark.decode()}")
 
     def counts(self) -> None:
         for k, (table, count, blanks) in enumerate(
@@ -250,7 +250,7 @@ class _Rules:
             blank = sum(int(level.blank.sum()) for level in shard.plain())
             if blank != entry.blanks:
                 self.report.add(
-                    "counts", entry.name, f"the manifest says {entry.blanks} blanks, it has {blank}"
+                    "counts", entry.name, f"the manifest says {entry.blanks} blanks; it has {blank}"
                 )
 
     def values(self) -> None:
@@ -259,7 +259,7 @@ class _Rules:
         self.bad("backoff", self.order, weighted, "has a back-off weight at the highest order")
 
     def blanks(self) -> None:
-        """Blanks have no values, and among the 1-grams only a missing unknown word is one."""
+        """Blanks have no values; the only blank 1-gram is <unk>, if the model lacks it."""
         unk = self.manifest.unk_in_model
         for k, table in enumerate(self.model.tables, 1):
             none = MISSING_UNK_LOG10_PROB if k == 1 else np.float32(0)
@@ -284,7 +284,7 @@ class _Rules:
             self.report.add(
                 "model-id",
                 layout.MANIFEST,
-                f"it says model {self.manifest.model}; the n-grams in the files are {found}",
+                f"it says model {self.manifest.model}; the files' n-grams are of model {found}",
             )
 
 

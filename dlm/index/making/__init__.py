@@ -1,4 +1,4 @@
-"""Makes shard sets: a model of any size, in bounded memory.
+"""Makes shard sets from models of any size in bounded memory.
 
 An n-gram w1 .. wk is kept as a row of numbers, in one of two orders:
 

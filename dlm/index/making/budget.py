@@ -106,8 +106,8 @@ def in_memory_bytes(counts: Sequence[int]) -> int:
 def spill_bytes(counts: Sequence[int]) -> int:
     """The approximate maximum of bytes on disk for a model's n-grams while it is sharded.
 
-    At first, each n-gram is there in two sort orders. Later, nodes and n-grams are there before and
-    after they are assigned to shards, or for all shards and again for some. Blanks do not count.
+    At first, each n-gram is stored in two sort orders. Later, nodes and n-grams are stored twice
+    while they are assigned to shards, and then while each shard is written. Blanks do not count.
     """
     twice = sum(2 * count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1)
     return int(

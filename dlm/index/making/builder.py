@@ -129,7 +129,7 @@ def resume(
     budget: Budget,
     say: Callable[[str], None],
 ) -> None:
-    """Restores what an earlier build finished, or removes its files; None always removes them."""
+    """Restores what an earlier build finished; else, or if `journal` is None, removes its files."""
     problem = None
     if journal is not None:
         problem = journal.load(work, budget) or _files_problem(folder, work)
@@ -239,7 +239,7 @@ def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> Non
 
 
 def write_file(path: Path, kind: str, columns: Columns, work: Work) -> tuple[int, str]:
-    """Like `write_parts`; then removes the parts that are not named columns of the work."""
+    """Calls `write_parts`, then removes the parts that are not named columns of the work."""
     written = write_parts(path, kind, columns)
     for _, parts in columns.values():
         for part in parts:
@@ -249,7 +249,7 @@ def write_file(path: Path, kind: str, columns: Columns, work: Work) -> tuple[int
 
 
 def finish_words(c: Context) -> None:
-    """The flags and values of the 1-grams, and the model's ids, original and quantised."""
+    """Makes flags and values of the 1-grams, and the ids of the original and quantised model."""
     work, info = c.work, c.work.info
     prob, backoff = work.array("word-prob"), work.array("word-backoff")
     extended = np.zeros(c.words, np.bool_)
@@ -306,11 +306,11 @@ def vocabulary_columns(c: Context) -> dict[str, Any]:
 
 
 def low_columns(c: Context) -> dict[str, Any]:
-    """The columns of the low orders, with the pairs in pieces."""
+    """The columns of the low orders; the pairs are read in pieces."""
     work = c.work
     values, extended = work.array("word-values"), work.array("word-extended")
     sizes = work.array("pair-sizes") if c.order > 1 else np.zeros(c.words, I64)
-    # The number of words that may have a weight or a list, plus one for all others.
+    # How many words may have a weight or a list; one more entry stands for all others.
     count = int(np.flatnonzero((sizes > 0) | (values[:, 1] != 0)).max(initial=-1)) + 1
     weights = np.zeros(count + 1, F32)
     weights[:count] = values[:count, 1]
@@ -383,8 +383,8 @@ def low_columns(c: Context) -> dict[str, Any]:
 def _pairs_of_words(
     c: Context, begin: NDArray[np.int64]
 ) -> Iterator[tuple[int, int, NDArray[np.uint32]]]:
-    """Rows of `join` for pairs of some words at a time: the first word, and the one after the
-    last."""
+    """(first word, the word after the last, their pairs as rows of `join`), for some words at a
+    time."""
     first, count = 0, len(begin) - 1
     while first < count:
         after = int(np.searchsorted(begin, begin[first] + c.budget.block_rows, side="right")) - 1

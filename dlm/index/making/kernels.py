@@ -25,12 +25,12 @@ PARENTS, PARENT_KEYS, NODES, LIST = 1, 2, 3, 4
 ) = range(27)  # fmt: skip
 JOIN_STATE = 27
 
-BLANK_CODE = 0x7FFFFFFF  # no probability has these bits: it would be no number
+BLANK_CODE = 0x7FFFFFFF  # no probability has these bits, which are a NaN's
 
 
 @kernel("uint32[:, :], uint32[:], uint32[:], int64, out uint32[:, :]")
 def suffix_rows(ids, prob, backoff, key_bits, out):  # type: ignore[no-untyped-def]
-    """Rows (n, k + 2) in suffix order of n-grams (n, k >= 2), then the bits of their values."""
+    """Rows (n, k + 2) of n-grams (n, k >= 2): words in suffix order, then the bits of values."""
     k = ids.shape[1]
     for i in range(len(ids)):
         out[i, 0] = ids[i, k - 2]
@@ -43,7 +43,7 @@ def suffix_rows(ids, prob, backoff, key_bits, out):  # type: ignore[no-untyped-d
 
 @inlined
 def _compare(x, i, y, j, width):  # type: ignore[no-untyped-def]
-    """-1, 0, 1 as the first `width` numbers of row i of x are below, equal to or above y's j."""
+    """-1, 0, 1: row i of x is below, equal to or above row j of y in the first `width` numbers."""
     for c in range(width):
         if x[i, c] != y[j, c]:
             return -1 if x[i, c] < y[j, c] else 1
@@ -83,7 +83,7 @@ def join(  # type: ignore[no-untyped-def]
             node_bytes, gram_bytes  what a node and an n-gram add to the load of their slot
     Shapes
         rows      (n, k + 2)  k-grams of the file in suffix order, bits of probability and weight
-        suffixes  (n, k + 1)  what order k + 1 requires: distinct; nodes that hang below each
+        suffixes  (n, k + 1)  distinct k-grams that order k + 1 requires; nodes below each
         entries   (n, > k + 1) order k + 1 in list order; its last column the value, see below
         pairs     (n, 4)      the 2-grams of the file in suffix order, where k is 3
         at        (JOIN_STATE,);  current, held (k,): the n-gram at hand, its suffix
@@ -96,8 +96,8 @@ def join(  # type: ignore[no-untyped-def]
         twice, missing (m, k) repeated n-grams; contexts that are not n-grams of the file
     Returns      FULL, or the number of the stream whose block is used up, or DONE
 
-    A value is the bits of the probability without its sign, above a bit that says extended; those
-    of a blank are BLANK_CODE.
+    A value is the bits of the probability without its sign, and as its lowest bit whether it is
+    extended; a blank has BLANK_CODE in place of a probability.
     """
     while True:
         if at[PHASE] == 0:
@@ -110,7 +110,7 @@ def join(  # type: ignore[no-untyped-def]
             has_row = at[A] < len(rows)
             has_suffix = at[Q] < len(suffixes)
             if not has_row and not has_suffix:
-                while at[X] < len(entries):  # contexts above all n-grams
+                while at[X] < len(entries):  # contexts after the last n-gram
                     _note_missing(at, entries, missing, k)
                     at[X] += 1
                 if not ended[ENTRIES]:
@@ -194,7 +194,7 @@ def join(  # type: ignore[no-untyped-def]
                         break
             if k > 2 and new:
                 if k == 3:
-                    # How many of the same first word, of the file or required, are before it.
+                    # How many pairs with this first word, listed or required, sort before it.
                     while True:
                         if at[P] >= len(pairs):
                             if not ended[PAIRS]:
@@ -319,13 +319,13 @@ def route(  # type: ignore[no-untyped-def]
     Args    direct   whether the nodes are roots: no parents, and entries know their places
             ended    (5,) by number of the stream
     Shapes
-        parents, nodes   (n, 5) as `join` makes them, of two orders one after the other
+        parents, nodes   (n, 5) as `join` makes them, of two consecutive orders
         parent_keys, entries  (n, 2) key, value; where `direct`, entries are (n, 3), with the place
                          in the middle
         at               (ROUTE_STATE,);  listed (V,) the keys of the parent's list
         shard_of_slot    (4096,)
         out_nodes        (len(nodes), 6) shard, key, weight, nodes below, n-grams following,
-                         entries of the parent's list (of roots 0)
+                         number of entries of the parent's list (0 for roots)
         out_entries      (len(entries), 3) shard, place in the parent's list, value
         counts           (B, 3)  nodes, n-grams, blanks of each shard
     Returns      the number of the stream whose block is used up, or DONE

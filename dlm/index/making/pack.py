@@ -58,7 +58,7 @@ class BitStream:
 
 
 def zero_words(path: Path | None, bits: int) -> NDArray[np.uint64]:
-    """Like `columns.room`, in memory or in a file at `path` with reserved space and no name."""
+    """Words as from `columns.room`, in memory or in a preallocated, unlinked file at `path`."""
     if path is None:
         return room(bits)
     count = len(room(0)) + (bits + 63) // 64
@@ -71,7 +71,7 @@ def zero_words(path: Path | None, bits: int) -> NDArray[np.uint64]:
 def put_roots(
     path: Path | None, numbers: Bits, sizes: NDArray[np.int64], pairs: int
 ) -> tuple[int, NDArray[np.uint64], NDArray[np.int64]]:
-    """Bits of a tree, its words (see `zero_words`), and where the record of each root begins.
+    """A tree's size in bits, its words (see `zero_words`), and where each root's record begins.
 
     Shapes  numbers, sizes (R,)  of each root: its 2-gram's number, rising; its record's bits
     """
@@ -97,7 +97,7 @@ class LevelValues:
         self.probs.add(magnitude[magnitude != BLANK_CODE])
 
     def join(self, other: LevelValues) -> None:
-        """Adds the values of another one for the same level, which is not used again."""
+        """Adds the values of `other`, for the same level, which is not used again."""
         self.probs.join(other.probs)
         self.weights.join(other.weights)
 
@@ -148,9 +148,9 @@ class _Piece(NamedTuple):
 
 
 class TreePacker:
-    """Packs the tree of one shard: rows of nodes (D, 6) and of entries (G, 3) of `kernels.route`
-    for each level. First come the sizes of all records, from the longest contexts to the roots,
-    and then the records, from the roots down: a shard is never in memory as rows.
+    """Packs the tree of one shard, from the rows of nodes (D, 6) and entries (G, 3) of
+    `kernels.route` for each level. It finds the sizes of all records, from the longest contexts
+    to the roots, then writes the records, from the roots down: the rows are never all in memory.
 
     Args  name  name of its intermediate files in `work`
     """
@@ -163,7 +163,7 @@ class TreePacker:
         self._value_bits = [code.prob.bits + code.flag_bits for code in codes]
         self._pairs, self._key_bits = pairs, key_bits
         self._work, self._rows, self._name = work, rows, name
-        # For each level, the roots last: the bits of its records, and the codes of their weights.
+        # For each level, the roots last: the sizes of its records in bits, and weights' codes.
         self._sizes: list[Column] = []
 
     def pack(self) -> TreeColumns:
@@ -192,8 +192,8 @@ class TreePacker:
             below, after = (np.cumsum(chunk[:, i], dtype=I64) for i in (3, 4))
             ends, (x, y, z), first = below + after, end, 0
             while first < len(chunk):
-                # A piece has at least one node. The nodes and n-grams below a node, and those after
-                # it, are at most as many as the words.
+                # A piece has at least one node, with at most as many nodes below it, and n-grams
+                # after it, as there are words.
                 before = int(ends[first - 1]) if first else 0
                 last = max(int(np.searchsorted(ends, before + self._rows, "right")), first + 1)
                 begin, end = end, (x + last, y + int(after[last - 1]), z + int(below[last - 1]))

@@ -265,7 +265,7 @@ class BuildFolders:
     """The folders that a build writes to.
 
     folder    the set, and the journal;  spill  everything else
-    repaired  if given, the repaired model is in a folder beside it
+    repaired  path beside which a repaired model's temporary folder is made
     keeps     whether a later build may use the existing files
     """
 
@@ -335,7 +335,7 @@ def building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterato
 
 @contextmanager
 def explained(place: BuildFolders) -> Iterator[None]:
-    """Adds the path of the full disk to its error."""
+    """Adds the file, and the free space of each disk, to the error of a full disk."""
     try:
         yield
     except OSError as exc:

@@ -106,7 +106,7 @@ class NgramSource(Protocol):
 
     @property
     def order(self) -> int:
-        """N."""
+        """The model's order, N."""
 
     @property
     def counts(self) -> Sequence[int]:
@@ -121,7 +121,7 @@ class NgramSource(Protocol):
 
 
 def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
-    """Reads a model, and sorts every order above 1 in suffix order; `expected` n-grams by order."""
+    """Reads a model; sorts every order above 1 in suffix order. `expected` has counts by order."""
     work, info = c.work, c.work.info
     top = source.order
     sums = np.zeros((top, 2), np.uint64)
@@ -192,7 +192,7 @@ def _unigrams(
     source: NgramSource,
     first: list[tuple[Rows, NDArray[np.float32], NDArray[np.float32]]],
 ) -> tuple[Rows, NDArray[np.uint64]]:
-    """Numbers the words; returns the id of each by its id in `source`, and the sums of 1-grams."""
+    """Numbers the words; returns the new ids by those in `source`, and the hash sums of 1-grams."""
     work, info = c.work, c.work.info
     vocabulary = source.vocabulary
     words = vocabulary.words
@@ -218,7 +218,7 @@ def _unigrams(
 
 
 def quantisers(c: Context, k: int) -> tuple[Quantiser, Quantiser] | None:
-    """The replacements for the values of order k; None if the values stay."""
+    """The quantisers of order k's probabilities and weights; None if values stay as they are."""
     if c.coding.bits is None or k == 1:  # words are not quantised
         return None
     out = []
@@ -240,8 +240,8 @@ def join(c: Context, journal: Journal) -> None:
 
 
 def join_order(c: Context, k: int) -> None:
-    """Joins order k in suffix order: its blanks, flags and nodes; sorts it in list order if k >
-    2."""
+    """Finds the blanks, flags and nodes of order k, in suffix order; if k > 2, also sorts it in
+    list order."""
     work, info, budget = c.work, c.work.info, c.budget
     top, size = c.order, budget.block_rows
     count = c.counts[k - 1]
@@ -384,8 +384,8 @@ def _fault(c: Context, order: int, kind: str, count: int, ids: Rows) -> None:
 
 
 def raise_faults(c: Context, path: str) -> None:
-    """Raises the `ArpaError` of `ngrams.sorted_tables`, if anything was found; reads the file
-    again."""
+    """Raises the `ArpaError` that `ngrams.sorted_tables` would, if there are faults; reads the
+    file again to find the line."""
     faults = sorted(c.work.info["faults"])  # the lowest order; "missing" before "twice"
     if not faults:
         return

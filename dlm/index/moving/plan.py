@@ -17,8 +17,8 @@ from dlm.errors import ConfigError
 from dlm.index.settings import ReshardSettings
 from dlm.ngram.partition import SLOTS, check_shards
 
-# A shard whose load is below this many times the mean of the others gets no replica for it: each of
-# its two servers would be busy for less than three quarters of the others' time.
+# A shard whose load is below this many times the mean of the others gets no replica: each of its
+# two servers would be busy for less than three quarters of the time that the others are.
 HOT = 1.5
 BOUND = ReshardSettings().bound
 MOST_WEIGHT = 1 << 50  # limit of the sum over all slots: sums stay below 2^63
@@ -75,8 +75,8 @@ def plan_slots(
     heavier of the two lightest. A shard without such a slot keeps its slots. No slot moves twice.
 
     Shapes      table, weight (4096,)  the shard of each slot; its bytes, or queries recorded for it
-    Args        removed  numbers of the removed shards, as many as `shards` is fewer; by default the
-                         last ones. Shards with numbers from `shards` on take their numbers
+    Args        removed  numbers of the removed shards, as many as the set loses; by default the
+                         last ones. Kept shards numbered `shards` or above take their numbers
     Raises      ConfigError  an impossible number of shards, or choice of removed ones
     Guarantees  the same plan for the same arguments, on every machine; nothing moves if every shard
                 is within the bound and none is removed. Slots without weight count, but so little
@@ -128,7 +128,7 @@ def plan_slots(
 def _slot_to_move(
     weight: Weight, slots: NDArray[np.int64], giver: int, taker: int, mean: int
 ) -> int | None:
-    """The best one of a shard's ascending `slots` to move from weight `giver` to weight `taker`."""
+    """The best of a shard's ascending `slots` to move, by the weights of `giver` and `taker`."""
     own = weight[slots]
     room = min(giver - mean, mean + 1 - taker)
     fits = own <= room

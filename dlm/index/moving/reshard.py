@@ -103,8 +103,8 @@ def reshard(
         The files, byte for byte, and the name of the set are those of a build from the model's ARPA
         file with this slot table. A shard with the slots of an old one has its file: a hard link,
         or a copy where links are not possible.
-        The folder appears whole or not at all. If it is killed, running it again with the same
-        arguments resumes after the last finished file.
+        The folder appears whole or not at all. After a kill, a run with the same arguments
+        resumes after the last finished file.
     """
     say = progress or (lambda line: None)
     destination = Path(output)
@@ -169,7 +169,7 @@ class _Maker:
         name = layout.file_name(kind, index)
         if name in self._journal.done:
             return
-        (self._folder / name).unlink(missing_ok=True)  # from a run that was killed just afterwards
+        (self._folder / name).unlink(missing_ok=True)  # from a run killed before it noted the file
         is_link = link_or_copy(self._source.directory / entry.name, self._folder / name)
         self._add(replace(entry, index=index, name=name), "linked" if is_link else "copied")
 

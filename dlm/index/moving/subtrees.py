@@ -81,7 +81,7 @@ class SourceSet:
         return Roots(begins, ends, numbers, slots_of(*pairs_of(self.low.arrays, numbers)))
 
     def roots_in(self, slots: NDArray[np.bool_], shards: Sequence[int]) -> Roots:
-        """The roots of these shards whose slots are chosen, in the order of a single shard."""
+        """The roots of these shards whose slots are chosen, in the order they have in one shard."""
         found = []
         for shard in shards:
             roots = self.roots(shard)

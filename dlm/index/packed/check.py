@@ -46,30 +46,30 @@ def _words(bits: int) -> int:
 
 def _prob_limit(bits: int, base: int, table: NDArray[np.float32], name: str) -> int:
     """The limit that codes must stay below."""
-    _require(bits <= PROB_BITS, f"{name}: bits")
+    _require(bits <= PROB_BITS, f"{name}: its codes have too many bits")
     if not len(table):
-        _require(base <= _INFINITY, f"{name}: the base")
+        _require(base <= _INFINITY, f"{name}: the base is too large")
         return _INFINITY + 1 - base
-    _require(base == BY_TABLE, f"{name}: a level has a table or a base, not both")
+    _require(base == BY_TABLE, f"{name}: there must be a table or a base, not both")
     _check_probs(table, name)
     return _table_size(bits, table, name)
 
 
 def _check_probs(table: NDArray[np.float32], name: str) -> None:
-    _require(bool((table <= 0).all()), f"{name}: log10 probabilities are 0 or less")
-    _require(not _has_signed_zero(table), f"{name}: no value is negative zero")
+    _require(bool((table <= 0).all()), f"{name}: log10 probabilities must be 0 or less")
+    _require(not _has_signed_zero(table), f"{name}: no value may be negative zero")
 
 
 def _backoff_limit(bits: int, table: NDArray[np.float32], name: str) -> int:
     if bits == BACKOFF_BITS and not len(table):
         return 0
-    _require(bool(np.isfinite(table).all()), f"{name}: back-off weights are finite")
-    _require(not _has_signed_zero(table), f"{name}: no value is negative zero")
+    _require(bool(np.isfinite(table).all()), f"{name}: back-off weights must be finite")
+    _require(not _has_signed_zero(table), f"{name}: no value may be negative zero")
     return _table_size(bits, table, name)
 
 
 def _table_size(bits: int, table: NDArray[np.float32], name: str) -> int:
-    _require(0 < len(table) <= 1 << bits < 1 << BACKOFF_BITS, f"{name}: the table fits its codes")
+    _require(0 < len(table) <= 1 << bits < 1 << BACKOFF_BITS, f"{name} must fit its codes")
     return len(table)
 
 
@@ -83,33 +83,33 @@ def check_low(a: Arrays, words: int, order: int) -> int:
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     pairs, entries = s["pairs"], s["entries"]
     _require(s["words"] == words, f"there must be {words} words")
-    _require(entries <= words, "entries: at most the number of words")
+    _require(entries <= words, "entries must be at most the number of words")
     _require(
         pairs < 1 << 32 and (order > 1 or not pairs),
-        "there are fewer than 2**32 2-grams, and none at order 1",
+        "there must be fewer than 2**32 2-grams, and none at order 1",
     )
-    _require(s["pair_flag_bits"] in (ONE_FLAG, ALL_FLAGS), "pair_flag_bits")
-    _require(s["word_backoff_bits"] <= BACKOFF_BITS, "word_backoff_bits")
-    _require(s["begin_bits"] <= 32 and s["place_bits"] <= 48, "begin_bits, place_bits")
+    _require(s["pair_flag_bits"] in (ONE_FLAG, ALL_FLAGS), "pair_flag_bits must be 1 or 3")
+    _require(s["word_backoff_bits"] <= BACKOFF_BITS, "word_backoff_bits must be at most 32")
+    _require(s["begin_bits"] <= 32 and s["place_bits"] <= 48, "begin_bits or place_bits is too big")
     stride = entry_bits_of(s)
-    _require(len(a["word_entry"]) == _words((entries + 2) * stride), "word_entry: length")
-    _require(len(a["word_value"]) == -(-words // BLOCK_WORDS), "word_value: length")
+    _require(len(a["word_entry"]) == _words((entries + 2) * stride), "word_entry: wrong length")
+    _require(len(a["word_value"]) == -(-words // BLOCK_WORDS), "word_value: wrong length")
     _check_probs(a["word_prob_table"], "word_prob_table")
     runs = len(a["word_prob_table"])
     at = checks.check_words_value(a["word_value"].ctypes.data, words, runs)
-    _require(at < 0, f"word_value: block {at} of {runs} probabilities")
+    _require(at < 0, f"word_value: block {at} is invalid for {runs} probabilities")
     _require(
         s["pair_flag_bits"] != ONE_FLAG
         or np.array_equal(
             unpack_words(a["word_value"], words)[1][1:], np.arange(1, words) < entries
         ),
-        "word_value: with one flag of 2-grams, EXTENDED are the words before E",
+        "word_value: if 2-grams have one flag, exactly the words before E must be EXTENDED",
     )
     limit = _backoff_limit(s["word_backoff_bits"], a["word_backoff_table"], "word_backoff_table")
     shift = stride - s["word_backoff_bits"]
     address = a["word_entry"].ctypes.data
     at = checks.check_backoffs(address, entries + 1, shift, stride, s["word_backoff_bits"], limit)
-    _require(at < 0, f"word_entry: the backoff of word {at}")
+    _require(at < 0, f"word_entry: the backoff of word {at} is invalid")
     limit = _prob_limit(
         s["pair_prob_bits"], s["pair_prob_base"], a["pair_prob_table"], "pair_prob_table"
     )
@@ -127,18 +127,18 @@ def check_low(a: Arrays, words: int, order: int) -> int:
     )
     sizes = np.diff(begin)
     most = int(sizes.max(initial=0))
-    _require(most < LONGEST, f"fewer than {LONGEST} in a list")
-    _require(most <= words, "begin: at most as many 2-grams begin with a word as there are words")
+    _require(most < LONGEST, f"a list must have fewer than {LONGEST} entries")
+    _require(most <= words, "begin: a word begins more 2-grams than there are words")
     _require(
         bool(((sizes <= 1 << widths) & (widths <= key_bits_of(words))).all()),
-        "word_entry: widths of the keys of their lists",
+        "word_entry: the widths of the keys do not fit their lists",
     )
-    _require(len(a["list"]) == _words(int(place[-1])), "list: length")
+    _require(len(a["list"]) == _words(int(place[-1])), "list: wrong length")
     at, fault = checks.check_key_lists(
         a["list"].ctypes.data, place, begin, widths, words,
         s["pair_flag_bits"] + s["pair_prob_bits"], s["pair_flag_bits"], limit,
     )  # fmt: skip
-    _require(not fault, f"list: {checks.FAULTS[fault]} of the 2-grams that begin with word {at}")
+    _require(not fault, f"list: bad {checks.FAULTS[fault]} of 2-grams that begin with word {at}")
     return int(pairs)
 
 
@@ -152,13 +152,13 @@ def check_tree(a: Arrays, levels: int, words: int, pairs: int, nodes: int) -> in
     _require(shape.levels == levels, f"there must be {levels} levels")
     _require(shape.key_bits == key_bits_of(words), "key_bits must be those of the words")
     _require(
-        sum(level["nodes"] for level in shape.level) == nodes, f"the manifest says {nodes} nodes"
+        sum(level["nodes"] for level in shape.level) == nodes, f"there must be {nodes} nodes in all"
     )
     _require(shape.pairs == pairs, f"there must be {pairs} 2-grams")
     _require(shape.roots <= pairs, "each root must be a 2-gram")
     _require(
         shape.tree_bits < 64 * len(a["tree"]) and len(a["tree"]) == _words(shape.tree_bits),
-        "tree: length",
+        "tree: wrong length",
     )
     limits = _limits(a, shape)
     numbers = level_numbers(a, shape)
@@ -169,35 +169,35 @@ def check_tree(a: Arrays, levels: int, words: int, pairs: int, nodes: int) -> in
         numbers.ctypes.data, a["tree"].ctypes.data, shape.tree_bits, shape.roots,
         key_bits_of(pairs), pairs, words, shape.key_bits, most, counts,
     )  # fmt: skip
-    _require(not fault, f"tree: {checks.FAULTS[fault]} below root {root}")
+    _require(not fault, f"tree: bad {checks.FAULTS[fault]} below root {root}")
     for depth, level in enumerate(shape.level):
         found = tuple(counts[depth].tolist())
         _require(
             found == (level["nodes"], level["grams"]),
-            f"level {depth}: {found[0]} nodes and {found[1]} n-grams, which the shape contradicts",
+            f"level {depth}: {found[0]} nodes and {found[1]} n-grams contradict the shape",
         )
     return int(counts[:, 1].sum())
 
 
 def _limits(a: Arrays, shape: TreeShape) -> list[int]:
     for name in TABLES:
-        _require(sum(level[name] for level in shape.level) == len(a[name]), f"{name}: length")
+        _require(sum(level[name] for level in shape.level) == len(a[name]), f"{name}: wrong length")
     limits = []
     for depth, s in enumerate(shape.level):
         where = f"level {depth}"
-        _require(s["flag_bits"] <= 2 and s["grams"] < 1 << 32, f"{where}: widths")
-        _require((s["flag_bits"] == 0) == (depth + 1 == shape.levels), f"{where}: flag_bits")
+        _require(s["flag_bits"] <= 2 and s["grams"] < 1 << 32, f"{where}: too many flags or grams")
+        _require((s["flag_bits"] == 0) == (depth + 1 == shape.levels), f"{where}: bad flag_bits")
         table = part_of(a, shape, depth, "prob_table")
         name = f"{where}: prob_table"
         limits.append(_prob_limit(s["prob_bits"], s["prob_base"], table, name))
         weights = part_of(a, shape, depth, "weight_table")
-        _require(len(weights) <= MOST_WEIGHTS + 1, f"{where}: weight_table")
+        _require(len(weights) <= MOST_WEIGHTS + 1, f"{where}: weight_table is too long")
         # At the escape, the table has infinity: after that code, the bits of a weight follow.
-        _require(s["escape"] <= len(weights), f"{where}: escape")
+        _require(s["escape"] <= len(weights), f"{where}: escape is beyond weight_table")
         odd = np.flatnonzero(~np.isfinite(weights) | (np.signbit(weights) & (weights == 0)))
         escaped = weights[s["escape"] : s["escape"] + 1]
         _require(
             odd.tolist() == [s["escape"]] * len(escaped) and bool((escaped == np.inf).all()),
-            f"{where}: weights are finite, but for the escape",
+            f"{where}: weights must be finite, except the escape",
         )
     return limits

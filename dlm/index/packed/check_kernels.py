@@ -36,8 +36,8 @@ _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
 # What is known of the family at hand of each length: how many words follow the shorter context; the
 # contexts and buckets still to come, and the bucket at hand; the directory (0: none), bits of its
-# distances, the first bucket. Of that bucket: contexts, those to come, the bit of their keys, bits
-# of a key and of a distance, the last key seen.
+# distances, the first bucket. Of the bucket at hand: contexts, those to come, the bit of their
+# keys, bits of a key and of a distance, the last key seen.
 (
     S_SIZE, S_COUNT, S_BUCKETS, S_BUCKET, S_DIRECTORY, S_STEP, S_FIRST, S_IN, S_LEFT, S_KEYS,
     S_WIDTH, S_INNER, S_LAST,
@@ -49,8 +49,8 @@ DIRECTORY, KEYS, VALUES, PLACE, HEAD, WEIGHT, FAMILY = range(1, 8)
 
 @inlined
 def good_backoff(code, limit):  # type: ignore[no-untyped-def]
-    """Whether the code of a weight is valid: it is below `limit`. If that is 0, codes are the bits
-    of what is finite, and not -0.0."""
+    """Whether the code of a weight is valid, that is, below `limit`. If `limit` is 0, codes are the
+    bits of floats, which must be finite and not -0.0."""
     if limit:
         return code < limit
     return (code >> np.int64(23)) & np.int64(255) != 255 and code != np.int64(1 << 31)
@@ -91,7 +91,7 @@ def check_list(  # type: ignore[no-untyped-def]
 ):
     """0 if the list of n keys at bit `at` follows the rules; else which of FAULTS it has.
 
-    The key, or the word that it is of, is below `words`.
+    Each key, or with `of_words` the word that it stands for, must be below `words`.
     """
     leading = directory_bits(n)
     rest = key_bits - leading
@@ -160,7 +160,7 @@ def check_words(level, bit, size, width, most):  # type: ignore[no-untyped-def]
 
 @inlined
 def check_family(s, bit, end, size, count, key_bits):  # type: ignore[no-untyped-def]
-    """The bit of the first bucket of a family that is at hand from now on; -1: it has a fault."""
+    """Makes a family the one at hand; returns the bit of its first bucket, or -1 for a fault."""
     s[S_SIZE], s[S_COUNT], s[S_BUCKETS], s[S_BUCKET] = size, count, min(count, _1), _0
     s[S_DIRECTORY], s[S_LEFT], s[S_LAST] = _0, _0, -_1
     if count <= DIRECT:
@@ -195,7 +195,7 @@ def check_bucket(s, at, end):  # type: ignore[no-untyped-def]
 
 @inlined
 def check_member(s, at, key_bits, is_root, words):  # type: ignore[no-untyped-def]
-    """Whether the next context of a bucket stands where this says, for a word whose key rises."""
+    """Whether a bucket's next context begins at `at`, has a valid word, and a key that rises."""
     place = s[S_IN] - s[S_LEFT]
     own = field(s[S_KEYS] + place * s[S_WIDTH], s[S_WIDTH])
     if s[S_DIRECTORY]:
@@ -264,7 +264,7 @@ def check_records(  # type: ignore[no-untyped-def]
             return root, np.int64(FAMILY)
         level = levels + ((depth * np.int64(LEVEL_PLACES)) << _3)
         parent_size = words if is_root else s[S_SIZE]
-        # Each part is looked at if it begins before the end: a load reaches the spare word.
+        # A part is read only if it does not begin past the end: loads then end in the spare word.
         if at > end:
             return root, np.int64(HEAD)
         size, head = read_head(at, parent_size, is_root)
@@ -298,7 +298,7 @@ def check_records(  # type: ignore[no-untyped-def]
             if size:
                 width = field(at, np.int64(WIDTH_BITS)) + _1
                 at += np.int64(WIDTH_BITS)
-            # No rank needs more, and a list has places for its words.
+            # No rank needs more bits than a word, and these bits must suffice for the list.
             if at > end or width > max(bit_length(words - _1), _1) or size > _1 << width:
                 return root, np.int64(HEAD)
         length = words_bits(size, width, of(level, N_VALUE_BITS))

@@ -1,4 +1,4 @@
-"""Writes and reads the packed lists that bits in memory make up.
+"""Writes and reads lists that are packed as bits in memory.
 
 A packed column is an array of uint64; bit i is bit i % 64 of word i // 64, the lowest first. Every
 packed column ends with a spare word, so that eight bytes can be read from where any field begins.
@@ -217,7 +217,7 @@ def get_key_lists(address, bits, begin, widths, value_bits, keys, values):  # ty
 
 @inlined
 def rank_bits(entries, parent_size):  # type: ignore[no-untyped-def]
-    """Bits of a rank in a list of `entries`; where it is all of its parent's, ranks are places."""
+    """Bits of a rank in a list of `entries`; 0 if its parent's is as long: ranks are places."""
     return np.int64(0) if entries == parent_size else bit_length(parent_size - _ONE)
 
 

@@ -49,7 +49,7 @@ class LowPlain:
 
     Shapes  log10_prob, log10_backoff  (V,)
             extended                   (V,)  whether the word matters to the right of itself
-            begin                      (V + 1,)  pairs that begin with each word
+            begin                      (V + 1,)  where the pairs of each word begin, and the end
             key                        (P,)  key of the second word, rising in each list
             pair_log10_prob            (P,)
             pair_flags                 (P,)  state length, STORED, BLANK
@@ -91,7 +91,7 @@ def mirrored(numbers: NDArray[Any], bits: int) -> NDArray[np.uint32]:
 def pack_words(
     log10_prob: NDArray[np.float32], extended: NDArray[np.bool_]
 ) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
-    """`word_value` and `word_prob_table` of words (V,): an entry for each run of equal ones."""
+    """`word_value` and `word_prob_table` of words (V,): an entry per run of equal probabilities."""
     bits = log10_prob.view(np.uint32)
     first = np.append(True, bits[1:] != bits[:-1])
     rows = np.zeros((2, -(-len(bits) // BLOCK_WORDS), BLOCK_WORDS), np.bool_)
@@ -121,8 +121,8 @@ def extended_from(a: Arrays) -> int:
 def word_lists(
     a: Arrays, s: dict[str, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """For each word of `entries` (E,) and the end: the first of its pairs (E + 1,), and the bit of
-    its list (E + 1,); the bits of its keys (E,)."""
+    """For `entries`: each word's first pair and the first bit of its list, both (E + 1,) with the
+    end; and the width of its keys in bits, (E,)."""
     address, count = a["word_entry"].ctypes.data, s["entries"]
     stride, at = entry_bits_of(s), 0
     found = []
@@ -141,7 +141,7 @@ def entry_bits_of(s: dict[str, int]) -> int:
 def pairs_of(
     a: Arrays, numbers: NDArray[np.integer]
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """The ids of both words of the 2-grams with these rising numbers. Trusts that such 2-grams
+    """The ids of both words of the 2-grams with these rising numbers. Trusts that they
     exist, and that `a` was checked."""
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     begin, place, widths = word_lists(a, s)

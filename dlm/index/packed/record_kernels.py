@@ -33,7 +33,7 @@ from dlm.ngram.memory_kernels import (
     trailing_zeros,
 )
 
-# The numbers of a level that its records are read by: `tree.level_numbers`.
+# The numbers of a level with which its records are read: `tree.level_numbers`.
 (
     N_FLAG_BITS,
     N_VALUE_BITS,  # flags and probability
@@ -44,11 +44,11 @@ from dlm.ngram.memory_kernels import (
     N_WEIGHTS,
     LEVEL_PLACES,
 ) = range(8)
-RAW = 1 << 32  # of a weight that no table holds, above its bits
-DEPTHS = 16  # of a stack of contexts, each with one older word than the one before
+RAW = 1 << 32  # a flag above the bits of a weight that no table holds
+DEPTHS = 16  # of a stack of contexts, each with one older word more than the one before
 # DO NOT CHANGE: on disk.
-WIDTH_BITS, STEP_BITS = 5, 6  # of what says how wide the keys and the distances of a family are
-LONGEST = 1 << 28  # words that follow a context, and contexts with one older word: fewer
+WIDTH_BITS, STEP_BITS = 5, 6  # of the fields that hold the widths of a family's keys and distances
+LONGEST = 1 << 28  # a context has fewer words after it, and fewer contexts with one older word
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
@@ -63,7 +63,7 @@ def gamma_bits(number):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_gamma(words, bit, number):  # type: ignore[no-untyped-def]
-    """A zero for each bit after the leading (28 at most), that one, those bits; the next bit."""
+    """Writes a zero per bit below the top one (28 at most), a one, those bits; returns the end."""
     more = bit_length(number) - _1
     rest = ((number & mask_of(more)) << _1) | _1
     put(words, bit, _2 * more + _1, rest << more)
@@ -85,8 +85,8 @@ def read_gamma(bit):  # type: ignore[no-untyped-def]
 def read_head(bit, parent_size, is_root):  # type: ignore[no-untyped-def]
     """The number of words that follow a context, and the bits of this number.
 
-    Of a root, the gamma code of one more. Of others, where `parent_size` words follow the shorter
-    context, a one if all do; else a zero and the gamma code of how many, `parent_size` if none.
+    A root has the gamma code of one more. Others, if `parent_size` words follow the shorter
+    context, have a one if all do; else a zero and the gamma code of how many, `parent_size` for 0.
     """
     if is_root:
         size, width = read_gamma(bit)
@@ -131,7 +131,7 @@ def open_record(level, bit, parent_size, is_root):  # type: ignore[no-untyped-de
 
 @inlined
 def width_before(bit):  # type: ignore[no-untyped-def]
-    """Bits of a rank in the list of a root, at whose bit something is."""
+    """Bits of a rank in a root's list that begins at `bit`, from the field before it."""
     return field(bit - np.int64(WIDTH_BITS), np.int64(WIDTH_BITS)) + _1
 
 
@@ -143,13 +143,13 @@ def words_bits(size, width, value_bits):  # type: ignore[no-untyped-def]
     return list_bits(size, width, value_bits)
 
 
-# A family: the contexts with one older word, whose ids or keys it has; and the roots, as if the
-# numbers of their 2-grams were both.
+# A family: the contexts with one older word, by their ids or keys; or the roots, whose 2-grams'
+# numbers serve as both.
 
 
 @inlined
 def open_few(bit, count):  # type: ignore[no-untyped-def]
-    """A family of at most DIRECT: bits of an id and of a distance, and the bit of the ids."""
+    """Opens a family of at most DIRECT: bits of an id and of a distance, and the bit of the ids."""
     width = field(bit, np.int64(WIDTH_BITS)) + _1
     bit += np.int64(WIDTH_BITS)
     step = _0
@@ -161,8 +161,8 @@ def open_few(bit, count):  # type: ignore[no-untyped-def]
 
 @inlined
 def open_many(bit, count, key_bits):  # type: ignore[no-untyped-def]
-    """A family of more: bits of a key in its buckets and of a distance, the bits of the directory
-    and of the first bucket."""
+    """Opens a larger family: bits of a key in its buckets and of a distance; where the directory
+    and the first bucket begin."""
     leading = directory_bits(count)
     step = field(bit, np.int64(STEP_BITS))
     bit += np.int64(STEP_BITS)
@@ -171,7 +171,7 @@ def open_many(bit, count, key_bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def open_bucket(bit):  # type: ignore[no-untyped-def]
-    """A bucket's contexts, the bits of a distance, and the bit of their keys."""
+    """How many contexts a bucket has, the bits of a distance, and where the keys begin."""
     count, width = read_gamma(bit)
     count -= _1
     bit += width
@@ -243,8 +243,8 @@ def id_of(key, key_bits, is_root):  # type: ignore[no-untyped-def]
 
 @inlined
 def few_bits(keys, sizes, first, count, key_bits, is_root):  # type: ignore[no-untyped-def]
-    """Bits of an id and of a distance in a family of at most DIRECT, of the keys and the sizes of
-    the records from `first` on."""
+    """Bits of an id and of a distance in a family of at most DIRECT, given the keys and the sizes
+    of the records from `first` on."""
     width = _1
     far = _0
     for i in range(first, first + count):
@@ -355,7 +355,7 @@ def root_bits(keys, sizes, key_bits):  # type: ignore[no-untyped-def]
 
 @kernel("out uint64[:], uint32[:], int64[:], int64, out int64[:]")
 def put_roots(words, keys, sizes, key_bits, places):  # type: ignore[no-untyped-def]
-    """Writes the fields before the records of roots; `places` (R,) filled: where each begins."""
+    """Writes the fields before the records of roots; fills `places` (R,) with where each begins."""
     put_family(words, _0, keys, sizes, _0, np.int64(len(keys)), np.int64(key_bits), True, places)
     return 0
 
@@ -406,7 +406,7 @@ def put_family(words, bit, keys, sizes, first, count, key_bits, is_root, places)
 
 @inlined
 def put_distances(words, bit, step, sizes, first, end, places):  # type: ignore[no-untyped-def]
-    """Writes each further record's distance from the first; returns the bit after the last one."""
+    """Writes the later records' distances from the first; returns the bit after the last record."""
     begin = bit + max(np.int64(end - first - 1), _0) * step
     far = _0
     for i in range(first, end):
@@ -507,7 +507,7 @@ F_LEFT, F_BUCKETS, F_REST, F_BUCKET, F_COUNT = range(5)
 
 @inlined
 def begin_family(bit, count, key_bits, f):  # type: ignore[no-untyped-def]
-    """Begins with the contexts of a family; the bit of its first bucket."""
+    """Begins a family, whose state is `f`; returns the bit of its first bucket."""
     f[F_LEFT], f[F_BUCKETS], f[F_REST], f[F_BUCKET], f[F_COUNT] = _0, _1, _0, _0, count
     if count > DIRECT:
         f[F_REST], _, _, bit = open_many(bit, count, key_bits)
@@ -519,7 +519,7 @@ def begin_family(bit, count, key_bits, f):  # type: ignore[no-untyped-def]
 
 @inlined
 def begin_bucket(bit, key_bits, is_root, f, keys, first):  # type: ignore[no-untyped-def]
-    """Goes to the next bucket of a family at `bit`, and fills keys[first:]; the bit after that."""
+    """Enters the family's bucket at `bit`; fills keys[first:]; returns where its records begin."""
     rest = f[F_REST]
     if rest:
         count, step, bit = open_bucket(bit)
@@ -557,11 +557,11 @@ def unpack_records(  # type: ignore[no-untyped-def]
     ranks,
     values,
 ):
-    """All records as plain arrays, those of each length after another.
+    """Unpacks all records into plain arrays, one context length after another.
 
     Shapes  node_begin, gram_begin (top + 1,)  where contexts and words of each length begin, end
             key, weight, children, following, parent (D,), ranks, values (G,)  filled; `weight` the
-                    bits of weights, `parent` the size of the parent's list, 0 of roots
+                    bits of weights, `parent` the size of the parent's list, 0 for roots
     Trusts  the records passed `check_records`
     """
     node, gram, named = node_begin.copy(), gram_begin.copy(), node_begin.copy()
@@ -583,7 +583,7 @@ def unpack_records(  # type: ignore[no-untyped-def]
         level = levels + ((depth * np.int64(LEVEL_PLACES)) << _3)
         size, width, count, token, at = open_record(level, at, size_at[depth], depth == 0)
         d, g = node[depth], gram[depth]
-        # The low bits of what no table holds are the weight's own.
+        # The bits below RAW are those of a weight that no table holds.
         weight[d] = token
         if token < RAW:
             weight[d] = load32(of(level, N_WEIGHT_TABLE) + (token << _2))
@@ -601,7 +601,7 @@ def unpack_records(  # type: ignore[no-untyped-def]
 
 @inlined
 def get_words(bit, size, width, value_bits, ranks, values, first):  # type: ignore[no-untyped-def]
-    """The ranks and the values of the words that follow a context, from `first` on."""
+    """Reads the ranks and values of the words that follow a context, to places from `first` on."""
     if width == 0:
         for j in range(size):
             ranks[first + j] = j
@@ -615,7 +615,7 @@ def get_words(bit, size, width, value_bits, ranks, values, first):  # type: igno
 def list_roots(tree, end, key_bits, keys, begins, ends):  # type: ignore[no-untyped-def]
     """The roots in their order.
 
-    Args    end  the bit at which the records end
+    Args    end  the bit at which the records end, from the beginning of `tree`
     Shapes  keys (R,) filled: the numbers of their 2-grams;  begins, ends (R,) filled: the bits of
             their records
     Trusts  the records passed `check_records`
@@ -639,7 +639,7 @@ def list_roots(tree, end, key_bits, keys, begins, ends):  # type: ignore[no-unty
         until = (tree << _3) + end
         if count > DIRECT:
             until = first + field(directory + f[F_BUCKET] * step, step)
-        # The fields before each record give the distance of the next one.
+        # A record ends where the next one begins.
         for i in range(some):
             begins[r + i] = record_at(bit, width, inner, some, np.int64(i))
             if i:

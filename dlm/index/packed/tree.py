@@ -49,9 +49,9 @@ class LevelPlain:
     Shapes, D nodes and G n-grams, blanks included
         key            (D,)      the number of a root's 2-gram; else the key of its oldest word
         log10_backoff  (D,)
-        child          (D + 1,)  children of each node, counted in the next level
-        begin          (D + 1,)  n-grams that follow each node
-        parent_size    (D,)      entries of the list of the context without its oldest word; 0 of
+        child          (D + 1,)  where each node's children begin in the next level, and the end
+        begin          (D + 1,)  where the n-grams that follow each node begin, and the end
+        parent_size    (D,)      size of the list of the context without its oldest word; 0 for
                                  roots, where it is not known
         rank           (G,)      place of the word in that list, rising in each node
         log10_prob, extended, blank  (G,)
@@ -69,7 +69,7 @@ class LevelPlain:
 
 
 class LevelCode(NamedTuple):
-    """The storage of one level in all trees of a model: bits of flags, probabilities, weights."""
+    """How all trees of a model store a level: flag bits, codes of probabilities and weights."""
 
     flag_bits: int
     prob: ValueCode
@@ -107,10 +107,10 @@ def part_of(a: Arrays, shape: TreeShape, depth: int, name: str) -> NDArray[Any]:
 
 
 def level_numbers(a: Arrays, shape: TreeShape) -> NDArray[np.int64]:
-    """(levels, LEVEL_PLACES) what the kernels of records read of each level; addresses in `a`.
+    """(levels, LEVEL_PLACES) what the record kernels read about each level; addresses in `a`.
 
-    A probability's table is its address, or, where it is empty, minus the base of the codes.
-    PROB_LIMIT is 0 until `check.check_tree`.
+    N_PROB_TABLE is the address of the table or, if that is empty, minus the base of the codes.
+    N_PROB_LIMIT is 0; `check.check_tree` fills it in.
     """
     numbers = np.zeros((shape.levels, LEVEL_PLACES), np.int64)
     for depth, level in enumerate(shape.level):

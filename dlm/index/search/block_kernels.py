@@ -1,6 +1,6 @@
 """Kernels for what follows a context: the words of its list, and any word's answer from these.
 
-Plain searches, one after another: a block is read once, its words are queried many times.
+The searches are plain, one after another: a block is read once, but queried many times.
 """
 
 # mypy: disable-error-code="assignment"
@@ -46,7 +46,7 @@ def find_blocks(view, context_lengths, context_words, pairs, nodes, totals, log1
                             stored, and how many words follow
             log10_backoffs  (sum(context_lengths - 1),) filled: of each context the weights of its
                             last two words, three, ..., all; 0 where there is none
-    Trusts  as `kernels.search_trees`
+    Trusts  what `kernels.search_trees` trusts
     """
     address = address_of(view)
     made = keys_of(address)
@@ -83,8 +83,8 @@ def find_blocks(view, context_lengths, context_words, pairs, nodes, totals, log1
 
 @kernel("int64[:], int64[:], uint32[:], uint32[:], int64, out uint32[:], out uint32[:]")
 def list_blocks(view, nodes, totals, skips, most, counts, ranks):  # type: ignore[no-untyped-def]
-    """The words that follow each context by their ranks, rising, but the first `skips` of each;
-    `most` in all.
+    """The rising ranks of the words that follow each context, without the first `skips` of each;
+    at most `most` in all.
 
     Shapes   nodes, totals (C,) as `find_blocks` fills them;  skips (C,)
              counts (C,) filled: how many stand in `ranks`;  ranks (n,) filled
@@ -111,7 +111,7 @@ def list_blocks(view, nodes, totals, skips, most, counts, ranks):  # type: ignor
 
 @kernel("int64[:], uint32[:], uint32[:], out uint32[:]")
 def find_stored(view, first, second, pairs):  # type: ignore[no-untyped-def]
-    """The number of the 2-gram of each two words, under which something is stored; else NO_RANK.
+    """The number of each two words' 2-gram if something is stored under it, else NO_RANK.
 
     Shapes  view  of view.low_view;  first, second, pairs (n,), the last filled
     Trusts  ids below the vocabulary's size
@@ -136,7 +136,7 @@ def words_of_ranks(view, last, ranks, words):  # type: ignore[no-untyped-def]
     low = low_of(address_of(view))
     _, size, bit, width = list_after(low, last)
     step, keys, rest = open_list(bit, size, width)
-    bucket = _0  # that holds the rank, and its entries
+    bucket = _0  # the one that holds the rank, and where its entries begin and end
     begin, end = _0, size
     if step:
         begin, end = two_fields(bit, step)
@@ -156,7 +156,7 @@ def words_of_ranks(view, last, ranks, words):  # type: ignore[no-untyped-def]
 def sum_backoffs(view, context_lengths, context_words, log10_backoffs, sums):  # type: ignore[no-untyped-def]
     """The weights added to the 1-gram and to the 2-gram of a word that follows no longer suffix.
 
-    Shapes  view            the low orders are enough
+    Shapes  view            of view.low_view
             log10_backoffs  as `find_blocks` fills them
             sums            (C, 2) filled: the weights added from the longest context down to one
                             word; down to two
@@ -192,7 +192,7 @@ def find_word(words, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def list_of(low, last):  # type: ignore[no-untyped-def]
-    """Size, bit and bits of a key of the list of a context's last word; none where that is -1."""
+    """Size, bit and key bits of the list of a context's last word; an empty list if that is -1."""
     if last < 0:
         return _0, _0, _1
     _, size, bit, width = list_after(low, last)
@@ -257,12 +257,12 @@ def score_after(  # type: ignore[no-untyped-def]
 ):
     """Answers for any words after one context.
 
-    Shapes      view   the low orders are enough;  last  the context's last word, -1 where it has
+    Shapes      view   of view.low_view;  last  the context's last word, -1 where it has
                        none
                 sums   (2,)  of the context, as `sum_backoffs` gives them
                 words  (n,) rising, and their answers: all words stored after the last two
                 asked  (Q,);  out_... (Q,) filled
-    Guarantees  as `kernels.score_groups`, from what it answered to `words`
+    Guarantees  what `kernels.score_groups` does, if the answers to `words` are its own
     Trusts      ids below the vocabulary's size
     """
     low = low_of(address_of(view))

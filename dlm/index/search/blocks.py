@@ -1,4 +1,4 @@
-"""Everything stored after a context, with which a client of the low orders can score any word.
+"""Everything stored after a context, with which a client with the low orders can score any word.
 
 A *block* holds the words after the last two words of a context, all from one shard: their answers
 after the whole context, and the weights for scoring every other word.
@@ -35,7 +35,7 @@ class ContextBlock:
     context         (L,)  most recent word last
     sums            (2,)  see `block_kernels.sum_backoffs`
     words           (n,)  ascending, and the `answers` to them
-    source          FULL; BIGRAM_FALLBACK if no shard answered, but the model reduced to order 2
+    source          FULL; BIGRAM_FALLBACK if the model reduced to order 2 answered, not a shard
     """
 
     low: LowOrders
@@ -65,8 +65,8 @@ class ContextBlock:
         words = np.empty(len(ranks), np.uint32)
         if last >= 0 and not kernels.words_of_ranks(low.view, last, ranks, words):
             raise ProtocolError(
-                f"a server sent {len(ranks)} places among the words after word {last}; expected "
-                "ascending ones, below the number of those words. Restart the server with the "
+                f"a server sent {len(ranks)} ranks among the words after word {last}; they must "
+                "ascend, and be below the number of those words. Restart the server with the "
                 "files of its manifest"
             )
         place = np.argsort(words)

@@ -1,4 +1,4 @@
-"""The search in the trees of shards, and the combination of both searches.
+"""The search in the trees of shards, and its combination with that in the low orders.
 
 A block of contexts, then of words, goes through the stages together, and each stage prefetches the
 cache lines that the next one reads. A block of contexts is walked down (`open_trees` to
@@ -56,14 +56,14 @@ from dlm.ngram.memory_kernels import field, mask_of, of, prefetch, two_fields
 # its longest part that is a node; what the next stage reads: the bit of a record or
 # bucket, bits of a key there, a family and its size, a key.
 W_DEEPEST, W_RECORD, W_REST, W_FAMILY, W_COUNT, W_KEY = range(6)
-L_WIDTH = 5  # of a list of ranks, beside what `low_kernels` has of lists: bits of a rank
-Q_AT, Q_RANK, Q_LOW, Q_SIZE, Q_ROW, Q_WORD = range(6)  # a word asked
+L_WIDTH = 5  # bits of a rank in a list of ranks; `low_kernels` has a list's other columns
+Q_AT, Q_RANK, Q_LOW, Q_SIZE, Q_ROW, Q_WORD = range(6)  # of a queried word
 COLUMNS = 8
 DEPTHS = 16  # of arrays by context length: the largest order + 1
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
-# Shapes of the state of a block, c a context of it, k words of that, i a word asked:
+# Shapes of the state of a block, c a context of it, k words of that, i a queried word:
 #   total  (CONTEXTS * DEPTHS,) float32, at c * DEPTHS + k: the weights added from the longest
 #          context down to k words; lists, of these rows: the list of the words that follow k words
 #   walk   (CONTEXTS, COLUMNS);  active, large (CONTEXTS,): the contexts that go on
@@ -98,8 +98,8 @@ def open_trees(  # type: ignore[no-untyped-def]
 def find_children(  # type: ignore[no-untyped-def]
     keys, k, chosen, context_begin, context_words, pairs, block, walk, active, nodes, large
 ):
-    """2. Contexts of k words in the families of shorter ones, in W_RECORD; how many go on. A search
-    in a family with a directory takes two steps more."""
+    """2. Finds contexts of k words in the families of shorter ones, and puts their records' bits in
+    W_RECORD; returns how many go on. A family with a directory takes two more steps."""
     kept = _0
     left = _0
     key_bits = keys.root_key_bits if k == 2 else keys.key_bits
@@ -143,7 +143,7 @@ def find_children(  # type: ignore[no-untyped-def]
 def read_records(  # type: ignore[no-untyped-def]
     level, k, chosen, context_begin, block, total, lists, walk, active, nodes
 ):
-    """3. Of contexts of k words: the weight, the list, and where the family is; how many go on."""
+    """3. Reads the weight, list and family of each context of k words; returns how many go on."""
     kept = _0
     value_bits = of(level, N_VALUE_BITS)
     for i in range(nodes):
@@ -169,7 +169,7 @@ def read_records(  # type: ignore[no-untyped-def]
 
 @inlined
 def add_weights(here, total, lists, walk):  # type: ignore[no-untyped-def]
-    """4. The sums of the weights, from the longest context down, and an empty list after it."""
+    """4. Sums the weights from the longest context down; puts an empty list after the longest."""
     for c in range(here):
         row = np.int64(c) * DEPTHS
         deepest = walk[c, W_DEEPEST]
@@ -196,10 +196,10 @@ def ask_words(  # type: ignore[no-untyped-def]
     row, begin, end, ranks, total, lists, query, live, asked, log10_backoff, log10_prob
 ):
     """5. Completes what the low orders know of words begin .. end - 1, and asks for their ranks in
-    the list of their root, at a row; how many go on. Which do is hard to predict: no branch.
+    their root's list, at `row`; returns how many go on. A branch would be hard to predict.
 
-    A rank may come from a client: with more bits than those of the list, as NO_RANK has, it is not
-    there.
+    A rank may come from a client: one with more bits than the list's, such as NO_RANK, is not in
+    the list.
     """
     size, width, added = lists[row, L_SIZE], lists[row, L_WIDTH], total[row]
     for word in range(begin, end):
@@ -216,7 +216,7 @@ def ask_words(  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_ranks(k, record, lists, query, live, asked):  # type: ignore[no-untyped-def]
-    """6a. The bucket in the list of k words."""
+    """6a. Opens each word's bucket in the list after k words."""
     for j in range(asked):
         i = np.uint64(live[j])
         row = np.uint64(query[i, Q_ROW] + k)
@@ -233,7 +233,7 @@ def ask_ranks(k, record, lists, query, live, asked):  # type: ignore[no-untyped-
 
 @inlined
 def find_ranks(k, record, lists, query, live, asked):  # type: ignore[no-untyped-def]
-    """6b. The word in the list of k words; how many are found."""
+    """6b. Finds each word in the list after k words; returns how many are found."""
     found = _0
     for j in range(asked):
         i = np.uint64(live[j])
@@ -253,7 +253,7 @@ def read_values(  # type: ignore[no-untyped-def]
     level, k, total, lists, query, live, found, log10_prob, matched_order, ngram_length,
     state_length,
 ):  # fmt: skip
-    """6c. Reads what is stored with it; returns how many remain."""
+    """6c. Reads what is stored with each word; returns how many remain."""
     kept = _0
     flag_bits, record = record_bits(level)
     for j in range(found):
@@ -291,22 +291,22 @@ def search_trees(  # type: ignore[no-untyped-def]
 ):
     """Completes what the low orders know of words after contexts of two words or more.
 
-    Shapes  trees   (B,)  addresses of view.tree_view of the shards of a set; one, if it has all
+    Shapes  trees   (B,)  address of each shard's view.tree_view; a single one has all slots
             slots   (4096,)  the shard of each slot;  chosen (n,) the contexts that are searched
             context_begin, context_words, word_begin  as in `low_kernels.search_low`
-            pairs (C,), ranks (Q,) uint32  as it fills them; others are found nowhere
+            pairs (C,), ranks (Q,) uint32  as it fills them; other values are found nowhere
             log10_backoff, log10_prob (Q,) float32, matched_order, ngram_length, state_length (Q,)
                     uint8  as `search_low` fills them; all but the first are brought up to date.
                     With zeros in all, the low orders can be added later, by `complete`
-    Trusts  as `search_low`, but for `pairs` and `ranks`
+    Trusts  what `search_low` trusts, except `pairs` and `ranks`
     Paper
         DLM Algorithm 4, the word searched from the shallow end: with blanks in place of missing
-        suffixes, a word that is absent at one depth is absent below it. Differs: the low orders are
-        the client's, who adds them
+        suffixes, a word that is absent at one depth is absent below it. Differs: the client holds
+        the low orders, and adds them
     """
-    # Keys and levels are those of all trees of a model.
+    # Keys and levels are the same in all trees of a model.
     keys, levels = keys_of(trees[0]), first_level(trees[0])
-    # Few allocations: each takes as long as a word.
+    # Few allocations: each takes as long as scoring a word.
     tables = np.empty((CONTEXTS * DEPTHS + CONTEXTS + WORDS + 1, COLUMNS), np.int64)
     lists, walk = tables[: CONTEXTS * DEPTHS], tables[CONTEXTS * DEPTHS :]
     query = tables[CONTEXTS * DEPTHS + CONTEXTS :]
@@ -400,7 +400,7 @@ def score_groups(  # type: ignore[no-untyped-def]
 ):
     """Scores groups of words that share a context, by the low orders and trees of a set.
 
-    Shapes  trees (B,)  as `search_trees`; none: the low orders answer alone, as if they were all
+    Shapes  trees (B,)  as in `search_trees`; if none, the low orders answer as the whole model
             the others as in `low_kernels.search_low`; answers (Q,) filled
     Guarantees
         equals ngram.backoff.score bit for bit: the back-off weights are added to 0 in float32 from
@@ -437,8 +437,8 @@ LENGTHS, CONTEXT_LENGTH, IDS = 1, 2, 3
 
 @inlined
 def begins_of(counts):  # type: ignore[no-untyped-def]
-    """Where each of some groups begins, and where the last ends. Fewer than 2^31 of 32 bits cannot
-    reach 2^63: hostile counts never wrap to the right sum."""
+    """Where each of some groups begins, and where the last ends. Fewer than 2^31 counts of 32
+    bits cannot add up to 2^63, so hostile counts never wrap around to the right sum."""
     begin = np.empty(len(counts) + 1, np.int64)
     total = _0
     for i in range(len(counts)):
@@ -468,9 +468,9 @@ def score_lengths(  # type: ignore[no-untyped-def]
     state_length,
     needs_shard,
 ):
-    """`score_groups` by lengths (C,) in place of begins, which it makes; checks what that trusts.
+    """Calls `score_groups`, given lengths (C,) in place of begins; checks what that trusts.
 
-    Returns  0, or the number of what is wrong, and then nothing is scored
+    Returns  0; or the number of a fault, in which case nothing is scored
     """
     contexts = len(context_lengths)
     if len(word_counts) != contexts:

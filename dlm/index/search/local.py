@@ -57,7 +57,7 @@ class LocalModel(ShardSet):
         return self._run(_one_each(contexts, lengths, words))
 
     def score_groups(self, groups: QueryGroups) -> Answers:
-        """Scores each word after the context of its group, as `score`; each context is walked once.
+        """Scores each word after its group's context, as `score` does; each context is walked once.
 
         Raises  QueryError  arrays that do not match, a length or an id out of range
         """

@@ -1,6 +1,6 @@
 """The search in the low orders, by which a client answers most queries itself.
 
-It works in blocks, see `kernels`. Nothing here checks an index; `search_low` says which code does.
+It works in blocks; see `kernels`. Nothing here checks an index; `search_low` says which code does.
 """
 
 # mypy: disable-error-code="assignment"
@@ -26,24 +26,24 @@ from dlm.index.search.step_kernels import (
 from dlm.jit import inlined, kernel
 from dlm.ngram.memory_kernels import field, mask_of, mirrored, prefetch, two_fields
 
-CONTEXTS = 32  # of a block
+CONTEXTS = 32  # per block
 WORDS = 64
 # Columns of the tables that hold the state of a block. One row is one cache line: separate arrays
-# took twice the time, since their lines evict each other. What indexes arrays for each word is
-# unsigned: to a signed number numba adds the length if it is below 0, which took 5 % of the time.
+# took twice the time, since their lines evict each other. Array indexes of each word are
+# unsigned: numba adds the length to a signed one below 0, a check that took 5 % of the time.
 L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: its first bit and what `open_list` says
 L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # of the list that a pair is searched in: what is read next; its
 #                                  first pair
 L_KEY = L_SIZE  # there, the key of the pair; the size is in L_HIGH until the bucket is known
-Q_AT, Q_SIZE, Q_KEY, Q_CONTEXT, Q_RANK, Q_REST = range(6)  # a word asked
+Q_AT, Q_SIZE, Q_KEY, Q_CONTEXT, Q_RANK, Q_REST = range(6)  # of a queried word
 COLUMNS = 8
 
 _0, _1, _2 = np.int64(0), np.int64(1), np.int64(2)
 
-# Shapes of the state of a block, c a context of it, i a word asked:
+# Shapes of the state of a block, c a context of it, i a queried word:
 #   lists, older (CONTEXTS, COLUMNS): the lists of the last word, and of the one before it
 #   backoff (CONTEXTS, 2) float32: the weight of the last word, and 0
-#   query (WORDS, COLUMNS);  active, there named found (WORDS,): the contexts, and the words, that
+#   query (WORDS, COLUMNS);  active (WORDS,), later named found: the contexts, then the words, that
 #   go on;  alone_ (WORDS,): the words that need their 1-gram
 
 
@@ -82,8 +82,8 @@ def open_words(  # type: ignore[no-untyped-def]
     older,
     active,
 ):
-    """2. The list of the last word; where the pair of the last two should be in that of the
-    other; how many contexts go on."""
+    """2. Opens the list of the last word; prefetches where the pair of the last two should be in
+    the list of the word before; returns how many contexts go on."""
     pairs = _0
     for c in range(here):
         end = context_begin[block + c + 1]
@@ -117,7 +117,7 @@ def open_words(  # type: ignore[no-untyped-def]
 
 @inlined
 def open_buckets(low, older, active, pairs):  # type: ignore[no-untyped-def]
-    """3. The bucket of the pair."""
+    """3. Opens the bucket of each pair."""
     for i in range(pairs):
         c = active[i]
         step = older[c, L_STEP]
@@ -136,7 +136,7 @@ def open_buckets(low, older, active, pairs):  # type: ignore[no-untyped-def]
 def find_stored(  # type: ignore[no-untyped-def]
     low, context_begin, context_words, block, pairs, needs_shard, older, active, count
 ):
-    """4. Whether anything is stored under the pair, and its number."""
+    """4. Finds whether anything is stored under each pair, and the pair's number."""
     for i in range(count):
         c = active[i]
         rest, size = older[c, L_REST], older[c, L_HIGH]
@@ -150,7 +150,7 @@ def find_stored(  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_lists(low, word_begin, words, block, context, first, asked, lists, query):  # type: ignore[no-untyped-def]
-    """5. Asks for where each word should be in the list of its context's last word."""
+    """5. Prefetches where each word should be in the list of its context's last word."""
     i = _0
     while i < asked:
         while word_begin[block + context + 1] <= first + i:
@@ -173,7 +173,7 @@ def ask_lists(low, word_begin, words, block, context, first, asked, lists, query
 
 @inlined
 def ask_buckets(low, asked, lists, query):  # type: ignore[no-untyped-def]
-    """6. The bucket."""
+    """6. Opens each word's bucket."""
     for i in range(asked):
         c = np.uint64(query[i, Q_CONTEXT])
         step = lists[c, L_STEP]
@@ -197,7 +197,7 @@ def find_in_pairs(  # type: ignore[no-untyped-def]
     low, words, first, asked, backoff, query, log10_backoff, matched_order, ngram_length, ranks,
     found, alone_,
 ):  # fmt: skip
-    """7. The word in the list of the last word; how many are there, and how many stand alone."""
+    """7. Finds each word in the last word's list; returns how many are there, how many are not."""
     pairs = _0
     lonely = _0
     for i in range(asked):
@@ -223,7 +223,7 @@ def read_pairs(  # type: ignore[no-untyped-def]
     low, words, first, pairs, lonely, backoff, query, log10_prob, log10_backoff, matched_order,
     state_length, found, alone_,
 ):  # fmt: skip
-    """8. What the pairs say; how many words need their 1-gram."""
+    """8. Reads the pairs' values; returns how many words need their 1-gram."""
     for j in range(pairs):
         i = np.uint64(found[j])
         q = np.uint64(first + found[j])
@@ -240,7 +240,7 @@ def read_pairs(  # type: ignore[no-untyped-def]
 
 @inlined
 def read_alone(low, words, lonely, log10_prob, ngram_length, state_length, alone_):  # type: ignore[no-untyped-def]
-    """9. The 1-grams of those that have nothing longer."""
+    """9. Reads the 1-grams of words that have nothing longer."""
     for j in range(lonely):
         q = np.uint64(alone_[j])
         prob, reaches = alone(low, np.int64(words[q]))
@@ -280,14 +280,14 @@ def search_low(  # type: ignore[no-untyped-def]
             matched_order, ngram_length, state_length  (Q,) uint8  as far as the low orders know
             needs_shard    (C,) uint8  1 where something is stored under the last two words: then
                            the low orders alone cannot answer
-            pairs          (C,) uint32  filled where 1: the number of the 2-gram of these words
+            pairs          (C,) uint32  filled where that is 1: the number of these words' 2-gram
             ranks          (Q,) uint32 filled: the place of the word among those that follow the
                            context's last word; NO_RANK where it does not
     Trusts  ids below the vocabulary's size, lengths below the order, begins in order: checked in
             `kernels.score_lengths`; the columns: checked when they are mapped
     """
     low = low_of(address_of(view))
-    # Few allocations: each takes as long as a word.
+    # Few allocations: each takes as long as scoring a word.
     tables = np.empty((2 * CONTEXTS + WORDS, COLUMNS), np.int64)
     lists, older, query = tables[:CONTEXTS], tables[CONTEXTS:-WORDS], tables[-WORDS:]
     rows = np.empty((2, WORDS), np.int64)

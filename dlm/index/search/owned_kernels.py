@@ -37,7 +37,7 @@ def score_owned(  # type: ignore[no-untyped-def]
     by_order,
     by_slot,
 ):
-    """`search_trees` of untrusted queries, by lengths in place of begins.
+    """Calls `search_trees` for untrusted queries, given lengths in place of begins.
 
     Shapes   view of view.tree_view;  trees (1,) its address
              slots (4096,)  the shard of each slot
@@ -47,9 +47,9 @@ def score_owned(  # type: ignore[no-untyped-def]
              by_order (16,)  added to: the answers by matched order, 0 where it is below 3
              by_slot (4096,)  added to: the answers by slot
     Returns  whether the lengths fit each other, each context has two words or more and fits the
-             order, each asks a word, ids and 2-grams are in range, and all slots belong to
-             `shard`; where not, nothing is filled
-    Trusts   len(packed) == 7 * len(ranks); the columns, as `search_trees`
+             order, each has a word, ids and 2-grams are in range, and all slots belong to
+             `shard`; if not, nothing is filled
+    Trusts   len(packed) == 7 * len(ranks); the columns, as `search_trees` does
     """
     contexts = len(context_lengths)
     queries = len(ranks)
@@ -102,8 +102,8 @@ def search_lengths(  # type: ignore[no-untyped-def]
     trees, slots, context_lengths, context_words, pairs, word_counts, ranks,
     log10_prob, matched_order, ngram_length, state_length,
 ):  # fmt: skip
-    """`search_trees` of all contexts, by lengths in place of begins; trusts that they fit. Answers
-    (Q,) are filled."""
+    """Calls `search_trees` for all contexts, given lengths in place of begins; trusts that they
+    fit. Fills the answers (Q,)."""
     log10_prob[:] = 0
     matched_order[:], ngram_length[:], state_length[:] = 0, 0, 0
     search_trees(

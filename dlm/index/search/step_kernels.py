@@ -1,8 +1,8 @@
 """The steps of every search: reading a weight, opening a list, finding a child.
 
-All are inlined; nothing here checks an index or keeps a column mapped. Two kinds of addresses:
-`view`, of the numbers that `search.view` names (of the low orders, or of a tree), and `level`, of
-those of one level of a tree. `Low` and `Keys` hold what a view names.
+All are inlined; nothing here checks an index or keeps a column mapped. They take two kinds of
+addresses: `view`, of the numbers that `search.view` names (for the low orders, or for a tree), and
+`level`, of those of one level of a tree. `Low` and `Keys` hold what a view names.
 """
 
 # mypy: disable-error-code="assignment"
@@ -39,7 +39,7 @@ from dlm.ngram.memory_kernels import (
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 _SIGN = np.int64(1 << 31)
-_BLOCK = np.int64(BLOCK_WORDS.bit_length() - 1)  # a shift: to divide numbers with a sign takes more
+_BLOCK = np.int64(BLOCK_WORDS.bit_length() - 1)  # a shift: dividing signed numbers takes longer
 
 
 # ------------------------------------------------------------------------------- the numbers
@@ -160,7 +160,7 @@ def open_ranks(bit, size, width):  # type: ignore[no-untyped-def]
 
 @inlined
 def key_of(view, word):  # type: ignore[no-untyped-def]
-    """The key of a word in the families of trees: keys are spread evenly, ids are not."""
+    """The key of a word in the families of trees: keys, unlike ids, are spread evenly."""
     return mirrored(word, view.key_bits)
 
 
@@ -171,7 +171,7 @@ def entry_of(low, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_entry(low, word):  # type: ignore[no-untyped-def]
-    """Prefetches the entry of a word, and the next one, where it ends."""
+    """Prefetches the entry of a word, and the next one, which says where its pairs end."""
     entry = entry_of(low, word)
     prefetch(entry >> _3)
     prefetch((entry + low.entry_bits + low.begin_bits) >> _3)
@@ -252,7 +252,7 @@ def is_stored(low, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def pair_state(low, value, word):  # type: ignore[no-untyped-def]
-    """The state length of a pair with this value, whose second word this is."""
+    """The state length of a pair with this value and this second word."""
     if low.flag_bits == 1:
         reaches = np.int64(low.extended <= word) & np.int64(word < low.entries)
         return _2 if value & _1 else reaches
@@ -276,7 +276,7 @@ def ask_bits(bit):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_root(view, pair):  # type: ignore[no-untyped-def]
-    """The bit of the record of the root with the number of its 2-gram, -1 where there is none."""
+    """The bit of the record of the root that has this 2-gram's number; -1 if there is none."""
     family, count = roots_of(view)
     return find_child(family, count, pair, pair, of(view, at.ROOT_KEY_BITS))
 
@@ -305,5 +305,5 @@ def matters(record, flag_bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def has_prob(record, flag_bits):  # type: ignore[no-untyped-def]
-    """Whether it is an n-gram of the model, and not a blank."""
+    """Whether a record is of an n-gram of the model, not of a blank."""
     return flag_bits < 2 or record & _2 == 0

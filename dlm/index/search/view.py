@@ -38,7 +38,7 @@ WORDS, KEY_BITS = range(2)
 
 
 def low_view(a: Arrays) -> NDArray[np.int64]:
-    """The view of the low orders; the caller keeps `a` as long as it is used."""
+    """The view of the low orders; the caller keeps `a` as long as the view is used."""
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     at = {name: column.ctypes.data for name, column in a.items()}
     return np.array(

@@ -30,8 +30,8 @@ _PREFIX = "provenance: "  # start of a comment that shard sets also keep
 
 
 class Header(NamedTuple):
-    """The header of a model: comments without `#` and one space, and the first line after the
-    counts, which begins a section; None at the end of the text."""
+    """The header of a model. `comments` lack `#` and the space after it; `after` is the first
+    line after the counts, which begins a section, or None at the end of the text."""
 
     comments: list[str]
     counts: tuple[int, ...]
@@ -171,7 +171,7 @@ def _comment(line: bytes) -> str:
 
 
 def provenance_line(command: str, **facts: Any) -> str:
-    """The comment, without `#`, of a model that a command of dlm makes: `facts`, a JSON object."""
+    """The comment, without `#`, that a dlm command puts in its models: `facts` as a JSON object."""
     return f"{_PREFIX}{json.dumps({'made_by': f'dlm {__version__} {command}', **facts})}"
 
 

@@ -1,4 +1,4 @@
-"""Converts rows of ARPA sections between text and arrays. They use no Python objects and no GIL.
+"""Converts ARPA rows between text and arrays. The kernels use no Python objects and no GIL.
 
 Reading stops at an irregular row, which `rows.py` then reads on its own. As in
 `dlm.ngram.kernels`, every array of bytes extends `PAD_BYTES` beyond the range that is read.
@@ -35,7 +35,7 @@ from dlm.ngram.kernels import (
 )
 from dlm.ngram.memory_kernels import trailing_zeros
 
-# Rows whose words' slots are asked for before the first is looked up.
+# Rows whose words' slots are prefetched before the first row is looked up.
 _AT_ONCE = 16
 
 _U9, _U10, _U16, _U48, _U64 = (np.uint64(n) for n in (9, 10, 16, 48, 64))
@@ -53,11 +53,11 @@ _TENS = np.array([float(f"1e{n}") for n in range(23)], np.float64)
 _EXACT_TENS = 22
 # Digits that a uint64 always holds.
 _DIGITS = 19
-# Rounding a double to float32 looks at these bits; at `_HALF` the double is between two float32.
+# Rounding a double to float32 looks at these bits; at `_HALF` it is midway between two float32.
 _ROUNDED_BITS = np.uint64(0x1FFFFFFF)
 _HALF = np.int64(0x10000000)
-# More units in the last place than a double below can be wrong by: half of one for each of the
-# conversion of the digits and up to two steps of scaling, and less than one for digits left out.
+# A bound, in units in the last place, on the error of the double in `read_number`: half of one each
+# for converting the digits and for up to two scalings, and less than one for digits left out.
 _DOUBT = np.int64(8)
 _MIN_NORMAL_FLOAT32 = np.float64(2.0**-126)
 _MAX_FLOAT32 = np.float64(2.0**128 - 2.0**104)
@@ -222,15 +222,15 @@ def read_ngrams(  # type: ignore[no-untyped-def]
     log10_backoff,
     row,
 ):
-    """Rows of n-grams, from text[begin] on, up to the first that is irregular.
+    """Reads rows of n-grams from text[begin] on, up to the first that is irregular.
 
     Shapes      text (T,);  begin, end  whole lines: text[end - 1] is a newline
                 longest  bytes of the longest line that is regular
                 top  whether the order is the highest;  unk_in_model  whether id 0 is regular
                 slots, word_begin, word_bytes  as in `find_word`
                 ids (n, order), log10_prob (n,), log10_backoff (n,)  filled from `row` on
-    Returns     (the row after the last that was read, the place of its line), which is `end` at the
-                end
+    Returns     (the row after the last that was read, the place of its line), or `end` for the
+                place after the last line
     Guarantees  a row that was read equals what rows.split_row makes of its line
     Trusts      PAD_BYTES after `end`: arpa.ArpaReader
     """
@@ -245,12 +245,12 @@ def read_ngrams(  # type: ignore[no-untyped-def]
     hashes = np.empty((_AT_ONCE, order), np.uint64)
     regular = True
     while regular and begin < end and row < len(log10_prob):
-        # Some rows are split and their words' slots asked for before the first is looked up.
+        # Splits some rows and prefetches their words' slots before looking up the first row.
         count = np.int64(0)
         while count < min(_AT_ONCE, len(log10_prob) - row) and begin < end:
             line[count] = begin
             sure, prob, at = read_number(text, skip_spaces(text, begin))
-            # A byte that ends a number without ending the field makes the field no number.
+            # If the number ends before the field does, the field is not a number.
             regular = sure and prob <= 0 and (text[at] == SPACE or text[at] == TAB)
             if not regular:
                 break
@@ -339,7 +339,7 @@ def read_words(  # type: ignore[no-untyped-def]
             break
         if found == 0 and state[UNK_ROW] < 0:
             state[UNK_ROW] = first_row + row
-            # The two spellings have one length, so the one of the file takes its place.
+            # Both spellings have the same length, so the file's overwrites the stored one.
             for i in range(length):
                 word_bytes[i] = text[start + i]
             ids[row, 0] = 0
@@ -370,7 +370,7 @@ def put_rows(ids, log10_prob, log10_backoff, marks, begin, word_begin, word_byte
              log10_backoff (n,)  or empty: no such column
              marks (n,)  or empty; rows whose mark has LEFT_OUT are passed over
              word_begin (V + 1,);  word_bytes  and PAD_BYTES after the last word, as in WordTable
-             text  filled; what lies after the end is overwritten too
+             text  filled; a few bytes after those written are overwritten, too
     Returns  (the first row that was not written, bytes written)
     Trusts   ids < V; numbers that are not NaN: writer.write_arpa, estimate.interpolate.rows
     """

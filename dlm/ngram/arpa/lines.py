@@ -1,7 +1,7 @@
 """Reads the text of an ARPA file by lines and by blocks of whole lines. The place of each (line,
 byte, section) is known, for errors.
 
-A model may also lie in parts: in a folder whose index says which files make up each section.
+A model may also be a folder of parts, whose index says which files make up each section.
 
 
     FOLDER/model.json    the index, written after all parts: without it the folder is incomplete
@@ -9,8 +9,8 @@ A model may also lie in parts: in a folder whose index says which files make up 
 
 The index is one JSON object: `format` ("dlm-arpa-parts") and `version` (1), `comments` (lines
 before the model, without `#`), `counts` (n-grams by order) and `parts` (by order, the parts of its
-section in their order: `name` below the folder and size in `bytes`). The text of the model is the
-header, each section's head and the text of its parts, and the end: the text of a single file.
+section in their order: `name` in the folder and size in `bytes`). The text of the model is the
+header, each section's head and the text of its parts, and the end, as in a single file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dlm.ngram.wordtable import PADDING
 # Text is read in steps of this size; a block of rows is one step, and the line begun before it.
 CHUNK_BYTES = 2 << 20
 
-# Names and version of a model in parts.
+# File name of the index of a multi-part model, and the index's format and version.
 INDEX = "model.json"
 FORMAT = "dlm-arpa-parts"
 VERSION = 1
@@ -270,7 +270,7 @@ class LineReader:
         return _Step(pieces, False, None)
 
     def _next_pieces(self) -> list[bytes]:
-        """The source's next pieces, while the step after begins; each call raises an OSError."""
+        """The next pieces; begins to read the step after. Each call raises a past OSError again."""
         if self._source_ended:
             return []
         step = self._read() if self._ahead is None else self._ahead.result()
@@ -296,7 +296,7 @@ class LineReader:
         self._here = RowBlock(text, 0, len(text) - len(PADDING), left.offset + left.position)
 
 
-# -------------------------------------------------------------------------- a model in parts
+# -------------------------------------------------------------------------- multi-part models
 
 
 def is_parts_folder(path: str | os.PathLike[str]) -> bool:
@@ -306,7 +306,7 @@ def is_parts_folder(path: str | os.PathLike[str]) -> bool:
 def index_text(
     comments: Sequence[str], counts: Sequence[int], parts: Sequence[Sequence[tuple[str, int]]]
 ) -> bytes:
-    """The index of a folder; by order, `parts` has each part's name and bytes, in their order."""
+    """The index of a folder; `parts` has, by order, the name and the size in bytes of each part."""
     about = {
         "format": FORMAT,
         "version": VERSION,
@@ -318,8 +318,8 @@ def index_text(
 
 
 class PartsSource:
-    """The text of an ARPA file in parts, as TextSource reads that of a file; ArpaError if the index
-    is damaged, or a part is missing or has another size."""
+    """Reads the text of a multi-part ARPA file as TextSource reads a single file; ArpaError if the
+    index is damaged, a part is missing, or its size is not the one in the index."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -394,7 +394,7 @@ def _index(folder: Path) -> dict[str, Any]:
         about = json.loads(path.read_bytes())
     except ValueError as exc:
         raise ArpaError(
-            f"the index of an ARPA file in parts is not JSON: {exc}",
+            f"the index of a multi-part ARPA file is not JSON: {exc}",
             path=str(path),
             advice=_UNFINISHED,
         ) from exc
@@ -407,10 +407,10 @@ def _index(folder: Path) -> dict[str, Any]:
     elif not _is_list(about.get("parts"), list) or len(about["parts"]) != len(about["counts"]):
         fault = "`parts` must have one list for each of `counts`"
     elif not all(_is_part(part) for own in about["parts"] for part in own):
-        fault = "expected each part to have a `name`, below the folder, and `bytes`"
+        fault = "expected each part to have `bytes` and a `name` in the folder"
     if fault is not None:
         raise ArpaError(
-            f"the index of an ARPA file in parts is not valid: {fault}",
+            f"the index of a multi-part ARPA file is invalid: {fault}",
             path=str(path),
             advice="Another version of dlm wrote it, or it was changed: make the model again",
         )

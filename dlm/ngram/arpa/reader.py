@@ -24,7 +24,7 @@ from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_ID, Vocabulary, is
 from dlm.ngram.wordtable import WordTable
 from dlm.resources import Closeable
 
-# Maximum words to make room for because of the header; untouched memory costs nothing.
+# The most words to make room for, whatever the header promises; untouched memory is free.
 _BELIEVED_WORDS = 1 << 20
 
 # Blocks of rows at a time: one is in use, the others are parsed or wait.
@@ -119,7 +119,7 @@ class ArpaReader(Closeable):
 
     @property
     def source_facts(self) -> dict[str, Any]:
-        """Size and checksum of the decompressed text, for provenance; once it is read."""
+        """Size and checksum of the decompressed text, for provenance; known once all is read."""
         return {"text_bytes": self.text_bytes, "text_xxh3_128": self.text_xxh3}
 
     def batches(self) -> Iterator[NgramBatch]:
@@ -155,7 +155,7 @@ class ArpaReader(Closeable):
     def _require_finished(self) -> None:
         if not self._finished:
             raise RuntimeError(
-                "facts of the whole file are known only after its last batch has been read"
+                "the text's size and checksum are known only after the last batch has been read"
             )
 
     def _stop_threads(self) -> None:
@@ -222,7 +222,7 @@ class ArpaReader(Closeable):
         if marker is None:
             warnings.warn(
                 ArpaWarning(
-                    f"{self.path} does not end in \\end\\, but has all n-grams of its header, so "
+                    f"{self.path} does not end in \\end\\, but all counts in its header match, so "
                     "it is read as complete"
                 ),
                 stacklevel=3,

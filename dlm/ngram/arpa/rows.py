@@ -55,7 +55,7 @@ class NgramBatch:
         return len(self.log10_prob)
 
 
-# ids, log10_prob and log10_backoff of one order, of the shapes of NgramBatch; None: no such column.
+# ids, log10_prob and log10_backoff of one order, shaped as in NgramBatch; None: no such column.
 SectionColumns: TypeAlias = tuple[
     NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None
 ]
@@ -63,7 +63,7 @@ Section: TypeAlias = NgramBatch | SectionColumns
 
 
 def by_order(batches: Iterable[NgramBatch], order: int) -> Iterator[Iterator[NgramBatch]]:
-    """The batches of each order up to `order`, possibly none, to take in their order."""
+    """Yields the batches of each order up to `order`, possibly none; take them in this order."""
     groups = itertools.groupby(batches, lambda batch: batch.order)
     found, some = next(groups, (0, iter(())))
     for k in range(1, order + 1):

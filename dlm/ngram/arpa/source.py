@@ -21,7 +21,7 @@ import pyarrow as pa
 GZIP_MAGIC = b"\x1f\x8b"
 XZ_MAGIC = b"\xfd7zXZ\x00"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-# A text may begin with "BZh"; in bzip2, the level and the mark of a block or an empty end follow.
+# A text may begin with "BZh"; in bzip2, a level and the mark of a block or of the end follow it.
 BZIP2_MAGICS = tuple(
     b"BZh%d" % level + mark
     for level in range(1, 10)
@@ -29,7 +29,7 @@ BZIP2_MAGICS = tuple(
 )
 _MAGICS = {
     "gzip": (GZIP_MAGIC,),
-    # zstd also has frames to skip, which parallel writers put first.
+    # zstd also has skippable frames, which parallel writers put first.
     "zstd": (ZSTD_MAGIC, *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))),
     "xz": (XZ_MAGIC,),
     "bzip2": BZIP2_MAGICS,
@@ -40,7 +40,7 @@ _MAGICS = {
 ARPA_COMPRESSIONS = ("gzip", "zstd", "xz")
 TEXT_COMPRESSIONS = (*ARPA_COMPRESSIONS, "bzip2")
 _HEAD_BYTES = max(len(magic) for magics in _MAGICS.values() for magic in magics)
-# An xz stream asks for a dictionary of its own choice; `xz -9` needs 65 MiB to decompress.
+# An xz stream chooses the size of its dictionary; `xz -9` needs 65 MiB to decompress.
 XZ_MEMORY_BYTES = 512 << 20
 
 _UNPACK_COMMAND = {

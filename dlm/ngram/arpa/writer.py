@@ -31,9 +31,9 @@ from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
 from dlm.ngram.wordtable import PADDING, WordTable
 from dlm.resources import in_order
 
-# Bytes written before the disk must catch up: at most this much is left for the end.
+# Bytes written between two syncs to disk: about this much is left to sync at the end.
 SYNC_BYTES = 64 << 20
-# Higher presets take two to eight times as long for a tenth of the size.
+# Higher presets take two to eight times as long, and save a tenth of the size.
 XZ_PRESET = 0
 
 END = b"\n\\end\\\n"
@@ -52,8 +52,8 @@ class OutputFile:
     Args        target     a path, compressed by its suffix (.gz, .zst, .xz, else plain; a pipe or a
                            device is written to directly), or an open binary file, which gets plain
                            text and stays open
-                xz_preset  0 to 9, of an .xz file
-    Raises      OSError    it cannot be written beside the path
+                xz_preset  0 to 9, for an .xz file
+    Raises      OSError    no file can be written beside the path
     Guarantees  the same text gives the same bytes. `commit` replaces the path with everything
                 written, synced; without it, the path stays as it was. The next process removes what
                 a killed one left beside it
@@ -117,7 +117,7 @@ class OutputFile:
     def _write(self, data: bytes | memoryview) -> None:
         """Adds bytes to the file unchanged; adds nothing to a discarded file."""
         if self._closed:
-            return  # a compressor that is deleted writes its rest
+            return  # a compressor that is deleted flushes its buffer
         view = memoryview(data).cast("B")
         while len(view):
             with self._naming():
@@ -178,8 +178,8 @@ def section_head(order: int) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class WordBytes:
-    """The words by id, one after another, then PADDING; where each begins, (V + 1,); and the bytes
-    of the longest."""
+    """`text`: the words by id, one after another, then PADDING; `begin` (V + 1,): where each one
+    begins; `longest`: the number of bytes in the longest."""
 
     begin: NDArray[np.int64]
     text: NDArray[np.uint8]
@@ -211,8 +211,8 @@ class RowColumns(NamedTuple):
 
 
 def rows_text(words: WordBytes, rows: RowColumns) -> list[memoryview]:
-    """The lines of some rows, with their ends, in one piece or a few; ArpaError for a row longer
-    than MAX_LINE_BYTES. Trusts ids of words, and numbers that are not NaN."""
+    """The lines of some rows, each with its newline, in one piece or a few; ArpaError for a row
+    longer than MAX_LINE_BYTES. Trusts that ids are below V, and that no number is NaN."""
     ids = np.ascontiguousarray(rows.ids)
     log10_prob = np.ascontiguousarray(rows.log10_prob)
     log10_backoff = _NO_BACKOFF
@@ -344,7 +344,7 @@ def write_arpa(
     *,
     comments: Iterable[str] = (),
 ) -> int:
-    """Write a model as an ARPA file; returns the bytes of its text, not compressed.
+    """Writes a model as an ARPA file; returns the size of its text in bytes, before compression.
 
     Args    path_or_file  a path, compressed by its suffix (.gz, .zst, .xz, else plain), or an open
                           binary file, which gets plain text and stays open
@@ -376,7 +376,7 @@ def write_arpa(
 def arpa_bytes(
     vocabulary: Vocabulary, sections: Sequence[Section], *, comments: Iterable[str] = ()
 ) -> int:
-    """Bytes that `write_arpa` would write for a model to a plain file; writes nothing."""
+    """The number of bytes that `write_arpa` would write to a plain file; writes nothing."""
     return write_arpa(os.devnull, vocabulary, sections, comments=comments)
 
 
@@ -391,7 +391,7 @@ def _slice(vocabulary: Vocabulary, columns: SectionColumns, some: slice) -> RowC
     order = ids.shape[1]
     most = int(rows.ids.max())
     if most >= len(vocabulary) or (not vocabulary.unk_in_model and not rows.ids.all()):
-        raise _unwritable(f"an id is not in the vocabulary; the largest id is {most}", order)
+        raise _unwritable(f"ids go up to {most}, but at least one is not in the vocabulary", order)
     if not bool((rows.log10_prob <= 0).all()):  # also false for NaN
         raise _unwritable("a log10 probability is positive or NaN", order)
     if rows.log10_backoff is not None and not bool(np.isfinite(rows.log10_backoff).all()):

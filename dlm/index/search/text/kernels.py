@@ -1,8 +1,8 @@
-"""Scores of consecutive words.
+"""Scores consecutive words.
 
-The context of a word is that of the word before and that word: the pair found when a word is scored
-is the root of the next word's context, and an n-gram that was not found is no context. So each list
-is searched once; separate queries would search it as a context and again for the word.
+A word's context is the context of the word before, plus that word: the pair found when a word is
+scored is the root of the next word's context, and an n-gram that was not found is no context. So
+each list is searched once; separate queries would search it as a context and again for the word.
 """
 
 # mypy: disable-error-code="assignment,arg-type"
@@ -64,15 +64,15 @@ from dlm.ngram.memory_kernels import (
     two_fields,
 )
 
-TOKENS = 256  # of a block
-STAGE = 32  # that go through a stage before the next begins
+TOKENS = 256  # per block
+STAGE = 32  # tokens that go through a stage before the next stage begins
 # Columns of the table of a block's tokens, one cache line each, and of that of a stage's searches;
 # see search.kernels.
 T_SIZE, T_RANK, T_TREE, T_BIT, T_FOUND, T_MATCHED, T_STATE, T_NODES, T_COLUMNS = range(9)
 S_BIT, S_STEP, S_KEYS, S_REST, S_KEY, S_LOW, S_HIGH = range(7)
 S_COLUMNS = 8  # a cache line
 # Of a context that is stored: the bit of the words that follow it, how many they are, the bit of
-# the family below it and how many contexts that has. Of one word: all roots of a tree.
+# the family below it and how many contexts that has. For one word, the family is a tree's roots.
 C_WORDS, C_SIZE, C_FAMILY, C_COUNT, C_COLUMNS = range(5)
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
@@ -111,7 +111,7 @@ class TokenBlock(NamedTuple):
 
 @inlined
 def make_block(count, order):  # type: ignore[no-untyped-def]
-    """One allocation for all arrays: separate ones took as long as two tokens."""
+    """One allocation for all arrays: separate ones took as long as scoring two tokens."""
     rows = min(count, np.int64(TOKENS)) + _1
     lengths = max(np.int64(order), _2) + _1
     lanes = rows * lengths
@@ -179,8 +179,8 @@ def ask_entries(low, words, begin, count):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_lists(low, words, reach, begin, part, asked, before, b):  # type: ignore[no-untyped-def]
-    """1. Where each word should be in the list of the one before, and its own list; returns that
-    of the last: its first pair, how many, its bit, and as `open_list`."""
+    """1. Prefetches where each word should be in the list of the one before, and opens its own;
+    returns the last one: its first pair, how many, its bit, and what `open_list` returns."""
     first, size, bit, step, keys, rest = before
     for i in range(asked):
         word = np.int64(words[begin + i])
@@ -200,7 +200,7 @@ def ask_lists(low, words, reach, begin, part, asked, before, b):  # type: ignore
 
 @inlined
 def ask_key(search, i, key, bit, step, keys, rest, low, high):  # type: ignore[no-untyped-def]
-    """Where a key should be in an opened list; in low .. high - 1, if that has no directory."""
+    """Prefetches where a key should be in a list: in low .. high - 1, if it has no directory."""
     at_bit = bit + (key >> rest) * step
     prefetch(at_bit >> _3)
     search[i, S_BIT] = at_bit
@@ -214,7 +214,7 @@ def ask_key(search, i, key, bit, step, keys, rest, low, high):  # type: ignore[n
 
 @inlined
 def ask_bucket(search, i, record):  # type: ignore[no-untyped-def]
-    """The bucket of a search in a list whose entries have `record` bits beside their keys."""
+    """Opens a search's bucket in a list whose entries have `record` bits beside their keys."""
     width = search[i, S_STEP]
     low, high = two_fields(search[i, S_BIT], width)
     low = low if width else search[i, S_LOW]
@@ -230,8 +230,8 @@ def ask_bucket(search, i, record):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_pairs(part, asked, pair_bits, pairs, b):  # type: ignore[no-untyped-def]
-    """3. The pair of each word and the one before; how many are found in all, and how many words
-    stand alone."""
+    """3. Finds the pair of each word and the one before; returns how many are found in all, and how
+    many words stand alone."""
     lonely = _0
     for i in range(asked):
         t = part + i + _1
@@ -256,8 +256,8 @@ def find_pairs(part, asked, pair_bits, pairs, b):  # type: ignore[no-untyped-def
 
 @inlined
 def read_pairs(low, trees, slots, words, block, first, pairs, lonely, b):  # type: ignore[no-untyped-def]
-    """4. What a pair says, and the tree that has its root, by the slot of its words; how many words
-    need their 1-gram, and how many pairs may be roots, in `kept` from `first` on."""
+    """4. Reads each pair from `first` on, and finds the tree that has its root, by its slot;
+    returns how many words need their 1-gram, and how many pairs, in `kept`, may be roots."""
     stored = _0
     for j in range(first, pairs):
         t = b.found[j]
@@ -284,7 +284,7 @@ def read_pairs(low, trees, slots, words, block, first, pairs, lonely, b):  # typ
 
 @inlined
 def read_alone(low, words, block, lonely, b):  # type: ignore[no-untyped-def]
-    """6. The 1-grams of words that have nothing longer yet."""
+    """6. Reads the 1-grams of words that have nothing longer yet."""
     for j in range(lonely):
         t = b.alone[j]
         prob, reaches = alone(low, np.int64(words[block + t - _1]))
@@ -298,7 +298,7 @@ def read_alone(low, words, block, lonely, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def choose_live(reach, block, k, pairs, b):  # type: ignore[no-untyped-def]
-    """Words whose shorter context has them and whose context of k words is a node, in `live`."""
+    """Puts in `live` the words found after their shorter context, if that of k words is a node."""
     alive = _0
     for j in range(pairs):
         t = b.found[j]
@@ -309,8 +309,8 @@ def choose_live(reach, block, k, pairs, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_words(k, part, asked, b):  # type: ignore[no-untyped-def]
-    """9. Where each word should be among those that follow the context before it, by its rank among
-    those that follow the shorter one."""
+    """9. Prefetches where each word should be among those that follow its context, by its rank
+    among those that follow the shorter one."""
     for i in range(asked):
         t = b.live[part + i]
         place = (t - _1) * b.lengths + k
@@ -330,7 +330,7 @@ def ask_words(k, part, asked, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_ranks(record, part, asked, pairs, b):  # type: ignore[no-untyped-def]
-    """11. The words in those lists; how many are found in all."""
+    """11. Finds the words in those lists; returns how many are found in all."""
     for i in range(asked):
         t = b.live[part + i]
         entries = b.search[i, S_HIGH]
@@ -347,7 +347,7 @@ def find_ranks(record, part, asked, pairs, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def read_values(low, levels, words, block, k, first, pairs, extended, b):  # type: ignore[no-untyped-def]
-    """12. What they say; how many tokens may have a context of k + 1 words, in `kept`."""
+    """12. Reads their values; returns how many tokens in `kept` may have k + 1 words of context."""
     level = level_of(levels, k)
     flag_bits, record = record_bits(level)
     for j in range(first, pairs):
@@ -367,8 +367,8 @@ def read_values(low, levels, words, block, k, first, pairs, extended, b):  # typ
 
 @inlined
 def add_suffixes(low, levels, words, block, k, t, b):  # type: ignore[no-untyped-def]
-    """How many words the longest node of a token has, after those up to k words are found: a suffix
-    that nothing extends was left out, and is on the way to them."""
+    """Finds a token's nodes of up to k words; returns how many words the longest has. A suffix that
+    nothing extends was left out before, but is on the way to longer nodes."""
     depth = b.token[t, T_NODES]
     while _2 <= depth and depth < k:
         place = t * b.lengths + depth
@@ -385,9 +385,9 @@ def add_suffixes(low, levels, words, block, k, t, b):  # type: ignore[no-untyped
 
 @inlined
 def ask_contexts(keys, words, block, k, part, asked, b):  # type: ignore[no-untyped-def]
-    """13. Where the context of k words should be in the family of that of k - 1: what nothing
-    extends has no weight and no list. How many may be there, in `live`; a family with a directory
-    takes two steps more."""
+    """13. Prefetches where the context of k words should be in the family of that of k - 1: one
+    that nothing extends has no weight and no list. Returns how many may be there, in `live`; a
+    family with a directory takes two more steps."""
     key_bits = keys.root_key_bits if k == 2 else keys.key_bits
     alive = _0
     for j in range(part, part + asked):
@@ -417,7 +417,7 @@ def ask_contexts(keys, words, block, k, part, asked, b):  # type: ignore[no-unty
 
 @inlined
 def find_contexts(keys, levels, k, alive, b):  # type: ignore[no-untyped-def]
-    """14. These contexts, and their records."""
+    """14. Finds these contexts, and opens their records."""
     key_bits = keys.root_key_bits if k == 2 else keys.key_bits
     nodes = _0
     for i in range(alive):
@@ -444,7 +444,7 @@ def find_contexts(keys, levels, k, alive, b):  # type: ignore[no-untyped-def]
 def put_answers(  # type: ignore[no-untyped-def]
     order, reach, block, here, b, log10_prob, matched_order, ngram_length, state_length
 ):
-    """15. The weights of the contexts that do not have the word, from the longest down, and P."""
+    """15. Adds the weights of the contexts that lack the word, from the longest down, and P."""
     for i in range(here):
         longest = min(np.int64(reach[block + i]), b.token[i, T_STATE])
         matched = b.token[i + 1, T_MATCHED]
@@ -458,7 +458,7 @@ def put_answers(  # type: ignore[no-untyped-def]
         longest = min(np.int64(reach[q]), b.token[i, T_STATE])
         matched = b.token[t, T_MATCHED]
         for k in range(order - _1, 0, -1):
-            # To add 0 changes no bit, and needs no guess at how many weights there are.
+            # Adding 0 changes no bit, and no branch depends on how many weights there are.
             needed = matched <= k and k <= longest
             total = np.float32(
                 total + load_float32(b.address[i * b.lengths + k] if needed else b.nothing)
@@ -474,7 +474,7 @@ def begin_next(here, b):  # type: ignore[no-untyped-def]
     """Puts the last token before the next block."""
     last = here * b.lengths
     for k in range(_1, b.lengths):
-        for i in range(C_COLUMNS):  # for slices, numba compiles an error, too
+        for i in range(C_COLUMNS):  # slices would make numba compile an error path
             b.context[k, i] = b.context[last + k, i]
         b.weight[k] = b.weight[last + k]
         inside = b.address[last + k] == b.nothing + ((last + k) << _2)
@@ -516,7 +516,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
             asked = min(here - part, np.int64(STAGE))
             before = ask_lists(low, words, reach, begin, part, asked, before, b)
             ask_entries(low, words, begin + asked, count)
-            for i in range(asked):  # 2.
+            for i in range(asked):  # stage 2
                 ask_bucket(b.search, i, low.pair_bits)
             first = pairs
             pairs, lonely = find_pairs(part, asked, low.pair_bits, pairs, b)
@@ -537,7 +537,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
             while part < alive:
                 asked = min(alive - part, np.int64(STAGE))
                 ask_words(k, part, asked, b)
-                for i in range(asked):  # 10.
+                for i in range(asked):  # stage 10
                     ask_bucket(b.search, i, record)
                 first = pairs
                 pairs = find_ranks(record, part, asked, pairs, b)

@@ -13,7 +13,7 @@ ROW_BYTES = FIXED_BYTES + 2 * COUNT_BYTES + 3  # of `put_totals`
 
 @kernel("uint32[:], int64[:], int64, int64, int64, int64, int64, out uint32[:], out uint8[:]")
 def lay_out(ids, sentence_begin, begin_id, end_id, bos, eos, order, words, reach):  # type: ignore[no-untyped-def]
-    """Sentences with their marks, one after the other.
+    """Lays out sentences with their marks, one after the other.
 
     Shapes  ids (n,)  words of all sentences;  sentence_begin (S + 1,)  where each begins
             bos, eos  1: a mark stands there
@@ -87,7 +87,7 @@ def put_totals(totals, tokens, oovs, text):  # type: ignore[no-untyped-def]
 
     Shapes   totals, tokens, oovs (S,);  text (S * ROW_BYTES,) filled
     Returns  bytes written
-    Trusts   as `put_fixed`: text.score
+    Trusts   what `put_fixed` trusts: checked in text.score
     """
     at = np.int64(0)
     for s in range(len(totals)):

@@ -23,7 +23,7 @@ from dlm.ngram.wordtable import WordTable
 class WholeModel(Protocol):
     @property
     def order(self) -> int:
-        """N."""
+        """The model's order, N."""
 
     @property
     def vocabulary(self) -> Vocabulary:
