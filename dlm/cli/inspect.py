@@ -50,7 +50,7 @@ def summary(facts: Mapping[str, Any]) -> list[str]:
     rows += [
         ("encoding", facts["encoding"]),
         ("bytes", f"{facts['bytes']:,} ({facts['bytes_per_ngram']:.2f} per n-gram)"),
-        ("shards", f"{facts['shards']}, the heaviest {facts['imbalance']:.4f} times the mean"),
+        ("shards", f"{facts['shards']}, the largest {facts['imbalance']:.4f} times the mean size"),
     ]
     rows += [
         (f"  {entry['name']}", f"{entry['bytes']:,} bytes, {counted(entry['ngrams'], 'n-gram')}")

@@ -150,7 +150,7 @@ def _title(command: Any) -> Callable[[], None]:
 
 
 def _program_for(arguments: list[str]) -> typer.Typer:
-    """`dlm` with the command that these arguments name or, if they name none, all titles."""
+    """`dlm` with the command that these arguments name; if none, with all commands' titles."""
     if "_DLM_COMPLETE" in os.environ:  # a shell asks for completions
         line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
         arguments = line.split()[1:]

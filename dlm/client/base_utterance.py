@@ -445,8 +445,8 @@ class BaseUtterance:
     ) -> Asked:
         if self._rescores and self._core.mode() is Mode.LOCAL_FALLBACK:
             raise ModelSwitched(
-                "the servers are failing, so new utterances use the local fallback; open a new "
-                "utterance and score this one again from its start"
+                "the servers are failing, so new utterances use the local fallback; score this "
+                "utterance again, from its start, in a new one"
             )
         return self._core.submit(
             self.model_info.model,

@@ -287,8 +287,8 @@ class StartSettings:
             if local_fallback is not None and not local_fallback.is_dir():
                 found = f"{toml.path} names the local fallback {local_fallback}"
                 raise ConfigError(
-                    f"{found}, which is a file; expected the folder of a shard set, as `dlm shard` "
-                    "writes it"
+                    f"{found}, which is a file; expected a shard set's folder, as written by "
+                    "`dlm shard`"
                     if local_fallback.exists()
                     else f"{found}, but there is no such folder on this machine; copy it there, "
                     "correct the path in the file, or pass ClientConfig(local_fallback=...)"

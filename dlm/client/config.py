@@ -132,9 +132,9 @@ PLAIN = ClientSecurity()
 
 
 def check_address(address: object) -> str:
-    """`address`, if it is "host:port", "[IPv6]:port", or one of gRPC's schemes with either; else
-    raises ConfigError. gRPC itself would read a port above 65535 as another one, and many typos as
-    names."""
+    """`address`, if it is "host:port", "[IPv6]:port" or an address with one of gRPC's schemes; else
+    raises ConfigError. gRPC itself would take a port above 65535 for another, and many typos for
+    host names."""
     if not isinstance(address, str):
         raise _refusal(address, 'expected "host:port"')
     if re.fullmatch(_PORTLESS, address):

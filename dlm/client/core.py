@@ -479,8 +479,8 @@ class LocalScorer:
 
     def cascade(self) -> CascadeStatus:
         raise ConfigError(
-            "this client uses a shard set in its own process, so it has no servers to report on; "
-            "connect to servers for that"
+            "this client uses a shard set in its own process; only a client that is connected to "
+            "servers can report on them"
         )
 
     def snapshot(self) -> Snapshot:
@@ -616,8 +616,8 @@ def open_local(
     if not directory.is_dir():
         found = "is a file" if directory.exists() else "does not exist"
         raise ConfigError(
-            f"{what} {directory} {found}; expected the folder of a shard set, "
-            "as `dlm shard` writes it"
+            f"{what} {directory} {found}; expected a shard set's folder, "
+            "as written by `dlm shard`"
         )
     return LocalScorer(LocalModel.open(directory, verify=verify), directory, source)
 

@@ -74,7 +74,7 @@ def _check_contexts(contexts: Any) -> None:
 def _check_states(states: Any) -> None:
     if isinstance(states, State):
         raise QueryError("states is one State; expected a sequence of states: pass [state]")
-    check_sequence(states, "states", "a sequence of states, as begin() and extend() return them")
+    check_sequence(states, "states", "a sequence of states from begin() or extend()")
 
 
 class Inputs:

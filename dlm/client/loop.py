@@ -1,8 +1,8 @@
-"""The thread with the event loop on which the clients of a process do everything, its mailbox, and
-the steps that a client leaves there.
+"""The thread whose event loop does the work of a process's clients, with a mailbox for calls from
+other threads.
 
-Calls that many threads leave at the same time are delivered together. Mailbox and timers outlive a
-loop: the next loop runs what was left there while a fork suspended this one.
+Calls that many threads leave at the same time are delivered together. Mailbox and timers outlive
+a loop: the next one runs what was left in them while a fork suspended this one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Mailbox:
             self.woken_until = inf  # calls posted in the meantime are run below
             while posted and not self.paused:
                 _try(*posted.popleft())
-            self.woken_until = 0.0  # before the last look: later posts wake the loop
+            self.woken_until = 0.0  # before the last check: later posts wake the loop
         self.woken_until = 0.0
 
 

@@ -112,7 +112,7 @@ class BaseMixture(Generic[U]):
         if not members:
             raise QueryError("the mixture has no members; expected one or more")
         if unknown not in (ZERO, SHARED, WHOLE):
-            raise QueryError(f"unknown is {unknown!r}; expected {ZERO!r}, {SHARED!r} or {WHOLE!r}")
+            raise QueryError(f"unknown={unknown!r}; expected {ZERO!r}, {SHARED!r} or {WHOLE!r}")
         self.members = tuple(utterance for utterance, _ in members)
         self.unknown = unknown
         weights = check_weights([weight for _, weight in members], len(members))
@@ -218,7 +218,7 @@ class BaseMixture(Generic[U]):
         self, state: MixtureState, k: int, deadline_s: float | None
     ) -> Steps[list[tuple[str, np.float32]]]:
         if not isinstance(k, (int, np.integer)) or k < 1:
-            raise QueryError(f"k is {k!r}; expected an integer of 1 or more")
+            raise QueryError(f"k is {k!r}; expected an integer, 1 or more")
         found = yield from self._next_distribution(state, deadline_s)
         words = np.array([at for at, word in enumerate(self.words) if word != BEGIN_SENTENCE])
         best = words[np.argsort(-found[words], kind="stable")[:k]]
@@ -331,7 +331,7 @@ class BaseMixture(Generic[U]):
             return states.parts
         if isinstance(states, tuple) and states and isinstance(states[0], State):
             raise QueryError("states is one state; expected a sequence of states: pass [state]")
-        check_sequence(states, "states", "a sequence of states, as begin() and extend() return")
+        check_sequence(states, "states", "a sequence of states from begin() or extend()")
         for state in states:
             if not isinstance(state, tuple) or len(state) != len(self.members):
                 raise ModelMismatch(
@@ -406,7 +406,7 @@ class Mixture(BaseMixture[Utterance]):
                  more than 1 together (SRILM with -unk). A word that all lack is scored by each
                  member's P(<unk>), of which "shared" gives it one share
     Raises
-        ConfigError    weights that are not numbers of 0 or more with the sum 1
+        ConfigError    weights that are not numbers >= 0, or do not sum to 1
         QueryError     no members, another rule, or phrases in several members
         ModelSwitched  some members are on their local fallback and others not: open all again
     """

@@ -210,7 +210,7 @@ def plan(
 
     Args
         grams     the low orders of the model; `manifest` is the shard set whose slots are used
-        max_queries  most queries in a piece; larger groups are split
+        max_queries  maximum queries in a piece; larger groups are split
         blocks       see `kernels.plan`
     Raises  QueryError  shapes that do not agree, lengths or ids out of range
     """
@@ -244,7 +244,7 @@ def route(
     Args
         groups       the queries that shards answer
         slots        (4096,) uint16: shard of each slot, below `shards`
-        max_queries  most queries in a message; larger groups are split
+        max_queries  maximum queries in a message; larger groups are split
     """
     needs_shard = np.ones(len(groups.word_counts), np.uint8)
     routed = kernels.route_groups(

@@ -78,8 +78,8 @@ class Runtime:
         self.lanes: dict[Any, Any] = {}  # each `lane.Lane`, by its `Place`
         self.ready: dict[Any, Any] = {}
         self._connecting: dict[str, list[Connected]] = {}  # who waits for a connection, by address
-        self._busy = False  # whether a step is running, which looks at `ready` at its end
-        self._flushing = False  # whether a look at `ready` follows the waiting steps
+        self._busy = False  # whether a step is running, after which `ready` is sent
+        self._flushing = False  # whether `_flush` will follow the waiting steps
         self._alarms: list[float] = []  # times to check shards at; the last one is due next
         self._chance = random.Random()
         self.retrying = TokenBucket(RETRIED, RETRY_BURST)

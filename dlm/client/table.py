@@ -35,7 +35,7 @@ from dlm.wire import kernels as checks
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.ids import MAX_SHARD_SETS
 
-# The kernels of calls to servers, compiled and loaded before any call has a deadline: on a
+# The kernels for calls to servers, compiled and loaded before any call has a deadline: on a
 # new machine, numba's compilation takes tens of seconds, while calls have two.
 _OF_CALLS = (
     kernels.plan,
@@ -69,7 +69,7 @@ log = EventLog(__name__)
 MAX_ASKED = 256  # servers asked at the same time; a silent one takes its whole timeout
 STAMP_S = 1.0  # how often new utterances check whether cluster.toml has changed, in seconds
 LOOK_AGAIN_S = 1.0  # seconds between searches for servers while a shard is down
-FOLLOW_S = 10.0  # seconds between looks at servers, if no heartbeats notice new ones
+FOLLOW_S = 10.0  # seconds between checks of servers, if no heartbeats notice new ones
 
 
 class Table:

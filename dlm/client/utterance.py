@@ -292,7 +292,7 @@ class WithBlocks(BaseUtterance):
         self, asking: Asking, state: State, k: int
     ) -> Steps[list[tuple[int, np.float32]]]:
         if not isinstance(k, (int, np.integer)) or k < 1:
-            raise QueryError(f"k is {k!r}; expected an integer of 1 or more")
+            raise QueryError(f"k is {k!r}; expected an integer, 1 or more")
         log10_prob = yield from self._next_distribution(asking, state)
         words = np.arange(len(log10_prob))
         begin = self._inputs.words.begin_id
@@ -419,7 +419,7 @@ class Utterance(WithBlocks):
         """The `k` most probable next words: (id, log10 P), best first, ties by id.
 
         They may include the sentence end and id 0, the unknown word, which stands for every word
-        that the vocabulary lacks; never <s>. `vocabulary.words[id]` is the word of an id, in bytes.
+        that the vocabulary lacks; never <s>. `vocabulary.words[id]` is the word of an id, as bytes.
 
         Cost  that of `next_distribution`
         """

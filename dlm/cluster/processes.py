@@ -30,7 +30,7 @@ from dlm.units import counted
 
 START_S = 120.0  # seconds; the first start compiles kernels, slowly on a busy machine
 STOP_S = 10.0
-LOOK_S = 0.2  # seconds between two looks at the processes
+LOOK_S = 0.2  # seconds between checks of the processes
 RESTART_S = 2.0  # a server that ends at once is restarted at this interval
 HELD_S = 5.0  # a killed server's port is free again sooner
 SHARED = "--share-port"

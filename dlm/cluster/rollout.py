@@ -308,8 +308,8 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         if passed >= rules.load_within:
             late = shown(lacking)
             why = (
-                f"after {rules.load_within:g} s, {late} had not loaded the new set; see the log "
-                "there"
+                f"after {rules.load_within:g} s, {late} had not loaded the new set; see "
+                "server logs"
             )
             return _retreat(state, why, rules, now)
     elif state.stage is Phase.RELOAD:
@@ -318,8 +318,8 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         if passed >= rules.load_within:
             late = shown(lacking)
             why = (
-                f"after {rules.load_within:g} s, {late} had not loaded the old set; see the log "
-                "there"
+                f"after {rules.load_within:g} s, {late} had not loaded the old set; see "
+                "server logs"
             )
             return replace(state, stage=Phase.ENDED), (End(why),)
     elif state.stage is Phase.SHARE and not state.comparing:
@@ -344,7 +344,7 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
             return ended, (TellClients(stays, None), End(state.failure, is_undo, event.silent))
         if passed >= rules.load_within:
             late = shown(holding)
-            why = f"after {rules.load_within:g} s, {late} still held {leaving}; see the log there"
+            why = f"after {rules.load_within:g} s, {late} still held {leaving}; see server logs"
             return ended, (End(state.failure or why, is_undo),)
     return state, ()
 

@@ -31,7 +31,7 @@ def steps_per_unit(bound: float, bits: int = BITS) -> float:
 
 
 class FixedPoint(NamedTuple):
-    """A sum of steps in 64 bits, which JAX lacks, as halves of one shape; `high` has the sign."""
+    """A 64-bit sum of steps, as two arrays: JAX has no 64-bit types. `high` has the sign."""
 
     high: jax.Array
     low: jax.Array

@@ -80,7 +80,7 @@ def pack(
     rows and cuts all rows at the same places, for a state that is carried from batch to batch.
 
     Args
-        max_batches  most batches in a round; the rest of the text waits for another round
+        max_batches  maximum batches in a round; the rest of the text waits for another round
         shuffle      order of the utterances (stream) or rows; None keeps that of the text
     Raises  ConfigError  the user has no text at all
     """

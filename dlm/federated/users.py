@@ -219,7 +219,7 @@ class UserDataset:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
     ) -> UserDataset:
         if missing not in MISSING:
-            raise ConfigError(f"missing is {missing!r}; expected one of {', '.join(MISSING)}")
+            raise ConfigError(f"missing={missing!r}; expected one of {', '.join(MISSING)}")
         if cap_words is not None and cap_words < 1:
             raise ConfigError(f"cap_words is {cap_words}; expected 1 or more words per user")
         if memory_bytes < 1 << 20:

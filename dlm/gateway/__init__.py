@@ -1,1 +1,1 @@
-"""Serves a model's scores to any language, over gRPC and over HTTP with JSON, from one contract."""
+"""Serves a model's scores to any program, over gRPC and over HTTP with JSON, from one contract."""

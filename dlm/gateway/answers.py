@@ -36,7 +36,7 @@ SERVICE = "dlm.v1.LanguageModel"
 # Models whose states are accepted: the one in use, the one before it, and the local fallback.
 MODELS_KEPT = 3
 DEFAULT_COUNT = 10  # words that NextWords returns by default
-PAUSE = 128  # sentences or words of a reply that are written between looks at the event loop
+PAUSE = 128  # sentences or words of a reply that are written before other calls get a turn
 
 
 T = TypeVar("T")

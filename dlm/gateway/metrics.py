@@ -26,13 +26,13 @@ OK = "ok"
 ABANDONED = "abandoned"
 
 
-MAX_SHARDS = 1024  # most shards shown; later ones are left out
+MAX_SHARDS = 1024  # shards shown at most; later ones are left out
 _CALLS = len(SECONDS) + 1
 # Every family that a gateway exports. DO NOT CHANGE names or labels: dashboards and alerts use
 # them.
 FAMILIES: dict[str, Family] = {
     "dlm_gateway_calls_total": Family(
-        "Calls by result: ok, abandoned, or the reason of a refusal.", ("call", "door", "result")
+        "Calls by result: ok, abandoned, or the reason for a refusal.", ("call", "door", "result")
     ),
     "dlm_gateway_queries_total": Family("Words scored."),
     "dlm_gateway_fallbacks_total": Family("Words scored by a fallback."),

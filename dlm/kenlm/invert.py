@@ -53,7 +53,7 @@ _CLASS_BYTES = 1 << 14  # bytes of the filter per class: half of a first-level c
 _FILTER_BYTES = 4  # per key: one in a thousand of the keys outside the table passes
 _MOST_CLASS_BITS, _MOST_WORD_BITS = 16, 26
 _CLASS_WORD_BITS = 7  # so that a class has 64 words, on average
-_TURN = 1 << 26  # candidates between two looks at the clock
+_TURN = 1 << 26  # candidates between checks of the clock
 _FOUND_ROWS = 1 << 16
 
 

@@ -227,7 +227,7 @@ def enter_words(slots, word_begin, word_bytes, begin, end):  # type: ignore[no-u
     """Enters the words of ids begin <= id < end into `slots`, up to the first that is there.
 
     Returns  the id of that word, or `end`; the unknown word counts as one that is there
-    Trusts   as `find_word`; begin >= 1; a slot for each word and one more
+    Trusts   what `find_word` trusts; begin >= 1; a slot for each word and one more
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes = raw(word_begin), raw(word_bytes)
@@ -252,7 +252,7 @@ def enter_words(slots, word_begin, word_bytes, begin, end):  # type: ignore[no-u
 def find_words(slots, word_begin, word_bytes, text, begin, end, ids):  # type: ignore[no-untyped-def]
     """Ids (n,) of the words text[begin[i]:end[i]]; 0 where the table lacks one.
 
-    Trusts  0 <= begin <= end, within `text`, and as `find_word`: wordtable.WordTable
+    Trusts  0 <= begin <= end, within `text`, and what `find_word` trusts: wordtable.WordTable
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)
@@ -289,7 +289,7 @@ def find_text(slots, word_begin, word_bytes, text, end, delimiters, ids, sentenc
             sentence_begin  (lines + 1,)  filled: the first word of each line; the number of words
                                           at its end
     Trusts  text[end] is a newline, and PAD_BYTES after it; room for every word and line, of
-            which there is one more than newlines: wordtable.WordTable; the rest as `find_words`
+            which there is one more than newlines: wordtable.WordTable; what `find_words` trusts
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)

@@ -29,7 +29,7 @@ class StagePlan:
     Fields
         settings  that change its output; JSON values
         reads     its inputs: path by name
-        writes    paths, in the order of writing
+        writes    paths, in the order they are written
         releases  whether it releases something about users, which may be done only once
         goes_on   whether a stopped run resumes with what it has
         last      path that exists once everything is written; "" if there is none
@@ -64,8 +64,8 @@ class Found:
 
 @dataclass(frozen=True)
 class NextAction:
-    """What to do: "begin" removes the output of the stages in `anew`, and runs; "go on" runs;
-    "adopt" records that the stage is done; "refuse" reports `why`; "finished" means done."""
+    """What to do with `stage`: "begin" removes the output of all in `anew` and runs it; "go on"
+    resumes it; "adopt" records it as done; "refuse" reports `why`; "finished": none is left."""
 
     kind: Literal["begin", "go on", "adopt", "refuse", "finished"]
     stage: str = ""

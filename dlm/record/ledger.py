@@ -35,7 +35,7 @@ class ParticipationLedger:
     Args
         population          users that could be drawn
         gap                 minimum rounds from one participation of a user to the next; None: any
-        max_participations  most participations of a user; None: any
+        max_participations  maximum participations of a user; None: any
         sampling            how cohorts are drawn, as the sampler's `describe` returns it
         salt                salt of the hashes of ids; None: the operating system draws it
     Guarantees
@@ -59,8 +59,8 @@ class ParticipationLedger:
             or (max_participations is not None and max_participations < 1)
         ):
             raise ConfigError(
-                "population must be 1 or more, and gap and max_participations 1 or more, or None; "
-                f"found {population}, {gap}, {max_participations}"
+                "population, gap and max_participations must be 1 or more (the last two may be "
+                f"None); found {population}, {gap}, {max_participations}"
             )
         self.population, self.gap, self.max_participations = population, gap, max_participations
         self.sampling = dict(sampling or {"kind": "unknown"})

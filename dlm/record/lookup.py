@@ -59,7 +59,7 @@ def record_of_file(snapshot: FileSnapshot) -> Provenance:
         places = " and ".join(place for place, _ in inside)
         raise PrivacyError(
             f"{path} has {len(inside)} privacy records, in {places}; expected one, since nothing "
-            "shows which of them is true. Make the file again from its inputs"
+            "shows which of them is valid. Make the file again from its inputs"
         )
     if not sidecar(path).exists():
         if not inside:

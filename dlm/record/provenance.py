@@ -58,8 +58,8 @@ class Guarantee:
         numbers = [self.epsilon, self.delta, *([] if self.rho is None else [self.rho])]
         if not all(math.isfinite(n) and n >= 0 for n in numbers) or self.delta >= 1:
             raise PrivacyError(
-                f"epsilon {self.epsilon}, delta {self.delta}, rho {self.rho} is not a guarantee; "
-                "expected finite numbers of 0 or more, and a delta below 1"
+                f"epsilon {self.epsilon}, delta {self.delta}, rho {self.rho} are not a guarantee; "
+                "expected finite numbers, 0 or above, and a delta below 1"
             )
 
     def statement(self) -> str:
@@ -216,7 +216,7 @@ class Provenance:
         return dataclasses.replace(self, content={**self.content, **content})
 
     def speaks_of(self, **content: str) -> bool:
-        """Whether the record has these SHA-256 under these names."""
+        """Whether the record has these SHA-256 digests under these names."""
         return all(self.content.get(name) == digest for name, digest in content.items())
 
     def to_dict(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class Provenance:
             return cls.from_dict(json.loads(text.strip().removeprefix(LINE_PREFIX)), place)
         except (json.JSONDecodeError, UnicodeDecodeError) as exc:
             raise FormatError(
-                f"{place} is not a privacy record: {exc}. Copy the file and its record again"
+                f"{place} is not a privacy record: {exc}. Copy the record and its file again"
             ) from exc
 
     @classmethod
@@ -289,7 +289,7 @@ class Provenance:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise FormatError(
-                f"{place} is not a privacy record: {exc!r}. Copy the file and its record again"
+                f"{place} is not a privacy record: {exc!r}. Copy the record and its file again"
             ) from exc
 
 

@@ -61,7 +61,7 @@ def read_beside(path: Path, sha256: str) -> Provenance:
         (digest_name,) = set(record) - {"provenance"}
     except (ValueError, TypeError) as exc:
         raise FormatError(
-            f"{side} is not a privacy record: {exc!r}. Copy the file and its record again"
+            f"{side} is not a privacy record: {exc!r}. Copy the record and its file again"
         ) from exc
     return _bound(path, sha256, record, digest_name=digest_name, kind="file")
 
@@ -76,7 +76,7 @@ def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str
         record = json.loads(side.read_text(encoding="utf-8"))
     except ValueError as exc:
         raise FormatError(
-            f"{side} is not a record of {kind}: {exc!r}. Copy the file and its record again"
+            f"{side} is not a record of {kind}: {exc!r}. Copy the record and its file again"
         ) from exc
     return _bound(path, content_digest(content), record, digest_name=digest_name, kind=kind)
 
@@ -90,7 +90,7 @@ def _bound(
         digest, body = record[digest_name], record["provenance"]
     except (KeyError, TypeError) as exc:
         raise FormatError(
-            f"{side} is not a record of {kind}: {exc!r}. Copy the file and its record again"
+            f"{side} is not a record of {kind}: {exc!r}. Copy the record and its file again"
         ) from exc
     provenance = Provenance.from_dict(body, str(side))
     # The record's own digest covers the digest in the record itself.

@@ -248,7 +248,7 @@ class _Seal:
             return f"{name} is the signature of another file, not {path}; ask the signer for both"
         if self.body["record"] != record.digest:
             return (
-                f"{name} signs another record of {path}; ask the signer for the "
+                f"{name} signs a different record of {path}; ask the signer for the "
                 "file, its record and its signature"
             )
         try:

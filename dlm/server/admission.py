@@ -123,8 +123,8 @@ class TurnLane:
 
 
 class Turns:
-    """Bounds the work between the looks of the event loop at the network, whoever and however many
-    ask for it. `LOOKS` looks follow each round of work, since a call needs several looks from its
+    """Bounds the work between the event loop's looks at the network, no matter who or how many ask
+    for it. `LOOKS` looks follow each round of work, since a call needs several looks from its
     first byte to its reply. Calls that must wait are not read further.
 
     Args  most        queries of the largest small message; messages with more are large

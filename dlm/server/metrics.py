@@ -30,7 +30,7 @@ LABELS = ("model", "shard_set", "shard")
 # Every family that a server exports. DO NOT CHANGE names or labels: dashboards and alerts use them.
 FAMILIES: dict[str, Family] = {
     "dlm_server_requests_total": Family(
-        "Score and ContextBlock requests by result: ok, abandoned, or the reason of the refusal. "
+        "Score and ContextBlock requests by result: ok, abandoned, or why it was refused. "
         "UNAUTHENTICATED, CLIENT_LIMIT and OVERLOADED count all calls that were refused unread.",
         (*LABELS, "result"),
     ),
@@ -40,7 +40,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "dlm_server_matched_order_total": Family(
         "Queries answered, by the order of the longest n-gram found; 0 stands for all orders below "
-        "3, whose answers the client completes.",
+        "3, which the client looks up itself.",
         (*LABELS, "order"),
     ),
     "dlm_server_batch_queries": Family("Queries per request.", (*LABELS, "le")),

@@ -37,12 +37,12 @@ MEMORY_AGE_S = 1.0
 MEMORY_SHARE = 100
 
 REMIND_S = 60.0  # lasting trouble is logged again after this long
-CALM_LOOKS = 5  # consecutive looks that must find room before the trouble is over
+CALM_LOOKS = 5  # consecutive checks that must find room before the trouble is over
 
 
 GROWTH = 64 << 20  # growth in bytes since the start that makes a trim worthwhile
-BEAT_S = 1.0  # seconds between two looks of a process at itself
-HUNG_S = 10.0  # seconds without a look: far longer than a busy loop takes
+BEAT_S = 1.0  # seconds between a process's checks of itself
+HUNG_S = 10.0  # seconds without a check: far longer than a busy loop takes
 TRIM_S = 20.0  # seconds between two trims; one takes about 10 ms per 100 MB, in its own thread
 
 
@@ -248,7 +248,7 @@ class PortMates:
         self.count()
 
     def count(self) -> tuple[int, int]:
-        """The number of processes, and of those that serve the same sets; looks once per second."""
+        """The number of processes, and of those that serve the same sets; counts once a second."""
         now = self._clock()
         if self._mine and now >= self._due:
             self._due = now + MEMORY_AGE_S

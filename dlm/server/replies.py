@@ -162,8 +162,8 @@ class Replies:
         self._room.set()
 
     def _look(self) -> None:
-        """Ends the stream if its oldest reply has waited too long; otherwise looks again at that
-        time, or once something waits again."""
+        """Ends the stream if its oldest reply has waited too long; else checks again when it will
+        have, or after the next reply if none waits."""
         self._timer = None
         if not self._waiting:
             return

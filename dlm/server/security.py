@@ -81,7 +81,7 @@ def channel_options(
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.http2.settings_timeout", 10_000),
         # Clients may ping an idle connection every 5 s; one that vanished is noticed within 40 s.
-        # Connections without a call are closed after ten minutes; clients reconnect unnoticed.
+        # Connections without a call are closed after ten minutes; clients reconnect by themselves.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_time_ms", 30_000),
@@ -244,7 +244,7 @@ class Credentials:
         self.tokens: Tokens | None = None
         self.certificates: Certificates | None = None
         self._path = Path(config.tokens)
-        # Each watch begins before its files are read, so that changes in between are read again.
+        # Each watch begins before its files are read, so that no change in between is missed.
         self.watches: dict[str, FileWatcher] = {}
         if config.tokens:
             self.watches["tokens"] = FileWatcher([self._path])

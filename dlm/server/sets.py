@@ -39,7 +39,7 @@ TURN_S = 60.0  # seconds for which a server waits for the others; then it loads 
 # otherwise never run.
 GIVE_WAY_S = 60.0
 AGAIN_S = 20.0  # seconds before a rejected list in a store is read again
-POLL_S = 0.25  # seconds between looks; the second look applies a change, within half a second
+POLL_S = 0.25  # seconds between checks; the second one applies a change, within half a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ class FollowedSets:
 
 
 class FileWatcher:
-    """Whether files have changed and settled: two looks found the same, but not what was loaded."""
+    """Whether files have changed and settled: two checks agree, and differ from what was loaded."""
 
     def __init__(self, paths: Sequence[AnyPath]) -> None:
         self.paths = tuple(paths)
@@ -328,7 +328,7 @@ class FileWatcher:
         self.error = ""  # why the change was rejected
 
     def changed(self) -> bool:
-        """Looks at the files; True from the end of a change until it is applied."""
+        """Checks the files; True from the end of a change until it is applied."""
         before, self._seen = self._seen, [*map(signature_of, self.paths)]
         return self._seen == before != self._loaded
 

@@ -40,7 +40,7 @@ class Tokens:
     models: tuple[tuple[str, ...], ...]
 
     def __repr__(self) -> str:
-        return f"Tokens({len(self.digests)} of {', '.join(sorted(set(self.names)))})"
+        return f"Tokens({len(self.digests)}: {', '.join(sorted(set(self.names)))})"
 
     def valid(self, now: float) -> dict[bytes, tuple[str, ...]]:
         """The tokens that have not expired: digest -> the models that each may use."""

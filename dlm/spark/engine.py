@@ -159,7 +159,7 @@ class _Estimation:
             found = words if found is None else found.union(words)
         assert found is not None
         place = F.struct("source", "path", "start", "place")
-        # Each fact belongs to one part, even if another part has an equal one.
+        # Equal facts of different parts must not be merged.
         part = F.when(F.col("facts").isNotNull(), place).alias("part")
         rows = _arrow(
             found.groupBy("word", "facts", part)
@@ -303,8 +303,8 @@ def statistics_of(
     words: int,
     known: NDArray[np.uint8] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """`statistics` of all orders and `counts[0]` with PRUNED, as a Trie has them, computed from the
-    facts about the partitions."""
+    """`statistics` of all orders, and `counts[0]` with the PRUNED bit, both as in a Trie, computed
+    from the `abouts` of the partitions."""
     order = settings.order
     statistics = np.zeros((order, STATISTICS), np.int64)
     left, actual = np.zeros(words, np.int64), np.zeros(words, np.int64)

@@ -56,7 +56,7 @@ class Levels(NamedTuple):
 
     @classmethod
     def of(cls, words: list[Ids], counts: list[Ids], sizes: list[NDArray[Any]]) -> Levels:
-        """Makes levels from counts with PRUNED, as in a Trie."""
+        """Makes levels from counts with the PRUNED bit, as in a Trie."""
         once = U32(1)
         turned = [_small(own << once | own >> U32(31)) for own in counts]
         return cls(words, turned, [_small(own) for own in sizes])
@@ -363,7 +363,7 @@ def unigram_text(
     probs: NDArray[np.float32],
     backoffs: NDArray[np.float32] | None,
 ) -> Iterator[memoryview]:
-    """Blocks of rows of order 1; shapes (words,), `counts` with PRUNED."""
+    """Blocks of rows of order 1; shapes (words,), `counts` with the PRUNED bit."""
     words = WordBytes.of(table)
     for begin in range(0, len(counts), ROWS):
         ids = np.arange(begin, min(begin + ROWS, len(counts)), dtype=U32)

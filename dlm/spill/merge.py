@@ -24,7 +24,7 @@ _Item = TypeVar("_Item")
 Made = Generator[_Item, None, None]
 Chunks = Made[Rows]
 
-# Limits of merging columns: the fewest and the most rows of a column in memory, and the most
+# Limits for merging columns: the minimum and maximum rows of a column in memory, and the maximum
 # columns that are merged at once.
 MIN_PIECE = 1 << 8
 MAX_PIECE = 1 << 18
@@ -121,7 +121,7 @@ def merged(
 ) -> Chunks:
     """Merged runs a chunk at a time; a chunk stays while the next is made, and no longer.
 
-    Args  runs  functions that open the runs, in the order of adding; each run has rows
+    Args  runs  functions that open the runs, in the order they were added; each run has rows
           buffer_rows  rows read from a run at a time
     Cost  memory: two chunks, and buffers_of_run(threads) * buffer_rows a run
     """
@@ -160,7 +160,7 @@ def merged(
 def smallest_neighbours(sizes: Sequence[int], fan_in: int) -> slice:
     """The smallest neighbouring runs, to merge next: as many as are needed and can be read at once.
 
-    Only neighbours may be merged: the order of the runs is that of adding.
+    Only neighbours may be merged: the runs are in the order in which they were added.
 
     Args  sizes  of more than `fan_in` runs;  fan_in  runs that can be read at once, at least 2
     """

@@ -109,7 +109,7 @@ class Sorter(Closeable):
                       sorter of a `name` may write there at a time
         width, key    columns of a row, and how many of them, from the first, are its key
         memory_bytes  limit, at least 8 MiB; suggested: a quarter of free memory. Counted: the rows
-                      held, the order they are sorted into, every buffer of writing, reading and
+                      held, the order they are sorted into, every buffer for writing, reading and
                       merging. Not counted: the interpreter, the arrays of the caller, the page
                       cache
         threads       1 or more; with 1, everything is done by the caller's thread
@@ -202,7 +202,7 @@ class Sorter(Closeable):
             rows, packed = self._rows[: self._used], self._packed[: self._used]
             memory = (rows, packed, sort_order(rows, self.key, packed, self.threads))
         self._settle()
-        self._rows = self._packed = None  # makes room for the buffers of merging
+        self._rows = self._packed = None  # makes room for the merge buffers
         while len(self._runs) > self.plan.fan_in:
             self._merge_some()
         runs = SortedRuns(

@@ -31,7 +31,7 @@ T = TypeVar("T")
 SCHEMES = ("s3", "gs", "az", "https", "http", "hf")
 _PLACE = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,2}}([^/].*)")
 HUB = "https://huggingface.co"
-RELOAD_S = 5.0  # seconds between two looks at an object that is followed
+RELOAD_S = 5.0  # seconds between checks of an object that is followed
 CONNECT_S, STALL_S = 5, 20  # seconds to reach a store, and to wait for its next byte
 # Seconds to repeat failing requests, and to wait for one call: a part of a file can take long.
 RETRY_S, CALL_S = 15, 300
@@ -107,7 +107,7 @@ class RemotePath:
     # -- an object that is read whole ---------------------------------------------------------
 
     def read_bytes(self, *, fresh: bool = False) -> bytes:
-        """The content at the last look, or now if `fresh`.
+        """The content at the last check, or now if `fresh`.
 
         Raises  FileNotFoundError, UnavailableError, AuthenticationError, ConfigError
         """
@@ -120,7 +120,7 @@ class RemotePath:
         return self.read_bytes().decode(encoding)
 
     def version(self) -> object:
-        """A value that changes with the object; looks at the store in the background."""
+        """A value that changes with the object; checks the store in the background."""
         due = time.monotonic() - self._looked >= RELOAD_S
         if due and self._looking != os.getpid():
             self._looking = os.getpid()

@@ -289,7 +289,7 @@ def look_up(  # type: ignore[no-untyped-def]
 
 @compiled
 def pack(contexts, order, at_row, length, asked, server, whole):  # type: ignore[no-untyped-def]
-    """Look-ups in this order as `QueryGroups`, a message for each server, or for each look-up.
+    """Packs look-ups in this order, as in `QueryGroups`: a message per server, or per look-up.
 
     Args     order  look-ups by server, then row, then length
              whole  whether all look-ups on a server travel together

@@ -185,7 +185,7 @@ def next_rate(points: Sequence[Point], first: float, precision: float, most: flo
 
 
 def knee(points: Sequence[Point]) -> tuple[Point | None, Point | None]:
-    """The highest point below all that crossed a limit, and the lowest that did; or None."""
+    """The highest point below the lowest that crossed a limit, and that one; each may be None."""
     badly = min((p for p in points if p.crossed), key=lambda p: p.rate, default=None)
     below = [p for p in points if not p.crossed and (badly is None or p.rate < badly.rate)]
     return max(below, key=lambda p: p.rate, default=None), badly

@@ -225,8 +225,8 @@ def fitting(
     if least > wishes.memory_bytes:
         raise ConfigError(
             f"a server needs at least {size_text(round(least))}: {PROCESS_MIB} MiB per process, "
-            f"and the largest of {MOST_SHARDS} shards; but it has only "
-            f"{size_text(round(wishes.memory_bytes))}. Use more --memory, or fewer --processes"
+            f"and the largest shard of a split into {MOST_SHARDS}; --memory is only "
+            f"{size_text(round(wishes.memory_bytes))}. Raise it, or lower --processes"
         )
     best: Cluster | None = None
     for shards in _sizes():

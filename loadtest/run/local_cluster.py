@@ -47,8 +47,8 @@ class LocalServers:
         write_cluster_file(self.cluster, [server.endpoint for server in self.servers])
 
     def start(self, at: int) -> None:
-        """Starts a killed server again, at its port; it is ready some time later, and ends with the
-        thread that calls this. ConfigError if it is running."""
+        """Restarts a killed server at its port, without waiting until it is ready; the server ends
+        when the calling thread does. ConfigError if it is running."""
         try:
             self.servers[at].process.wait(KILLED_S)
         except subprocess.TimeoutExpired:

@@ -12,7 +12,7 @@ from dlm.errors import ConfigError
 from loadtest.traces.schedule import shuffled
 from loadtest.traces.trace import Request, Spoken, Trace, Words, write_trace
 
-TRIES = 20  # most draws for each further context; one that a request has is drawn again
+TRIES = 20  # maximum draws for each further context; one that a request has is drawn again
 
 
 def synthesise(trace: Trace, utterances: int, contexts: float, seed: int) -> list[Spoken]:

@@ -236,4 +236,4 @@ def test_a_checkpoint_of_something_else_is_no_network(home: Path) -> None:
     for asked in (("distill", wrong, *args[2:], "-o", home / "no"), ("evaluate", wrong, "--text")):
         done = dlm(*asked, *([home / "words.txt"] if asked[0] == "evaluate" else []))
         assert isinstance(done.exception, FormatError), done.exception
-        assert "does not contain a network of dlm federate" in str(done.exception)
+        assert "does not contain a network from dlm federate" in str(done.exception)

@@ -43,7 +43,7 @@ def test_tokens_are_kept_hashed_whichever_way_they_stand_in_the_file(tmp_path):
     assert find(tokens, f"Bearer {second}".encode()) == "alice"
     assert find(tokens, f"Bearer {digest(BOB.encode()).hex()}") is None
     for shown in (repr(tokens), str(tokens)):
-        assert shown == "Tokens(3 of alice, bob)"
+        assert shown == "Tokens(3: alice, bob)"
 
 
 @given(st.text() | st.binary())

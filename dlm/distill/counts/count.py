@@ -202,7 +202,7 @@ class VisitCounter:
             [np.zeros(1), *(np.zeros(len(columns)) for columns in topology.orders[:-1])],
         )
         self.entropy = np.zeros(1)
-        # The last words of each unfinished sentence; `MISSING` if it has fewer.
+        # The last words of each unfinished sentence, padded with `MISSING`.
         self._window = np.zeros((0, topology.order - 1), np.uint32)
         self._last_words = [np.ascontiguousarray(columns.ids[:, -1]) for columns in topology.orders]
 

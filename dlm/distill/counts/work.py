@@ -154,7 +154,7 @@ def _check_counts(found: checkpoint.Checkpoint, sums: Sequence[NDArray[np.float6
         if (array < 0).any() or np.isinf(array).any() or (np.isnan(array).any() and len(array) > 1):
             raise FormatError(
                 f"{found.path} has counts that are negative, infinite or NaN; expected finite "
-                "numbers, 0 or more. Count that part again"
+                "numbers, 0 or more. Count that file's part again"
             )
 
 
@@ -217,6 +217,6 @@ def _read(file: Path) -> checkpoint.Checkpoint:
     is_ours = {"sentences", "blocks", "whole"} <= found.facts.keys()
     if not is_ours or not isinstance(found.settings.get(SHARE), dict):
         raise FormatError(
-            f"{file} does not contain counts of dlm distill; give a folder that --work wrote"
+            f"{file} does not contain counts from dlm distill; give a folder that --work wrote"
         )
     return found

@@ -31,7 +31,7 @@ class PieceSource:
     """A network of wordpieces as a source of words; ConfigError if the pieces spell no word.
 
     Args
-        history     most words in a context of the topology
+        history     maximum words in a context of the topology
         cased       a model of cased text: words get its spellings (`capitalize`), and the pieces
                     spell their lower case
     Fields

@@ -16,8 +16,8 @@ import numpy as np
 
 from dlm.jit import inlined, kernel
 
-# After this many words drawn in a row that the longer context lists, one of its own words is taken:
-# the shorter context has no other words, and only rounding led there.
+# After this many draws in a row of words that the longer context lists, one of those is taken: the
+# shorter context has no others, and was reached only by rounding.
 _MOST_TRIES = 10_000
 NO_ARC = -1
 
@@ -73,7 +73,7 @@ def draw_sentences(  # type: ignore[no-untyped-def]
 
     Shapes
         start      the state that begins a sentence
-        most       most words in a sentence; longer ones are cut
+        most       maximum words in a sentence; longer ones are cut
         random     (1,)  uint64   the state of `random_share`; updated
         visits     (s,)  float64  added to
         said       (n,)  uint32   filled: words, with end_word after each sentence, even a cut one;

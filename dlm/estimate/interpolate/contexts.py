@@ -48,7 +48,7 @@ class ContextRange:
 def unigrams(
     counts: NDArray[np.uint32], discounts: NDArray[np.float32], kept: int
 ) -> NDArray[np.float32]:
-    """Probabilities of words from their adjusted counts, (words,) with PRUNED: 1 for `<s>`; the
+    """Probabilities of words from adjusted counts (words,) with the PRUNED bit: 1 for `<s>`; the
     unknown word gets its share of the discounted mass. `kept` words stay in the model."""
     numbers = (counts & COUNT_BITS).astype(np.float64)
     pruned = counts >= PRUNED

@@ -62,7 +62,7 @@ class MergedModel:
 
 
 def needed_bytes(counts: Sequence[Sequence[int]]) -> int:
-    """The approximate peak memory of merging models with these counts, besides the models."""
+    """The approximate peak memory for merging models with these counts, besides the models."""
     models = len(counts) + 1
     order = max(map(len, counts))
     by_order = [sum(c[k] for c in counts if len(c) > k) for k in range(order)]
@@ -97,8 +97,8 @@ def merge_models(
         a probability of 0                -99 in the file
         ================================  ==========================================================
     Cost   linear in the n-grams, and a search for each suffix; memory: `needed_bytes`
-    Paper  Stolcke 2002 (SRILM, `-mix-lm`), but with the models' own weights where those agree, so
-           that little is lost in a difference of numbers near 1
+    Paper  Stolcke 2002 (SRILM, `-mix-lm`), but with the models' own backoff weights if contexts sum
+           to 1 with them: 1 minus a sum near 1 would lose digits
     """
     shares = check_weights(weights, len(union.models))
     if threads < 1:

@@ -33,7 +33,7 @@ MAX_WEIGHT = 1e6  # larger weights could overflow the sum that an error message 
 
 def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
     """The weights as an array whose sum is 1 to the last digit; ConfigError unless there is one per
-    model, each is a number of 0 or more, and their sum is 1 within 1e-5."""
+    model, each is a number, 0 or more, and their sum is 1 within 1e-5."""
     if len(weights) != models:
         raise ConfigError(
             f"{len(weights)} weights were given for {models} models; give one weight per model, in "
@@ -43,7 +43,7 @@ def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
         valid = isinstance(weight, Real) and not isinstance(weight, bool)
         if not valid or not 0 <= weight <= MAX_WEIGHT:  # also rejects NaN
             raise ConfigError(
-                f"the weight {shown(weight)} is not valid; expected numbers of 0 or more that sum "
+                f"the weight {shown(weight)} is not valid; expected numbers, 0 or more, that sum "
                 "to 1"
             )
     total = math.fsum(weights)

@@ -25,8 +25,8 @@ class StageRecord:
         rounds              number of rounds that accounting covers
         gap                 smallest difference between rounds of a user's participations, observed
                             or enforced (`gap_from_min_separation` converts the papers' MinS)
-        max_participations  most participations of a user, observed or enforced; never rounds / gap
-                            rounded down, which can be too small
+        max_participations  maximum participations of a user, observed or enforced; never rounds /
+                            gap rounded down, which can be too small
         sensitivity         of the mechanism, for that participation and a clip norm of 1;
                             required for all but "gaussian" and trees
         matrix              facts that determine the mechanism's matrix (`Mechanism.matrix`)

@@ -129,9 +129,9 @@ def split_noise(noise_multiplier: float, clip_noise: float) -> float:
     if rest <= 0:
         raise PrivacyError(
             f"a noise multiplier of {noise_multiplier} needs noise on the clip counts with a "
-            f"standard deviation above half of it; found {clip_noise:g}. If that is a twentieth of "
-            f"the report goal, raise the goal above {10 * noise_multiplier:g}; otherwise raise the "
-            "deviation, or use a fixed clip norm"
+            f"standard deviation above half the multiplier; found {clip_noise:g}. If that is a "
+            f"twentieth of the report goal, raise the goal above {10 * noise_multiplier:g}; "
+            "otherwise raise that noise, or use a fixed clip norm"
         )
     return float(rest**-0.5)
 

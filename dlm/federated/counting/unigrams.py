@@ -233,7 +233,7 @@ class UserCounts:
         self._index = {word: place for place, word in enumerate(wordlist)}
         if len(self._index) != len(wordlist):
             raise ConfigError(
-                "a word appears twice in the list, which would split its counts; list it once"
+                "the word list has duplicates, which would split their counts; list each word once"
             )
         self._cache: dict[int, Counts] = {}
         self._cache_room_bytes = cache_bytes

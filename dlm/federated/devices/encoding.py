@@ -24,7 +24,7 @@ Vector = npt.NDArray[np.float64]
 Encoded = npt.NDArray[np.int64]
 
 ALPHA = math.exp(-0.5)  # GDP Algorithm 2
-MAX_TRIES = 1000  # tries of rounding; one nearly always suffices, and alpha^1000 is negligible
+MAX_TRIES = 1000  # attempts to round; one nearly always suffices, and alpha^1000 is negligible
 MAX_MODULUS = 1 << 62  # so that sums of int64 never overflow before they are reduced
 
 

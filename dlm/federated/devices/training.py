@@ -152,8 +152,8 @@ class OnDevices(FederatedRun[Done]):
         released only noise."""
         if self._abandoned == MOST_ABANDONED:
             raise UnavailableError(
-                f"{MOST_ABANDONED} rounds in a row were abandoned, the last of them round "
-                f"{index - 1} (from 0). The lines above say why devices left them; run the same "
+                f"{MOST_ABANDONED} rounds in a row were abandoned, up to round {index - 1} "
+                "(counted from 0). The lines above say why devices dropped out; run the same "
                 "command again to continue"
             )
         return super()._cohort(index)

@@ -138,7 +138,7 @@ def optimise_blt(
     if buffers < 1 or buffers > 10:
         raise ConfigError(f"buffers is {buffers}; it must be between 1 and 10, and 2 to 4 suffice")
     if error not in ("max", "mean"):
-        raise ConfigError(f"error is {error!r}; expected 'max' or 'mean'")
+        raise ConfigError(f"error={error!r}; expected 'max' or 'mean'")
     settings = {
         "mechanism": "blt", "rounds": rounds, "gap": gap, "max_participations": times,
         "buffers": buffers, "error": error,

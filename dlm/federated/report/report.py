@@ -195,8 +195,8 @@ class PrivacyReport:
         name, digest = data.get("name", "not named"), data.get("digest", "not noted")
         return {
             "made": f"{self.made or 'date not recorded'}, by dlm {__version__}",
-            "data set": f"{name}, digest {digest} (keyed with the ledger: only someone who has it "
-            "can check the digest or confirm a guess)",
+            "data set": f"{name}, digest {digest} (keyed with the ledger: only its holder can "
+            "check the digest, or a guess at the data)",
         }
 
     def write(self, markdown: Path, as_json: Path) -> None:
@@ -272,7 +272,7 @@ def build(
     unknown = sorted(set(books) - {str(record["stage"]) for record in records})
     if unknown:
         raise ConfigError(
-            f"a ledger is given for {', '.join(unknown)}, which is not a stage of this report; "
+            f"ledgers were given for {', '.join(unknown)}, but this report has no such stage; "
             "give the ledgers of its stages only"
         )
     reasons = list(void)

@@ -93,9 +93,8 @@ class FederatedRun(Closeable, Generic[Done]):
         while self.rounds_done < last:
             if self._in_round:
                 raise PrivacyError(
-                    f"round {self.rounds_done} (from 0) of this run was interrupted, perhaps after "
-                    "its noise was drawn, so continuing here could release it twice. Open the run "
-                    "again"
+                    f"round {self.rounds_done} (counted from 0) was interrupted, perhaps after its "
+                    "noise was drawn, so continuing here could release it twice. Open the run again"
                 )
             index = self.rounds_done
             users = self._cohort(index)

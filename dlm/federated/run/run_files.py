@@ -51,10 +51,10 @@ def check_history(
             )
     elif last >= done:
         raise PrivacyError(
-            f"the journal of {place} has round {last} (from 0), but the checkpoint has only {done} "
-            "rounds, so it is older. The later rounds were released, and repeating them with other "
-            "noise and users would void the guarantee. Restore the latest checkpoint and its "
-            "private part, or start in another folder and account for both runs"
+            f"the journal of {place} has round {last} (counted from 0), but the checkpoint has "
+            f"only {done} rounds, so it is older. The later rounds were released, and repeating "
+            "them with other noise and users would void the guarantee. Restore the latest "
+            "checkpoint and its private part, or start in another folder and account for both runs"
         )
 
 

@@ -211,7 +211,7 @@ class AdaptiveClip:
             )
 
     def restarts_after(self, round_index: Array | int) -> Array:
-        """Whether the noise restarts, with a renewed clip norm, after this round (from 0)."""
+        """Whether noise restarts, with a renewed clip norm, after this round (counted from 0)."""
         past = jnp.asarray(round_index) - self.first_restart
         return (past >= 0) & (past % self.restart_every == 0)
 

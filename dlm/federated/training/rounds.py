@@ -87,7 +87,7 @@ class ReleaseConfig:
     def __post_init__(self) -> None:
         if not self.noise_multiplier >= 0 or math.isinf(self.noise_multiplier):
             raise PrivacyError(
-                f"the noise multiplier is {self.noise_multiplier}; expected 0 or more, but finite"
+                f"the noise multiplier is {self.noise_multiplier}; expected a finite number >= 0"
             )
         for bound in (self.clip_norm, *(bound for _, bound in self.schedule)):
             if not bound >= clip.LEAST_NORM:
@@ -161,7 +161,7 @@ class Raw(NamedTuple):
 
 class Diagnostics(NamedTuple):
     """A round's figures; all except `raw` (for simulations) come from released values: the round
-    (from 0), C, the quantile's estimate after the round, and the released average's L2 norm."""
+    (counted from 0), C, the quantile's estimate after it, and the released average's L2 norm."""
 
     round: int
     clip_norm: float
@@ -215,7 +215,7 @@ def make_algorithm(
         noise = None
         if grid is not None:
             if key is None:
-                raise PrivacyError("noise needs a key, from a configured seed or from the system")
+                raise PrivacyError("noise needs a key: give Key.from_system() or Key.from_seed(n)")
             noise = grid.init(key, params)
         return TrainingState(
             jnp.int32(0),
@@ -244,8 +244,8 @@ def make_algorithm(
         now = int(state.round)
         if mechanism is not None and now >= mechanism.rounds:
             raise PrivacyError(
-                f"round {now} (from 0) is beyond the mechanism's {mechanism.rounds} rounds; set "
-                "rounds higher before the run starts"
+                f"round {now} (counted from 0) is beyond the mechanism's {mechanism.rounds} "
+                "rounds; set rounds higher before the run starts"
             )
         if adaptive is None:
             state = state._replace(bound=jnp.float32(release.clip_norm_at(now)))

@@ -171,7 +171,7 @@ class Training(FederatedRun[RoundReport]):
             vocabulary = RunVocabulary.of(encode, record)
         if vocab_size is None:
             raise ConfigError(
-                "encode was given without vocab_size; also give vocab_size, its number of ids"
+                "the argument encode needs vocab_size, its number of ids; give that, too"
             )
         self._encode: Any = encode if vocabulary is None else vocabulary.encoder()
         self._vocabulary, self._vocabulary_record = vocabulary, record

@@ -65,7 +65,7 @@ def load_model(
         server, rounds = OptimizerConfig(**settings["server"]), int(found.facts["round"])
     except (KeyError, TypeError, ValueError) as exc:
         raise FormatError(
-            f"{place} does not contain a network of dlm federate ({exc!r}); give a run's folder"
+            f"{place} does not contain a network from dlm federate ({exc!r}); give a run's folder"
         ) from exc
     params = rnn.init(jax.random.key(0), network)
     moments = server.transformation().init(params)
@@ -91,7 +91,7 @@ def rebuilt(arrays: Arrays, template: Any, place: Path) -> Any:
     check_shapes(arrays, leaves(template), place)
     old, shape = jax.tree.flatten(template)
     found = [
-        # A NumPy array stays a NumPy array, since JAX has no 64 bits.
+        # A NumPy array stays a NumPy array, since JAX has no 64-bit types.
         array if isinstance(leaf, np.ndarray | np.generic) else jnp.asarray(array)
         for leaf, array in zip(old, arrays, strict=True)
     ]

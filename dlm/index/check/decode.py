@@ -121,7 +121,7 @@ def decode_tables(opened: ShardSet, fault: FaultCallback | None = None) -> Table
 
 
 def _raise(rule: str, file: str, message: str) -> None:
-    raise ShardFormatError(f"{file} breaks the format ({rule}): {message}")
+    raise ShardFormatError(f"{file} violates the format ({rule}): {message}")
 
 
 def _words(opened: ShardSet, low: LowPlain) -> OrderTable:

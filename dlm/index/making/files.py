@@ -106,8 +106,8 @@ def write_parts(path: Path, kind: str, columns: Columns) -> tuple[int, str]:
             writer.write_batch(pa.record_batch(lists, schema=schema))
         if true:
             raise RuntimeError(
-                f"Arrow copied {len(true)} columns of {path.name}, so the file lacks their values; "
-                "expected no copy. Report this, with the version of pyarrow"
+                f"Arrow copied {len(true)} columns, so their placeholders stayed in {path.name}. "
+                "Report this, with the version of pyarrow"
             )
         sink.sync()
     finally:

@@ -92,7 +92,7 @@ def join(  # type: ignore[no-untyped-def]
                        probability, and 1 extended | 2 node | 4 blank
         out_nodes      (n, 5) key of the oldest word (k = 2: number of the pair), bits of the
                        weight, nodes below, n-grams following, slot
-        out_suffixes   (n, k) as `suffixes`, one order down;  load (4096,)
+        out_suffixes   (n, k) like `suffixes`, one order down;  load (4096,)
         twice, missing (m, k) repeated n-grams; contexts that are not n-grams of the file
     Returns      FULL, or the number of the stream whose block is used up, or DONE
 

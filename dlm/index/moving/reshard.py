@@ -42,7 +42,7 @@ from dlm.index.search.shard import OPENING
 from dlm.progress import ProgressReporter
 from dlm.resources import check_disk
 
-# The kernels of resharding; see jit.compile_ahead.
+# The kernels that reshard; see jit.compile_ahead.
 KERNELS = (
     *OPENING,
     records.count_records,

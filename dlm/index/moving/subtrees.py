@@ -26,8 +26,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Roots:
-    """Some roots, (R,): the bits (eight times their address) at which their records begin and end,
-    the numbers of their 2-grams, and their slots."""
+    """Some roots, (R,): the bit addresses (8 * byte address) where their records begin and end, the
+    numbers of their 2-grams, and their slots."""
 
     begins: Ints
     ends: Ints

@@ -27,7 +27,7 @@ _ONE = np.int64(1)
 
 @inlined
 def put(words, bit, width, value):  # type: ignore[no-untyped-def]
-    """Writes a field into `words`, whose bits there are 0."""
+    """Writes a field into `words`; its bits must be 0."""
     word = bit >> np.int64(6)
     shift = bit & np.int64(63)
     words[word] |= np.uint64(value) << np.uint64(shift)
@@ -37,7 +37,7 @@ def put(words, bit, width, value):  # type: ignore[no-untyped-def]
 
 @kernel("out uint64[:], int64, int64, int64, uint64[:]")
 def put_all(words, first_bit, stride, width, values):  # type: ignore[no-untyped-def]
-    """Writes values[i], of `width` bits, at first_bit + i * stride of words that are 0 there."""
+    """Writes values[i] in `width` bits at bit first_bit + i * stride; these bits must be 0."""
     bit = np.int64(first_bit)
     for i in range(len(values)):
         put(words, bit, width, values[i])

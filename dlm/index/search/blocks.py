@@ -16,7 +16,7 @@ from dlm.index.search import block_kernels as kernels
 from dlm.index.search.shard import LowOrders
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers
 
-# The kernels of scoring with blocks; see jit.compile_ahead.
+# The kernels that score with blocks; see jit.compile_ahead.
 KERNELS = (
     kernels.sum_backoffs,
     kernels.complete_after,

@@ -34,7 +34,7 @@ WORDS = 64
 L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: its first bit and what `open_list` says
 L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # of the list that a pair is searched in: what is read next; its
 #                                  first pair
-L_KEY = L_SIZE  # there, the key of the pair; the size is in L_HIGH until the bucket is known
+L_KEY = L_SIZE  # in `older`, the pair's key; L_HIGH has the size until the bucket is known
 Q_AT, Q_SIZE, Q_KEY, Q_CONTEXT, Q_RANK, Q_REST = range(6)  # of a queried word
 COLUMNS = 8
 

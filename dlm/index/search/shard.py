@@ -98,7 +98,7 @@ def _breaks(path: Path) -> Iterator[None]:
         yield
     except ValueError as exc:
         raise ShardFormatError(
-            f"{path} breaks the format: {exc}. Fetch it again, or build the shards again"
+            f"{path} violates the format: {exc}. Fetch it again, or build the shards again"
         ) from exc
 
 

@@ -1,6 +1,6 @@
 """ARPA files: a strict streaming reader, and a writer of files that it accepts.
 
-An ARPA file is text in bytes. `\\data\\` opens it, with a line `ngram K=COUNT` for each order; a
+ARPA is text, read as bytes. `\\data\\` opens a file, with a line `ngram K=COUNT` for each order; a
 section `\\K-grams:` for each order follows, and `\\end\\` closes it. A row of a section holds a
 log10 probability, K words, and, below the highest order, a log10 backoff weight that may be left
 out. Only space and tab separate the fields.

@@ -189,7 +189,7 @@ def read_row_end(text, at, top):  # type: ignore[no-untyped-def]
     Args     at   the delimiter after the last word
              top  whether nothing longer backs off to it, so that only a weight of 0 is regular
     Returns  (whether it is regular, the weight as float32, the place of the newline)
-    Trusts   as `read_number`; a newline at or after `at`
+    Trusts   what `read_number` trusts; a newline at or after `at`
     """
     weight = np.float32(0.0)
     at = skip_spaces(text, at)
@@ -317,9 +317,9 @@ def read_words(  # type: ignore[no-untyped-def]
 
     Shapes   first_row  row of the section at which the arrays begin
              state (3,)  WORDS, WORD_BYTES and UNK_ROW, brought up to date
-    Returns  as `read_ngrams`; a word that is in the table already makes its row irregular
-    Trusts   as `read_ngrams`; room for each row in slots and word_begin, and for the text in
-             word_bytes: wordtable.WordTable.reserve
+    Returns  what `read_ngrams` returns; a word already in the table makes its row irregular
+    Trusts   what `read_ngrams` trusts; room for each row in slots and word_begin, and for the text
+             in word_bytes: wordtable.WordTable.reserve
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)

@@ -296,7 +296,7 @@ def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | Non
             else:
                 encoding = f"UTF-{width}"
             return (
-                f"the file is text in UTF-{width}; ARPA files are bytes, usually UTF-8",
+                f"the file is UTF-{width} text; expected UTF-8 or another superset of ASCII",
                 f"Run `{text} | iconv -f {encoding} -t UTF-8 > OUT.arpa`",
             )
     return None
