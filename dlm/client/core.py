@@ -616,8 +616,7 @@ def open_local(
     if not directory.is_dir():
         found = "is a file" if directory.exists() else "does not exist"
         raise ConfigError(
-            f"{what} {directory} {found}; expected a shard set's folder, "
-            "as written by `dlm shard`"
+            f"{what} {directory} {found}; expected a shard set's folder, as written by `dlm shard`"
         )
     return LocalScorer(LocalModel.open(directory, verify=verify), directory, source)
 

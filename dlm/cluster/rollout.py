@@ -308,8 +308,7 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         if passed >= rules.load_within:
             late = shown(lacking)
             why = (
-                f"after {rules.load_within:g} s, {late} had not loaded the new set; see "
-                "server logs"
+                f"after {rules.load_within:g} s, {late} had not loaded the new set; see their logs"
             )
             return _retreat(state, why, rules, now)
     elif state.stage is Phase.RELOAD:
@@ -318,8 +317,7 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         if passed >= rules.load_within:
             late = shown(lacking)
             why = (
-                f"after {rules.load_within:g} s, {late} had not loaded the old set; see "
-                "server logs"
+                f"after {rules.load_within:g} s, {late} had not loaded the old set; see their logs"
             )
             return replace(state, stage=Phase.ENDED), (End(why),)
     elif state.stage is Phase.SHARE and not state.comparing:
@@ -344,7 +342,7 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
             return ended, (TellClients(stays, None), End(state.failure, is_undo, event.silent))
         if passed >= rules.load_within:
             late = shown(holding)
-            why = f"after {rules.load_within:g} s, {late} still held {leaving}; see server logs"
+            why = f"after {rules.load_within:g} s, {late} still held {leaving}; see their logs"
             return ended, (End(state.failure or why, is_undo),)
     return state, ()
 
