@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from dlm.client import AsyncClient, Client, ClientConfig
     from dlm.index.search.local import LocalModel
 
-# gRPC reads this when it is imported. Its own log lines on standard error name lines of its source;
-# dlm itself raises, logs or shows what they say about a server. Set the variable to `info` to see
-# gRPC's lines, too.
+# gRPC reads this variable when it is imported. gRPC's own log lines on standard error cite its
+# source code; dlm itself raises, logs or shows what they say about a server. Set the variable to
+# `info` to see gRPC's lines as well.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 __version__ = "0.3.0"

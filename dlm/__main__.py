@@ -1,4 +1,4 @@
-"""The command `dlm`, and `python -m dlm`: Ctrl-C is handled before anything else is imported."""
+"""Runs the command `dlm`, or `python -m dlm`; handles Ctrl-C before it imports anything else."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ Arrays = Sequence[npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A completely read and checked file that `save` wrote: the settings of its run and further
-    facts, both as JSON, and attachments by name."""
+    """The content of a checkpoint file, read and checked: the run's settings and other facts, both
+    as JSON, its arrays, and its attachments by name."""
 
     path: Path
     settings: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Checkpoint:
     attachments: Mapping[str, bytes]
 
     def refuse_other_settings(self, settings: Mapping[str, Any]) -> None:
-        """Raises `ConfigError`, with both values of each, if settings differ from this file's."""
+        """Raises a `ConfigError` that names all settings that differ from this file's."""
         found = differences(self.settings, canonical(settings))
         if found:
             raise ConfigError(
@@ -104,7 +104,7 @@ def _packed(arrays: Arrays) -> tuple[bytearray, list[list[Any]]]:
 
 
 def digest(arrays: Arrays) -> str:
-    """SHA-256 of arrays with their types and shapes, by which a record names its subject."""
+    """Returns the SHA-256 of arrays, types and shapes, which identifies them in a record."""
     body, table = _packed(arrays)
     return hashlib.sha256(json.dumps(table).encode() + body).hexdigest()
 
@@ -118,8 +118,8 @@ def save(
     attachments: Mapping[str, bytes] | None = None,
     mode: int = 0o644,
 ) -> str:
-    """Writes arrays, with the settings that they belong to, facts that are not compared later, and
-    attachments; returns the file's SHA-256."""
+    """Writes arrays, attachments, the settings that a later run must match, and facts that it need
+    not match; returns the file's SHA-256."""
     body, table = _packed(arrays)
     places = {}
     for name, content in (attachments or {}).items():
@@ -141,12 +141,12 @@ def save(
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads what `save` wrote; FormatError if the file is cut off, damaged or of another kind."""
+    """Reads a file of `save`; raises `FormatError` if it is cut off, damaged or of another kind."""
     return parse(path.read_bytes(), path)
 
 
 def parse(content: bytes, path: Path) -> Checkpoint:
-    """Parses what `save` wrote, from the bytes of a file; raises the errors of `read`."""
+    """Parses the content of a file that `save` wrote; raises the same errors as `read`."""
     start = len(MAGIC) + 8 + 32
     if content[: len(MAGIC)] != MAGIC:
         raise FormatError(
@@ -171,7 +171,7 @@ def parse(content: bytes, path: Path) -> Checkpoint:
         settings, facts = dict(header["settings"]), dict(header["facts"])
         table, places = list(header["arrays"]), dict(header["attachments"])
     except (ValueError, KeyError, TypeError) as exc:
-        raise FormatError(f"{path}: its header is damaged ({exc}); copy it again") from exc
+        raise FormatError(f"{path}: the header is damaged ({exc}); copy the file again") from exc
     if len(body) != expected:
         raise FormatError(
             f"{path} is cut off: found {len(body):,} bytes of arrays, expected {expected:,}; copy "

@@ -1,8 +1,8 @@
-"""Settings: each part declares its own once, in a frozen dataclass; this module resolves them.
+"""Resolves settings, which each part of dlm declares once, in a frozen dataclass.
 
-A field carries its meaning, unit and bounds (`setting`). From it follow the key in a TOML file, the
-variable ``DLM_<SECTION>_<FIELD>``, the command's option (`cli/options.py`), the check (`check`),
-the text of its error and a row of the reference (`cli/reference.py`).
+A field holds a setting's meaning, unit and bounds (see `setting`). The field defines the key in a
+TOML file, the variable ``DLM_<SECTION>_<FIELD>``, the command's option (`cli/options.py`), the
+check (`check`), the text of its error, and a row of the reference (`cli/reference.py`).
 
 Flags override the environment, the environment overrides a TOML file, and the file overrides the
 default. A value is checked once, when its dataclass is constructed.
@@ -23,7 +23,7 @@ from dlm.errors import ConfigError
 
 T = TypeVar("T")
 
-LIKE = 0.8  # difflib's ratio above which a name is suggested: a letter or two are wrong
+LIKE = 0.8  # the least difflib ratio for a suggestion: a letter or two are wrong
 _A = {
     int: "an integer",
     float: "a number",
@@ -36,17 +36,17 @@ _NUMBERS: dict[Any, type] = {int: Integral, float: Real}
 
 
 class Setting(NamedTuple):
-    """The metadata of a field besides its name, type and default.
+    """The metadata of a dataclass field that is a setting.
 
-    meaning       its effect, in whole sentences; the help of its option
+    meaning       the setting's effect, in whole sentences; the help of its option
     unit          plural; printed after the bounds
-    low, high     bounds, both allowed; a number must be finite, unless `high` is infinity
-    above, below  bounds, not allowed themselves
+    low, high     inclusive bounds; a number must be finite, unless `high` is infinity
+    above, below  exclusive bounds
     one_of        the strings allowed; those of a Literal need not be repeated
-    why           reasons for the default and the bounds; only in the reference
-    name          in files, variables and options, if the field's own name differs
-    metavar       placeholder of the value in the help of its option
-    default       None if there is none, or if it is None
+    why           reasons for the default and the bounds; shown only in the reference
+    name          name in files, variables and options, if the field's own name differs
+    metavar       placeholder for the value in the option's help
+    default       the default value; None also if the field has no default
     """
 
     meaning: str = ""
@@ -95,7 +95,7 @@ _KNOWN: dict[type, tuple[Setting, ...]] = {}  # a cache: each option looks up it
 
 
 def about(meaning: str, **more: Any) -> dict[str, Setting]:
-    """Metadata for `dataclasses.field`: for a setting without a default, or with a factory."""
+    """Returns field metadata, for a setting that has no default or has a default factory."""
     return {"setting": Setting(meaning, **more)}
 
 
@@ -105,7 +105,7 @@ def setting(default: T, meaning: str, **more: Any) -> T:
 
 
 def like(kind: Any, name: str, default: Any = MISSING) -> Any:
-    """A copy of the field `name` of another dataclass, with the same default or another one."""
+    """Returns a copy of field `name` of dataclass `kind`, with its own default or `default`."""
     one = kind.__dataclass_fields__[name]
     given = one.default if default is MISSING else default
     return field(default=given, repr=one.repr, metadata=one.metadata)
@@ -138,13 +138,13 @@ def settings_of(kind: type) -> tuple[Setting, ...]:
 
 
 def check(section: str, values: Any) -> None:
-    """Raises `ConfigError`, naming SECTION.NAME, for the first value of a wrong type or size."""
+    """Raises `ConfigError`, naming SECTION.NAME, for the first value of a wrong type or range."""
     for one in settings_of(type(values)):
         value = getattr(values, one.field)
         if value is None and one.optional:
             continue
         expected = one.expected or "a finite number"
-        is_flag = isinstance(value, bool) and one.kind in _NUMBERS  # a number, in Python
+        is_flag = isinstance(value, bool) and one.kind in _NUMBERS  # to Python, a bool is a number
         if is_flag or not isinstance(value, _NUMBERS.get(one.kind, object)):
             expected = kind_name(one.kind)
         elif one.allows(value):
@@ -178,7 +178,7 @@ def resolve(
     prefix: str = "DLM",
     within: str = "",
 ) -> T:
-    """An instance of the dataclass `kind`, with each field from the strongest source that names it.
+    """Returns an instance of dataclass `kind`; for each field, the strongest source wins.
 
     Args    section  name of the table in the TOML file and middle part of the variables; "" for
                      settings above all tables
@@ -186,8 +186,8 @@ def resolve(
             prefix   prefix of the variables; commands with tables of the same names use different
                      prefixes, so that neither reads the other's variables
             within   text before the table's name in the file, such as "federate."
-    Raises  ConfigError  an unknown field or table, a field without a default that nothing names,
-                         or a value of the wrong type or out of bounds
+    Raises  ConfigError  there is an unknown field or table, no source sets a required field, or a
+                         value has the wrong type or is out of bounds
     """
     environ = os.environ if environ is None else environ
     settings = settings_of(kind)
@@ -234,7 +234,7 @@ def resolve(
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The content of a TOML file; ConfigError if it cannot be opened, or is not TOML."""
+    """Reads a TOML file; raises `ConfigError` if it cannot be opened or is not TOML."""
     try:
         return parse_toml(file.read_text(encoding="utf-8"), file)
     except OSError as exc:
@@ -244,12 +244,12 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str, file: str | os.PathLike[str]) -> dict[str, Any]:
-    """The content of `text`, which `file` holds; ConfigError if it is not TOML."""
+    """Parses `text`, the content of `file`; raises `ConfigError` if it is not TOML."""
     import tomllib
 
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as exc:  # also: numbers too long, tables too deep
+    except (ValueError, RecursionError) as exc:  # also for numbers too long, tables too deep
         raise ConfigError(f"{os.fspath(file)} cannot be read as TOML: {exc}") from exc
 
 
@@ -268,16 +268,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _nearest_variable(variable: str, prefix: str, fields: Iterable[str]) -> str:
-    """Like `nearest`, without counting the common prefix as a similarity."""
+    """Like `nearest`, but ignores the prefix that all of these variables share."""
     found = nearest(variable.removeprefix(prefix), [name.upper() for name in fields])
     return found.replace("mean ", f"mean {prefix}")
 
 
 def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> Any:
-    """A value converted to the field's type if it is from the environment (`text`); other values
-    must have that type. Paths are strings in every source."""
+    """Returns the value, converted to the field's type if it is from the environment (`text`); any
+    other value must already have that type. Paths are strings in every source."""
     place = f"{section}.{name}".lstrip(".")
-    if isinstance(value, str) and "\0" in value:  # no path may have it
+    if isinstance(value, str) and "\0" in value:  # no path may contain NUL
         raise ConfigError(f"{place} is {value!r}; expected text without NUL characters")
     try:
         if isinstance(value, str) and kind is not str:
@@ -285,7 +285,7 @@ def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> An
                 return {"1": True, "true": True, "0": False, "false": False}[value.lower()]
             if kind is Path or (text and kind in (int, float)):
                 return kind(value)
-        if isinstance(value, bool) and kind in (int, float):  # an int, in Python
+        if isinstance(value, bool) and kind in (int, float):  # Python counts a bool as an int
             raise ValueError
         if kind is float and isinstance(value, int):
             return float(value)

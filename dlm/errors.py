@@ -13,7 +13,7 @@
     │   ├── AudioError         ... audio: empty, too short, damaged, of an unknown format
     │   └── SpillError         ... a sorted run, which a sort writes when memory is short
     ├── EstimationError        a model cannot be estimated from these counts, or from this text
-    │   ├── TrainingDiverged   ... a network gets worse than guessing in training
+    │   ├── TrainingDiverged   ... a network became worse than guessing during training
     │   └── SourceError        ... the source of distillation gives no distribution of words
     ├── PrivacyError           a privacy guarantee cannot be given
     ├── QueryError             the caller's query has no answer
@@ -22,12 +22,12 @@
     │   ├── ShardDown          ... the shard server cannot be reached
     │   │   └── ClientClosed   ... this client was closed
     │   ├── DeadlineExceeded   ... the deadline passed
-    │   ├── Overloaded         ... refused for load, by the server or by this client
+    │   ├── Overloaded         ... refused because of load, by the server or by this client
     │   ├── StaleShardSet      ... the servers hold another shard set now
     │   └── ModelSwitched      ... the client switched to its local fallback meanwhile
     ├── AuthenticationError    the server does not let this client in; a retry does not help
     └── ProtocolError          a peer broke the contract of proto/README.md
-        └── UnknownCall        ... or follows an older one, without this call
+        └── UnknownCall        ... or follows an older contract, which lacks this call
 
 A message says what was found, what was expected, where, and what to do.
 """
@@ -87,8 +87,8 @@ class ArpaError(FormatError):
 class KenlmFormatError(FormatError):
     """A KenLM binary file is damaged, incomplete, or of another version, kind or byte order.
 
-    `section` is what the fault is in, such as "header" or "3-grams"; `byte_offset` is its place in
-    the file, or None.
+    `section` is the part with the fault, such as "header" or "3-grams"; `byte_offset` is the place
+    of the fault in the file, or None.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class KenlmFormatError(FormatError):
         self.byte_offset = byte_offset
         self.advice = advice
         place = f"{path}, {section}" + ("" if byte_offset is None else f", byte {byte_offset}")
-        # The message of an unpickled error has all of these already.
+        # The message of an unpickled error already contains the place and the advice.
         super().__init__(f"{message} ({place}). {advice}" if section else message)
 
 
@@ -118,7 +118,7 @@ class SpillError(FormatError):
 
 
 class LatticeError(FormatError):
-    """A lattice or an n-best list is malformed; `line` is 1-based, None where it does not apply."""
+    """A lattice or an n-best list is malformed; `line` is 1-based, or None if unknown."""
 
     def __init__(self, message: str, *, path: str | None = None, line: int | None = None) -> None:
         self.path = path
@@ -140,7 +140,7 @@ class AudioError(FormatError):
 
 
 class TrainingDiverged(EstimationError):
-    """A network gets worse than guessing in training; completed rounds are kept."""
+    """A network became worse than guessing during training; completed rounds are kept."""
 
 
 class SourceError(EstimationError):
@@ -177,7 +177,7 @@ class ShardDown(UnavailableError):
 class ClientClosed(ShardDown):
     """The client was closed before or during this call: open another client.
 
-    It is a ShardDown, so that code that handles ShardDown also handles a closed client.
+    This error is a ShardDown, so that code that handles ShardDown also handles a closed client.
     """
 
     retryable = False
@@ -188,10 +188,10 @@ class DeadlineExceeded(UnavailableError):
 
 
 class Overloaded(UnavailableError):
-    """The message was refused for load; `retry_after_s` says when to retry.
+    """The message was refused because of load, or not sent; `retry_after_s` says when to retry.
 
-    The server is overloaded (OVERLOADED), or this client has too many calls there (CLIENT_LIMIT);
-    or this client did not send the message, since its queue would make the answer late.
+    The server is overloaded (OVERLOADED), or this client has too many calls open at the server
+    (CLIENT_LIMIT), or this client's queue is so long that the answer would come too late.
     """
 
 

@@ -16,14 +16,14 @@ def packages_of(extra: str) -> list[str]:
     """The packages of the extra, as pip expects them; from the metadata of the running dlm."""
     try:
         lines = requires("dlm") or []
-    except PackageNotFoundError:  # sources on the path, never installed
+    except PackageNotFoundError:  # dlm runs from its sources and was never installed
         return [f"{Path(__file__).parents[1]}[{extra}]"]
     found = [_OF_EXTRA.match(line) for line in lines]
     return [one["package"] for one in found if one is not None and one["extra"] == extra]
 
 
 def needed(missing: ModuleNotFoundError, packages: list[str]) -> ModuleNotFoundError:
-    """The error, with advice on what to install."""
+    """Returns an error like `missing`, with advice on what to install."""
     return ModuleNotFoundError(
         f"this module needs {missing.name}, which is not installed; run\n  {pip_install(packages)}",
         name=missing.name,

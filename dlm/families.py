@@ -1,5 +1,5 @@
-"""Families of metrics: each part declares its families once, and creates its metrics from these
-declarations. The reference and the tests of dashboards and alerts read the same ones."""
+"""Declares families of metrics. Each part declares its own once and creates its metrics from that;
+the reference and the tests of dashboards and alerts read the same declarations."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from prometheus_client.metrics_core import (
 
 
 class Family(NamedTuple):
-    """The meaning and the labels of a family; families with `le` are histograms."""
+    """The meaning and the labels of a family; a family with the label `le` is a histogram."""
 
     meaning: str
     labels: tuple[str, ...] = ()
 
 
 def family(families: Mapping[str, Family], name: str) -> Any:
-    """The family of that name, without samples: a counter (`..._total`), histogram or gauge."""
+    """Returns family `name`, without samples: a counter (`..._total`), histogram or gauge."""
     meaning, labels = families[name]
     kind: Any = GaugeMetricFamily
     if "le" in labels:

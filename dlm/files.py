@@ -1,7 +1,7 @@
-"""Files and folders that appear complete or not at all, and that leave nothing behind.
+"""Writes files and folders that appear complete or not at all, and leaves nothing behind.
 
 Only this module renames, locks, or makes temporary files and folders. An unfinished file is beside
-its final place, under a hidden name: `.NAME.PID-RANDOM.partial`. Its process holds a lock (flock),
+its final place, under a hidden name: `.NAME.PID-RANDOM.partial`. Its writer holds a lock (flock),
 so that a later process can recognise and remove files of a killed process. The PID is only for
 people: PIDs are reused, and the same one may be in use in two containers that share a folder.
 
@@ -36,8 +36,8 @@ _POLL_S = 0.05
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 REFUSED = (*NO_ROOM, errno.EIO)
-# A hard link fails across file systems, on one without links, after too many links, or for another
-# user's file.
+# Hard links fail across file systems, on a file system without links, after too many links, or for
+# another user's file.
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 # Files that this process started to write and neither finished nor removed: path -> process.
@@ -45,7 +45,7 @@ _unfinished: dict[Path, int] = {}
 
 
 def try_lock(descriptor: int) -> bool:
-    """Locks an open file; False if another process has the lock; OSError if there are no locks."""
+    """Returns whether an open file could be locked; OSError if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -54,10 +54,10 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_file(file: Path, *, needs_locks: bool = True, mode: int = 0o600) -> int | None:
-    """A descriptor that holds the lock on a file, which is created if missing; `unlock` releases
-    it. None if another process has the lock.
+    """Locks a file, which is created if missing; returns a descriptor for `unlock`, or None if
+    another process has the lock.
 
-    Args    needs_locks  False: without locks in the file system, nobody is kept out
+    Args    needs_locks  False: if the file system has no locks, continue without a lock
             mode         of a new file, before the umask; 0o666 if users share the folder
     Raises  OSError  the file cannot be opened, or the file system has no locks
     """
@@ -70,7 +70,7 @@ def lock_file(file: Path, *, needs_locks: bool = True, mode: int = 0o600) -> int
             raise
         return handle
     with contextlib.suppress(FileNotFoundError):
-        # The file must still exist, and not be one that its last owner has just removed.
+        # The path must still name the locked file: the lock's last owner may have removed it.
         if is_ours and os.path.samestat(os.fstat(handle), file.stat()):
             return handle
     os.close(handle)
@@ -145,8 +145,8 @@ def release(entry: Path) -> None:
 
 
 def evict(cache: Path, names: str, *, most: float = math.inf, most_bytes: float = math.inf) -> None:
-    """Removes from a cache unclaimed folders whose names match the regular expression `names`,
-    oldest claim first, until the cache is within its limits."""
+    """Removes unclaimed folders of a cache, oldest claim first, until the cache is within its
+    limits. Only folders whose names match the regular expression `names` are removed."""
     found = []
     for entry in cache.iterdir():
         if re.fullmatch(names, entry.name):
@@ -182,8 +182,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(path: Path, names: str | None = None) -> None:
-    """Removes what killed processes left of a file or folder at `path`, or of those beside it whose
-    names match `names`; not what a process is still writing, or this process may not touch."""
+    """Removes the unfinished files and folders that killed processes left beside `path`: those for
+    `path`, or for all names that match `names`. Skips any that is in use or cannot be removed."""
     names = re.escape(path.name) if names is None else names
     named = re.compile(rf"\.{names}\.\d+-[0-9a-f]+{re.escape(SUFFIX)}")
     try:
@@ -237,10 +237,10 @@ def _beside(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
             _forget(beside)
             raise
         try:
-            # Another process may have considered it abandoned before it was locked.
+            # Another process may have taken the file for abandoned before it was locked.
             locked = try_lock(descriptor)
         except OSError:
-            locked = True  # without locks, nobody can consider it abandoned
+            locked = True  # without locks, no process takes the file for abandoned
         if locked and beside.exists():
             return beside, descriptor
         os.close(descriptor)
@@ -265,8 +265,8 @@ class Replacement:
 
     Args        path        final place; a pipe or a device there is written to directly
                 mode        of the file, less the umask
-                keep_owner  if a file exists there, the new one gets its owner, group and mode
-    Raises      OSError  nothing can be written beside it
+                keep_owner  whether the new file gets the owner, group and mode of an existing one
+    Raises      OSError  no file can be created beside the path
     Guarantees  `commit` puts everything written to `file` in place, on disk, in one step; until
                 then, and after `discard`, the path is unchanged. Files that killed processes left
                 beside it are removed
@@ -306,14 +306,14 @@ class Replacement:
         return self._beside is None
 
     def sync(self) -> None:
-        """Waits until the content is on disk; errors of a full disk appear here."""
+        """Waits until the content is on disk; raises the error if the disk is full."""
         with naming(self.path):
             self.file.flush()
             if not self.is_direct:
                 os.fsync(self.file.fileno())
 
     def commit(self, instead_of: bytes | None = None) -> bool:
-        """Puts the file in place; returns False if the existing content is not `instead_of`."""
+        """Puts the file in place, or returns False if the existing content is not `instead_of`."""
         self.sync()
         if instead_of is not None and self.path.read_bytes() != instead_of:
             return False
@@ -336,7 +336,7 @@ class Replacement:
         finally:
             with contextlib.suppress(
                 OSError
-            ):  # closing flushes its buffer: there may be no room, or no reader
+            ):  # closing flushes the buffer: a disk may be full, a pipe have no reader
                 self.file.close()
 
 
@@ -350,8 +350,8 @@ def _take_owner(descriptor: int, path: Path) -> None:
 def replacing(
     path: Path, *, mode: int = 0o666, keep_owner: bool = False, buffering: int = -1
 ) -> Iterator[IO[bytes]]:
-    """A file to write to that replaces `path` if nothing is raised, like `Replacement`; its `name`
-    is its temporary path."""
+    """Yields a file to write, like `Replacement`; it replaces `path` unless the block raises. The
+    file's `name` is its temporary path."""
     replacement = Replacement(path, mode=mode, keep_owner=keep_owner, buffering=buffering)
     try:
         with naming(path):
@@ -410,8 +410,8 @@ def erase(path: Path) -> None:
 
 
 def move(source: Path, destination: Path) -> None:
-    """Renames a file or folder in one step, and waits until that is on disk. OSError if the target
-    of a folder is a file, or a folder that is not empty: both stay."""
+    """Renames a file or folder in one step, and waits until that is on disk. Raises OSError, and
+    changes nothing, if a folder's target is a file or a folder that is not empty."""
     source.replace(destination)
     sync_folder(destination.absolute().parent)
 
@@ -445,8 +445,8 @@ def scratch_file(folder: Path) -> int:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
-    """A folder that exists until the end of the block; only its owner has access. Leftovers of
-    killed processes with the same name are removed."""
+    """A folder that exists until the end of the block; only its owner has access. Folders of
+    the same name that killed processes left are removed."""
     place = temporary_folder() if parent is None else parent
 
     def make(beside: Path) -> int:
@@ -454,7 +454,7 @@ def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
         try:
             return os.open(beside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise FileExistsError from None  # already considered abandoned: try another name
+            raise FileExistsError from None  # removed as abandoned: try another name
 
     beside, descriptor = _beside(place / name, make)
     try:

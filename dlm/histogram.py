@@ -19,9 +19,8 @@ SIZES = tuple(float(1 << power) for power in range(17))
 class Histogram:
     """The number of values in each bucket, and their sum.
 
-    bounds  upper ends of the buckets, ascending, each inside its bucket; one more bucket is for
-            larger values
-    counts  len(bounds) + 1, not cumulative
+    bounds  inclusive upper ends of the buckets, ascending; one more bucket holds larger values
+    counts  number of values in each of the len(bounds) + 1 buckets, not cumulative
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -40,7 +39,7 @@ class Histogram:
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """(upper end as text, count up to it), ending in "+Inf", as Prometheus wants buckets."""
+        """Returns (upper end as text, number of values up to it), as Prometheus expects."""
         names = [f"{bound:g}" for bound in self.bounds] + ["+Inf"]
         # The counts are copied first, since another thread may count while they are added.
         return list(zip(names, accumulate(list(self.counts)), strict=True))

@@ -2,7 +2,7 @@
 
 `kernel` and `inlined` replace numba's decorators in every file of kernels. numba's own cache
 compares a kernel only with the file that defines it, but a kernel also contains code inlined from
-other files. So this cache keeps kernels in a folder named after the exact source of all of them.
+other files. So this cache keeps kernels in a folder named after a hash of the source of them all.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SOURCES = (
     "index/packed/low.py",
     "index/packed/tree.py",
 )
-KEPT = 3  # folders of other versions that stay
+KEPT = 3  # folders of other versions that are kept
 _DIGEST_BYTES = 16
 _FOLDER = rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}"
 
@@ -58,14 +58,14 @@ _FOLDER = rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}"
 def kernel(types: str | Callable[..., Any], *, nogil: bool = True) -> Any:
     """Compiles a function on its first call, to run without the GIL, and caches the result.
 
-    Args    nogil  False holds the GIL, for what takes a microsecond: releasing it takes as long,
-                   and data shared by threads needs no lock
-            types  of its arguments, as "uint32[:], out int64[:, :], bool": arrays in C order, those
-                   marked `out` writable. Then it is compiled once, other arguments raise TypeError,
-                   and it can be compiled ahead. Without `types`, it is compiled for each kind of
-                   arguments; read-only and writable arrays are different kinds
-    Raises  TypeError  it is defined inside another function: the cache names a kernel by module,
-                       name and types, so it might run another kernel of the same factory
+    Args    nogil  False holds the GIL, for kernels that take a microsecond: releasing the GIL takes
+                   as long, and data shared by threads needs no lock
+            types  argument types, such as "uint32[:], out int64[:, :], bool": arrays in C order,
+                   writable if marked `out`. The kernel is then compiled once, other arguments raise
+                   TypeError, and it can be compiled ahead. Without `types`, it is compiled for each
+                   kind of argument; read-only and writable arrays are different kinds
+    Raises  TypeError  the function is defined inside another: the cache names a kernel by module,
+                       name and types, so it could not tell kernels of one factory apart
     """
     if callable(types):
         return _kept(_compiled(types))
@@ -95,7 +95,7 @@ def _declared(dispatcher: Any, text: str) -> Any:
 
     def first_call(*_: object, **__: object) -> Any:
         compile_once()
-        return dispatcher  # numba then calls it, which checks the arguments
+        return dispatcher  # numba then calls the dispatcher, which checks the arguments
 
     dispatcher.compile, dispatcher._compile_for_args = compile_once, first_call
     dispatcher._cache.types = text
@@ -135,9 +135,9 @@ BUILTIN = "int64, int64, int64"
 
 @lru_cache
 def builtin(dispatcher: Any) -> Callable[..., Any]:
-    """A kernel as a built-in function, which takes half the time of a call through numba.
+    """Returns a kernel as a built-in function; a call takes half the time of one through numba.
 
-    For kernels that take less time than the call. The kernel has the types `BUILTIN`, holds the
+    Use it if the kernel takes less time than a call. The kernel has the types `BUILTIN`, holds the
     GIL, and follows CPython's calling convention: its arguments are 0, the address of the pointers
     to the Python arguments, and their number; it returns a new reference. It must not fail.
     """
@@ -156,8 +156,8 @@ _builtins: list[_MethodDef] = []
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A function that is inlined into the kernels that call it; Python runs it as written. It is
-    not compiled to be callable from Python, which saves a third of a small one's compile time."""
+    """Inlines a function into the kernels that call it; Python runs the function as written. No
+    entry point for Python is compiled, which saves a third of a small function's compile time."""
     dispatcher = _compiled(function, forceinline=True, no_cpython_wrapper=True)
 
     def add_overload(result: Any) -> None:
@@ -186,7 +186,7 @@ class _Kernels(NullCache):  # type: ignore[misc]
 
     def __init__(self, function: Any) -> None:
         self._name = f"{function.__module__}.{function.__qualname__}"
-        self.types = ""  # as declared; empty if they are not
+        self.types = ""  # the types declared; empty if none are
 
     @property
     def cache_path(self) -> str:
@@ -212,7 +212,7 @@ class _Kernels(NullCache):  # type: ignore[misc]
     def save_overload(self, sig: Any, data: Any) -> None:
         compiling_notice.end()
         if data.lifted or data.library.has_dynamic_globals:
-            return  # bound to this process
+            return  # such code is bound to this process
         content = dumps(data._reduce())
         name = self.file(sig, data.target_context)
         # If the disk is full or the folder was removed, the process continues with its own
@@ -227,7 +227,7 @@ def _digest(data: bytes) -> str:
 
 @lru_cache(1)
 def version() -> str:
-    """A hash of all kernels: their exact source, and everything else that affects their
+    """Returns a hash of the exact source of all kernels, and of everything else that affects their
     compilation."""
     paths = sorted({path for name in SOURCES for path in PACKAGE.rglob(name)})
     text = hashlib.blake2b(digest_size=_DIGEST_BYTES)
@@ -246,10 +246,10 @@ _private = contextlib.ExitStack()  # closed when the interpreter exits
 
 @lru_cache(1)
 def folders() -> Sequence[Path]:
-    """The folders that are searched for kernels; new ones are written to the last.
+    """Returns the folders to search for kernels; new kernels are written to the last one.
 
-    The last is the first writable one; those before may be part of an image. If none is writable,
-    the last is private and removed with this process: others could change code in a shared one.
+    That is the first writable folder; earlier ones may be part of an image. If none is writable, it
+    is a private folder that this process removes: in a shared one, others could change the code.
     """
     found: list[Path] = []
     for place in _places():
@@ -275,7 +275,7 @@ def _places() -> Iterator[Path]:
 
 
 def _claim(folder: Path) -> None:
-    """Marks a folder as in use while this process lives; if it is new, removes old ones."""
+    """Marks a folder as in use while this process lives; if it is new, removes old folders."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     os.close(scratch_file(folder))  # tries to write: permissions do not always tell
@@ -295,7 +295,7 @@ for line in sys.stdin:
     sys.stdout.write("compiled\\n")
     sys.stdout.flush()
 """
-HELPERS = 3  # at most, each of 150 MB: this process may not have all the processors it sees
+HELPERS = 3  # at most, 150 MB each; this process may have fewer processors than it sees
 
 Tell = Callable[[int, int], None]
 
@@ -315,8 +315,8 @@ def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
 
     numba compiles one function at a time in a process. Of several processes that need the same
     kernels, one compiles them and the others wait for it. All in `kernels` have declared types, and
-    slow ones come first. `tell` gets the numbers of kernels done and to do, from 0, in any thread,
-    unless all are cached.
+    slow ones come first. `tell` gets the numbers of kernels done, from 0, and in total, in any
+    thread; it is not called if all kernels are cached.
     """
     missing = [] if config.DISABLE_JIT else [k for k in dict.fromkeys(kernels) if _is_missing(k)]
     if not missing:
@@ -351,7 +351,7 @@ def _compile_missing(missing: Sequence[Any], tell: Tell) -> int:
             while (kernel := left.take()) is not None:
                 try:
                     compile_one(kernel)
-                except OSError:  # the helper ended; this process does its work
+                except OSError:  # the helper ended; this process does the helper's work
                     left.put_back(kernel)
                     return
                 left.compiled(kernel)
@@ -421,7 +421,7 @@ def _parts(kernel: Any) -> set[Any]:
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Python collects garbage less often: numba makes millions of objects, most of which stay."""
+    """Makes Python collect garbage less often: numba creates millions of objects, and most stay."""
     before = gc.get_threshold()
     gc.set_threshold(50_000, *before[1:])
     try:

@@ -28,7 +28,7 @@ def _text(value: Any) -> str:
 
 
 class DeclaredEvent(NamedTuple):
-    """When an event is logged, and the fields that its line may have."""
+    """Says when an event is logged, and which fields its line may have."""
 
     meaning: str
     fields: tuple[str, ...] = ()

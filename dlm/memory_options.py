@@ -45,7 +45,7 @@ MAPPED = MemoryOptions()
 
 
 def hold(file: IO[bytes], size: int, memory_options: MemoryOptions = MAPPED) -> mmap.mmap:
-    """The `size` bytes of `file`, to be read only.
+    """Maps the `size` bytes of `file` read-only, or copies them into memory (`huge_pages`).
 
     Raises  ConfigError  memory cannot be locked; the message names the limit
             OSError      the file cannot be mapped, or ends before `size`
@@ -65,8 +65,8 @@ def hold(file: IO[bytes], size: int, memory_options: MemoryOptions = MAPPED) -> 
                 at += got
     else:
         held = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        # This comes before the first page is read. A file larger than memory is read in small
-        # pages, since most of a huge page that is dropped again was read for nothing.
+        # Asks before the first page is read. A file larger than memory is read in small pages,
+        # since most of a huge page that is dropped again was read for nothing.
         if size <= available_bytes() // 2:
             _ask_for_huge_pages(held)
         if memory_options.preload or memory_options.lock:
@@ -77,7 +77,7 @@ def hold(file: IO[bytes], size: int, memory_options: MemoryOptions = MAPPED) -> 
 
 
 def _ask_for_huge_pages(held: mmap.mmap) -> None:
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # the kernel may still lack it
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # the kernel may still lack huge pages
         _call("madvise", held, len(held), mmap.MADV_HUGEPAGE)
 
 

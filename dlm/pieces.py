@@ -11,8 +11,8 @@ _SPACES = bytes.maketrans(b"\t\r", b"  ")  # needed for a model that does not no
 
 
 class Pieces:
-    """A SentencePiece model, from the bytes of its file, in the package's own `processor`. Any
-    thread may use it. FormatError if the bytes are not such a model."""
+    """A SentencePiece model, made from the bytes of its file; `processor` is the package's object.
+    Any thread may use it. Raises FormatError if the bytes are not such a model."""
 
     def __init__(self, model: bytes) -> None:
         import sentencepiece
@@ -36,7 +36,7 @@ class Pieces:
         return list(self.processor.encode(word, out_type=str))
 
     def cut(self, text: bytes) -> bytes:
-        """Lines of text with a space between all pieces. There are as many lines as before."""
+        """Puts a space between all pieces of each line; the number of lines stays the same."""
         lines = text.translate(_SPACES).decode("utf-8", "replace").split("\n")
         parts = (
             self.processor.encode(lines[at : at + _LINES], out_type=str, num_threads=1)

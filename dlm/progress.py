@@ -1,4 +1,4 @@
-"""Progress of a long job: its stage, its speed, and the remaining time."""
+"""Reports the progress of a long job: its stage, its speed, and the remaining time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProgressReporter:
         self._began_s = self._reported_s = clock()
 
     def stage(self, name: str, total: int = 0, unit: str = "") -> None:
-        """Starts a stage of `total` units, which `step` counts; 0 if that is not known."""
+        """Starts a stage of `total` units, which `step` counts; `total` is 0 if unknown."""
         self._name, self._unit = name, unit
         self._done, self._total = 0, total
         self._began_s = self._reported_s = self._clock()
@@ -44,7 +44,7 @@ class ProgressReporter:
         self.at(min(self._done, self._total), self._total, self._done, self._unit)
 
     def at(self, done: float, total: float, counted: int, unit: str) -> None:
-        """Reports the stage's progress, in any measure, if a report is due; `total` 0: unknown."""
+        """Reports progress in any measure, if a report is due; a `total` of 0 means unknown."""
         now = self._clock()
         if now - self._reported_s < self._interval_s:
             return
@@ -62,14 +62,14 @@ def _rate(each_s: float) -> str:
 
 
 class CompilingNotice:
-    """Reports that kernels compile at their first call, once they have taken `silent_s` in total.
+    """Reports that kernels compile at their first call, once this has taken `silent_s` in total.
 
     dlm.jit calls `begin` and `end`, which may nest, from one thread at a time. It has no lock:
     a fork in another thread could leave it locked for ever.
 
-    tell      gets this process's lines, also those of downloads
+    tell      called with each line to show, including those about downloads
     every_s   seconds between two lines that count the kernels compiled so far
-    spent_s   seconds since `use` in which kernels compiled, except hidden ones
+    spent_s   seconds spent compiling since `use`, except inside `hidden`
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class CompilingNotice:
         self.tell, self._every_s = tell, every_s
         self._compiled, self._ahead = 0, ""
         self.spent_s, self._began_s = 0.0, self._clock()
-        self._due = [True]  # until the first line; the thread that pops it reports
+        self._due = [True]  # emptied by the thread that reports the first line
         self._told_s = self._began_s
 
     @property
@@ -119,8 +119,8 @@ class CompilingNotice:
 
     @contextmanager
     def compiling(self, kernels: int) -> Iterator[Callable[[int, int], None]]:
-        """Counts kernels that are compiled ahead: yields a function to call with the numbers done
-        and to do."""
+        """Counts kernels that are compiled ahead: yields a function to call with the number done
+        and the total."""
 
         def count(done: int, of: int) -> None:
             self._ahead = f": {done} of {of}"

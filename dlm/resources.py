@@ -29,7 +29,7 @@ class Closeable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Releases its resources; further calls do nothing."""
+        """Releases the object's resources; further calls do nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -39,7 +39,7 @@ class Closeable(ABC):
 
 
 def in_order(coming: Iterable[Future[T]], most: int) -> Iterator[T]:
-    """The results of pieces of work, in their order. At most `most` pieces wait at a time."""
+    """Yields the results of futures in order; at most `most` futures wait at a time."""
     waiting: deque[Future[T]] = deque()
     for one in coming:
         waiting.append(one)
@@ -58,7 +58,7 @@ def cache_folder() -> Path:
 
 
 def parse_size(text: str) -> int:
-    """The bytes of a size as people write it: 800M, 1.5G, 2GiB; units are powers of 1,024."""
+    """Parses a size as people write it: 800M, 1.5G, 2GiB; units are powers of 1,024 bytes."""
     match = _SIZE.match(text.strip())
     if match is None:
         percent = "; percentages are not supported" if "%" in text else ""
@@ -69,8 +69,8 @@ def parse_size(text: str) -> int:
 def check_open_files(*, may_raise: bool = False) -> None:
     """Raises `ConfigError` if this process may open too few files and connections.
 
-    Args  may_raise  first raise a soft limit that is too low, as far as needed; not in the
-                     process of a program that uses dlm as a library
+    Args  may_raise  first raise a soft limit that is too low, as far as needed; leave it False in
+                     a program that uses dlm as a library
     """
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if may_raise and limit < MIN_FILES and (hard >= MIN_FILES or hard == resource.RLIM_INFINITY):
@@ -88,12 +88,12 @@ def give_way() -> None:
     Uses Linux's idle policy: another thread that wakes takes this one's core at once. If this one
     is at `nice 19`, the other often waits for the end of a slice, and servers' p99 doubles.
     """
-    with contextlib.suppress(OSError):  # a sandbox forbids it: slower servers, nothing worse
+    with contextlib.suppress(OSError):  # a sandbox may forbid this; servers are then slower
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def available_bytes() -> int:
-    """The memory that this process may still use: the machine's, or its control group's."""
+    """Returns the bytes that this process may still use, of its machine or control group."""
     found = [
         int(line.split()[1]) << 10
         for line in _read("/proc/meminfo").splitlines()

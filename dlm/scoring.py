@@ -1,7 +1,7 @@
 """Scores text in blocks of lines, by a local shard set or by servers.
 
 A block is the available text: a piece of a file, or the lines that a pipe has delivered. Its scores
-are passed on before the next is awaited. Imports are local, so that `dlm score` starts fast.
+are passed on before the next block is awaited. Imports are local, so that `dlm score` starts fast.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Scored(Protocol):
 class ScoreSummary:
     """Totals over sentences; perplexities as KenLM's `query -v summary` defines them.
 
-    With OOVs: 10 ** -(log10 P / tokens). Without OOVs: their log10 P and their number are left out.
+    With OOVs: 10 ** -(log10 P / tokens). Without OOVs: the OOVs' log10 P and number are left out.
     Sentence ends are tokens.
 
     by_order  tokens by the order of the longest n-gram found, from 1 up
@@ -108,7 +108,7 @@ class ScoreSummary:
 
 
 def _added(total: float, values: NDArray[np.float64]) -> float:
-    """`total` plus the values, added one by one, so that blocks do not affect the sum."""
+    """Adds the values to `total` one by one, so that the sum does not depend on the blocks."""
     import numpy as np
 
     return float(np.cumsum(np.concatenate(([total], values)))[-1])
@@ -117,7 +117,7 @@ def _added(total: float, values: NDArray[np.float64]) -> float:
 def scored_here(
     model: LocalModel | KenlmFile, blocks: Iterable[Block], threads: int
 ) -> Iterator[tuple[Block, Scored]]:
-    """Blocks in order, scored by threads; blocks before an error are passed on first."""
+    """Yields blocks in order, scored by threads; before an error, yields the blocks before it."""
     from dlm.errors import DlmError
     from dlm.index.search.local import LocalModel
     from dlm.index.search.text.score import score_lines
@@ -147,7 +147,7 @@ def scored_here(
 
 @dataclass
 class _Here:
-    """The scores of a block by threads of this process; None if all its lines were left out."""
+    """A block's scores by threads of this process; `lines` is None if all lines were left out."""
 
     end_id: int
     lines: Lines | None

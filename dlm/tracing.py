@@ -35,7 +35,7 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, name: str, **attributes: Number) -> Span | None:
-        """A span for a caller, below the current one; None if it is not recorded."""
+        """Begins a caller's span below the current one; returns None if it is not recorded."""
         span = self._tracer.start_span(
             name, kind=self._api.SpanKind.CLIENT, attributes=_named(attributes)
         )
@@ -44,7 +44,7 @@ class Tracer:
     def proceed(
         self, name: str, metadata: Iterable[tuple[str, Any]], **attributes: Number
     ) -> Span | None:
-        """A span that continues the sampled context in `metadata`; None if there is none."""
+        """Begins a span that continues the sampled context in `metadata`, or returns None."""
         carrier = {k: v for k, v in metadata if k in FIELDS and isinstance(v, str)}
         if not carrier:
             return None
@@ -74,7 +74,7 @@ class Span:
 
     @property
     def sampled(self) -> bool:
-        """Whether servers should record spans below it."""
+        """Whether servers should record spans below this one."""
         return bool(self.span.get_span_context().trace_flags.sampled)
 
     def end(self, result: str, **attributes: Number) -> None:

@@ -1,8 +1,8 @@
-"""`python -m loadtest`."""
+"""Runs `python -m loadtest`."""
 
 import sys
 
-try:  # also for Ctrl-C while modules are imported
+try:  # Ctrl-C may also come while modules are imported
     from loadtest.cli.main import main
 
     main()

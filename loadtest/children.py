@@ -1,4 +1,4 @@
-"""Processes that run a module of this package and end with this one."""
+"""Starts processes that run a module of this package and end with this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def start_child(module: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     """Starts `python -m module arguments`, whose standard output is piped as text.
 
-    Args  options  of subprocess.Popen; `env` adds to this process's environment
+    Args  options  those of subprocess.Popen; `env` adds to this process's environment
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path, **options.pop("env", {})}

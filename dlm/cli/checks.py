@@ -42,7 +42,7 @@ def check_reads(
             raise ConfigError(f"{name}: this user may not read {place}; check its permissions")
 
 
-# Compression that is not available for writing ARPA files.
+# Suffixes of compressions in which dlm cannot write ARPA files.
 NOT_WRITTEN = (".bz2", ".lz4", ".lzma", ".zip", ".7z", ".Z")
 
 
@@ -59,10 +59,10 @@ def check_writes(
     are created, and removed if the command ends without using them.
 
     Args
-        folder  whether it will be a folder, which the command creates with its parents
-        stdout  whether `-` means standard output; otherwise it is refused
-        arpa    whether it will be an ARPA file, whose suffix selects the compression
-        inputs  files that the command reads; it never replaces one of them
+        folder  whether `path` will be a folder, which the command creates with its parents
+        stdout  whether `-` means standard output; otherwise `-` is refused
+        arpa    whether `path` will be an ARPA file, whose suffix selects the compression
+        inputs  files that the command reads, and so must not replace
     """
     if path is None or (stdout and str(path) == "-") or isinstance(located(path), RemotePath):
         return
@@ -140,7 +140,7 @@ SCRATCH_LATER = partial(check_folder, make=False)  # the command makes the folde
 
 
 def within(**bounds: Any) -> partial[None]:
-    """A check for the annotation of a number or of a choice of words, with `Setting`'s bounds."""
+    """Makes a check with `Setting`'s bounds, for the annotation of a number or of a choice."""
     return partial(check_bounds, bounds=Setting(**bounds))
 
 

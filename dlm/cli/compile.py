@@ -26,7 +26,7 @@ REST = "all others"
 def compile_(
     commands: Annotated[
         list[_For] | None,
-        typer.Argument(metavar="[COMMAND...]", help="Only for serve, score, shard or estimate."),
+        typer.Argument(metavar="[COMMAND...]", help="Only these: serve, score, shard or estimate."),
     ] = None,
     as_json: Json = False,
 ) -> None:

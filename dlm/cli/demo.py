@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dlm.cluster.processes import Server
 
 DEADLINE_S = 20.0  # a first start on a busy machine compiles while it answers
-PACKAGED = 3  # shards of the set in dlm/data, which is used as it is
+PACKAGED = 3  # number of shards of the set in dlm/data, which is used unchanged
 
 
 def demo(
@@ -45,7 +45,7 @@ def demo(
         bool,
         typer.Option(
             "--open",
-            help="Then open a gateway's page in a browser, and keep it running until Ctrl-C.",
+            help="At the end, open a gateway's page in a browser, and serve it until Ctrl-C.",
         ),
     ] = False,
     as_json: Json = False,

@@ -188,7 +188,7 @@ def server(
 
     Settings, noise, ledger and report are those of dlm federate, with aggregation.secure = true.
     Each round asks devices that check in, and adds up at most sampling.report_goal updates by
-    secure aggregation. No outside cryptographer has reviewed it.
+    secure aggregation. No outside cryptographer has reviewed the protocol.
 
     Examples:
         dlm devices server devices.tsv -c run.toml --sockets sockets -o runs/first
@@ -223,7 +223,7 @@ def server(
 
 
 def outcome_teller(tell: Callable[[str], None]) -> Callable[[RoundOutcome], None]:
-    """A function that prints how many devices are in each round, and why others are not."""
+    """Returns a function that prints how many devices took part, and why others did not."""
 
     def on_outcome(outcome: RoundOutcome) -> None:
         for name, fault in sorted(outcome.faults.items()):

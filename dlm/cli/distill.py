@@ -106,7 +106,7 @@ def distill(
         READ,
     ] = None,
     unigram_weight: Annotated[
-        float, typer.Option(help="Weight of these counts; the model's unigrams get the rest.")
+        float, typer.Option(help="Weight of --unigrams; the model's unigrams get the rest.")
     ] = 1.0,
     public: Public = "",
     memory: Memory = None,
@@ -121,10 +121,10 @@ def distill(
     dropped. A network of wordpieces knows every word of the topology.
 
     An ARPA file yields its expected counts without text or samples. Other sources are sampled, and
-    so is an ARPA file with --samples: at each history of a sampled sentence, the whole distribution
-    is counted. If the source or topology carries a privacy record, the records are composed. An
-    input without one leaves the result without a guarantee, unless --public-attested-by NAME
-    attests that it is public.
+    so is an ARPA file with --samples: at each history of a sampled sentence, every next word
+    counts, by its probability. If the source or topology carries a privacy record, the records are
+    composed. An input without one leaves the result without a guarantee, unless
+    --public-attested-by NAME attests that it is public.
 
     --capitalize splits the probability of each word over its cased spellings, as in a model of
     public cased text. --unigrams takes word frequencies, and words that the network lacks, from

@@ -146,7 +146,7 @@ def _facts(
 
 
 def _finite(figure: Figure) -> dict[str, float | None]:
-    """A figure for JSON, which has no infinity; a word of probability 0 gives an infinite one."""
+    """Returns a figure for JSON, with None for infinity, which a word of probability 0 causes."""
     return {k: v if v is not None and math.isfinite(v) else None for k, v in vars(figure).items()}
 
 

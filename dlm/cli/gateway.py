@@ -29,7 +29,7 @@ def gateway(
     ] = None,
     vocab: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Words of a KenLM file of --local that stores none."),
+        typer.Option(metavar="FILE", help="Words, if --local is a KenLM file that stores none."),
         READ,
     ] = None,
     model: ServedModel = None,
@@ -63,8 +63,8 @@ def gateway(
 ) -> None:
     """Answer programs in any language, over gRPC or HTTP with JSON.
 
-    It queries a cluster, or a shard set in its own process. You can run several gateways behind a
-    load balancer: all of them accept a state that one of them returned. Logs are JSON, one object
+    The gateway queries a cluster, or a shard set in its own process. Several can run behind a load
+    balancer: all of them accept a state that one of them returned. Logs are JSON, one object
     per line, on standard error, and contain no text of queries.
 
     Examples:

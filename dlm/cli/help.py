@@ -53,7 +53,7 @@ class CommandHelp(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _refuse_lmplz(self, ctx: Any, args: list[str]) -> None:
-        """Rejects an option of KenLM's lmplz, and names dlm's own if the command has that one."""
+        """Rejects an option of KenLM's lmplz, and names dlm's option if the command has it."""
         known = {name for param in self.params for name in param.opts}
         for given in args[: args.index("--")] if "--" in args else args:
             name = given.partition("=")[0]
@@ -63,8 +63,8 @@ class CommandHelp(TyperCommand):
 
 
 class GroupHelp(TyperGroup):
-    """Commands under the headings that `rich_help_panel` gives them. Without arguments it prints
-    `FIRST_STEPS`, or its help, and exits with 0."""
+    """A group of commands, listed under the headings of `rich_help_panel`. Without arguments, it
+    prints `FIRST_STEPS`, or its help, and exits with 0."""
 
     FIRST_STEPS: ClassVar[str] = ""
 
@@ -96,7 +96,7 @@ class GroupHelp(TyperGroup):
 
 
 def split_examples(text: str) -> tuple[str, str]:
-    """A docstring without its section `Examples:`, and the lines of that section."""
+    """Splits a docstring into the text before its section `Examples:`, and the section's lines."""
     before, _, examples = inspect.cleandoc(text).partition(EXAMPLES)
     return before, inspect.cleandoc(examples)
 

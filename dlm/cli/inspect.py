@@ -78,9 +78,9 @@ ROW = 100  # maximum number of characters of a fact in a row
 def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None) -> str:
     """The guarantee that a shard set's privacy record states.
 
-    It states none if there are two records, if the record was changed, if its epsilon does not
-    follow from its noise (checked only with the extra `train`), or if a file is not the one that
-    the key signed.
+    No guarantee is stated if there are two records, if the record was changed, if its epsilon does
+    not follow from its noise (checked only with the extra `train`), or if a file is not the one
+    that the key signed.
     """
     from dlm.index.layout import MANIFEST
     from dlm.record.lookup import FileSnapshot, record_of_file
@@ -117,7 +117,7 @@ def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None)
 
 
 def _shown(value: object, promise: str) -> str:
-    """A value of the provenance; for a privacy record, a reference to its statement `promise`. A
+    """Shows a value of the provenance; for a privacy record, refers to its statement `promise`. A
     line that does not begin like a record is free text and claims nothing."""
     from dlm.record.provenance import LINE_PREFIX, is_record_line
 
@@ -152,7 +152,7 @@ def _joined(value: Any) -> str:
 
 def helm_values(manifest: Manifest) -> str:
     """Values of the chart deploy/helm/dlm for a shard set, as YAML, which `dlm info --helm` prints.
-    The limit is a quarter above a server's memory; see `server_mib`."""
+    The memory limit is a quarter above what a server needs; see `server_mib`."""
     from dlm.index.describe import server_mib
 
     memory = server_mib(manifest)
@@ -211,9 +211,9 @@ def info(
 ) -> None:
     """Show the contents of a shard set or of a KenLM file.
 
-    They come from the manifest, or from the header; no n-gram is read.
+    These facts come from the manifest, or from the header; no n-gram is read.
 
-    The line "privacy" states the guarantee of the model's privacy record, or that it has none. With
+    The line "privacy" states the guarantee of the model's privacy record, or that none exists. With
     --public-key, it says whether that key signed the record and all files of the set.
 
     Examples:
@@ -381,8 +381,8 @@ def _export_probing(
     write_probing(output, vocabulary, orders, progress=tell)
     if any(is_record_line(str(line)) for line in comments):
         print(
-            f"dlm: {output} does not carry the privacy record of {model}: a KenLM file has no "
-            f"place for it. Keep {model} beside it",
+            f"dlm: {output} does not carry the privacy record of {model}: a KenLM file "
+            f"cannot hold one. Keep {model} beside the new file",
             file=sys.stderr,
         )
 

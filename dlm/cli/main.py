@@ -22,7 +22,7 @@ from dlm.files import NO_ROOM
 from dlm.resources import MORE_FILES, check_open_files
 from dlm.signals import end_signals
 
-# Command -> its module in dlm.cli, and its name there. Only the command that runs is imported:
+# Command -> its module in dlm.cli, and the function's name. Only the command that runs is imported:
 # importing all commands takes as long as scoring 100,000 words.
 COMMANDS = {
     "demo": ("demo", "demo"),
@@ -117,7 +117,7 @@ def options(
 
 
 def program(names: Iterable[str] = COMMANDS, *, titles: bool = False) -> typer.Typer:
-    """`dlm` with these commands; with `titles`, without their options, which take time to make."""
+    """Makes `dlm` with these commands; `titles` omits their options, which take time to make."""
     out = typer.Typer(
         name="dlm",
         cls=RootHelp,
@@ -150,7 +150,7 @@ def _title(command: Any) -> Callable[[], None]:
 
 
 def _program_for(arguments: list[str]) -> typer.Typer:
-    """`dlm` with the command that these arguments name; if none, with all commands' titles."""
+    """Makes `dlm` with the command that the arguments name, or with all commands' titles."""
     if "_DLM_COMPLETE" in os.environ:  # a shell asks for completions
         line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
         arguments = line.split()[1:]

@@ -76,8 +76,8 @@ def merge(
     With --by-counts, each sentence comes from one model, chosen by its weight. The models' expected
     counts are added, and the new model is the one nearest to that mixture.
 
-    If models carry privacy records, the records are composed. A model or tuning text without a
-    record leaves the mixture without a guarantee, unless --public-attested-by NAME attests it.
+    If models carry privacy records, these are composed. A model or tuning text without one leaves
+    the mixture without a guarantee, unless --public-attested-by NAME attests that it is public.
 
     Examples:
         dlm merge model.arpa.zst model5.arpa --weights 0.6,0.4 --output mixed.arpa.zst
@@ -110,7 +110,7 @@ def merge(
         with open_ngrams(model) as reader:
             counts.append(reader.counts)
     limit = available_bytes() if memory is None else memory
-    # Renumbering a model's words sorts it again while the original is still in memory.
+    # Renumbering a model's words sorts a copy while the original is still in memory.
     needed = sum(map(memory_bytes, counts)) + max(map(memory_bytes, counts)) + needed_bytes(counts)
     if by_counts:  # some float64 columns per n-gram of the union
         needed += 130 * sum(map(sum, counts))
@@ -169,7 +169,7 @@ def merge(
 
 
 def _interpolated(union: Union, shares: Sequence[float], threads: int, tell: Tell) -> MergedModel:
-    """The mixture of probabilities; reports contexts that had to be scaled to sum to 1."""
+    """Mixes the probabilities; reports contexts that had to be scaled to sum to 1."""
     from dlm.estimate.merge import merge_models
 
     merged = merge_models(union, shares, threads=threads, progress=tell)

@@ -23,7 +23,7 @@ _SETTING_IS = re.compile(r"^\w+\.(\w+) is ")
 
 
 class Options(NamedTuple):
-    """Marks, in its annotation, a command's parameter whose fields become options: see `spread`.
+    """Annotates a command's parameter whose fields become options: see `spread`.
     `of` is the dataclass if the parameter is a dict for `config.resolve`; the fields in `required`
     have a default that this command does not use."""
 
@@ -52,7 +52,7 @@ def _parameter(name: str, default: Any, annotation: Any) -> Parameter:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """The command in the form that Typer accepts: with single options, required ones first.
+    """Converts a command to what Typer accepts: single options, required ones first.
 
     A parameter `Annotated[KIND, Options(...)]` becomes an option for each field of the dataclass
     KIND, and the command gets a KIND made of their values. A parameter whose annotation has a check
@@ -100,8 +100,8 @@ def _shown_name(one: Parameter) -> str:
 
 
 def option(kind: type, field: str) -> Any:
-    """The option that gives a setting: its name, its help, its bounds and its default. Typer shows
-    no other default: most commands get None for options that are not given."""
+    """Makes the option of a setting. Its help states the default, which Typer could not show, since
+    most commands pass None for an omitted option."""
     (one,) = (one for one in settings_of(kind) if one.field == field)
     default = one.default if isinstance(one.default, (str, bool)) else number(one.default)
     facts = [one.expected, f"default: {default}" if default else ""]

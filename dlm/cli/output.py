@@ -19,7 +19,7 @@ _waiting: list[threading.Timer] = []
 
 def begin_waiting(silent_s: float = SILENT_S) -> None:
     """Reports after `silent_s` that the command is working, unless it reports a stage first.
-    `stop_waiting` cancels this. It happens only on a terminal, since nobody watches a pipe."""
+    `stop_waiting` cancels the report. Only a terminal gets it, since nobody watches a pipe."""
     if not sys.stderr.isatty():
         return
     timer = threading.Timer(silent_s, lambda: print("working ...", file=sys.stderr, flush=True))
@@ -35,8 +35,8 @@ def stop_waiting() -> None:
 
 
 def stage_printer(*, quiet: bool = False, timed: bool = True) -> Callable[[str], None]:
-    """A printer of progress lines, with the seconds since this call if `timed`; silent if `quiet`.
-    From now on, it also reports when the command waits for kernels to compile."""
+    """Returns a printer of progress lines, with the seconds since this call if `timed`; none if
+    `quiet`. From now on, the command also reports when it waits for kernels to compile."""
     began = time.monotonic()
 
     def tell(line: str) -> None:

@@ -274,7 +274,7 @@ def erase(
     itself; use this command for a run that you stopped. The model, its report and the ledger of
     participations stay, but the run cannot resume. The noise is overwritten, then removed; the text
     is removed. Snapshots, backups, a journalling or copy-on-write file system and an SSD may keep
-    what was there.
+    the old content.
 
     Examples:
         dlm privacy erase runs/first

@@ -40,7 +40,7 @@ def account(
     mechanism: Which,
     noise_multiplier: Annotated[
         float,
-        typer.Option(help="Standard deviation of the independent noise over the clip norm."),
+        typer.Option(help="Standard deviation of the independent noise, divided by the clip norm."),
         within(low=0),
     ],
     rounds: Rounds,

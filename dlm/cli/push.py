@@ -90,8 +90,8 @@ def fetch(
 
 @contextmanager
 def local_output(output: Path | str, tmp: Path | None, tell: Tell) -> Iterator[Path]:
-    """Where a command writes a shard set or a file: at `output`; or, if that is in a store, in
-    `tmp`, from where it is pushed when the block succeeds."""
+    """Yields where a command writes a shard set or a file: `output`; or, if that is in a store, a
+    path in `tmp`, from which the result is pushed when the block succeeds."""
     from dlm.files import scratch_folder
     from dlm.index.placed import push_file, push_set
 

@@ -87,9 +87,9 @@ def verify(
     Prints verified, unverified or wrong, the reason, and the statement of the record; then whether
     its epsilon follows from its noise, by accounting for the noise again.
 
-    Exits with 0 if the trusted key signed it. Exits with 3 if it is unverified: it is not signed,
-    or not by a trusted key. Exits with 1 if it is wrong: the file, its record or its signature was
-    changed, there is no record, or its epsilon does not follow.
+    Exits with 0 if the trusted key signed the file. Exits with 3 if the file is unverified: not
+    signed, or not by a trusted key. Exits with 1 if it is wrong: the file, its record or its
+    signature was changed, there is no record, or its epsilon does not follow.
 
     Examples:
         dlm privacy verify runs/first --public-key key.pub

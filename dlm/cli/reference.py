@@ -188,7 +188,7 @@ def _default(one: Setting) -> str:
 
 
 def _in_a_pipeline(table: str, declared: Iterable[Setting]) -> list[Setting]:
-    """A command's settings with the pipeline's defaults, less those that the pipeline sets."""
+    """Returns settings with the pipeline's defaults, without those that the pipeline sets."""
     from dlm.pipeline.settings import DEFAULTS, SET_HERE
 
     defaults = DEFAULTS.get(table, {})
@@ -215,8 +215,8 @@ def events() -> Topic:
     return Topic(
         "Events",
         "Servers and gateways log JSON lines on standard error; a client logs to the loggers "
-        "below `dlm.client`. The name comes first, then the fields that are known. No field has "
-        "a word of a query.",
+        "below `dlm.client`. An event's name comes first, and its known fields follow. No field "
+        "has a word of a query.",
         "event",
         ("fields", "stability"),
         {
@@ -239,7 +239,7 @@ def metrics() -> Topic:
     return Topic(
         "Metrics",
         "Servers and gateways answer `/metrics` on their metrics port; a client is registered with "
-        "`prometheus_client.REGISTRY.register(client.metrics)`. Those with the label `le` are "
+        "`prometheus_client.REGISTRY.register(client.metrics)`. Metrics with the label `le` are "
         "histograms. No label has a word of a query.",
         "metric",
         ("labels", "stability"),
@@ -266,7 +266,7 @@ def errors() -> Topic:
     ]
     return Topic(
         "Errors",
-        "All are classes of `dlm.errors`. A command prints the message of an error on one line and "
+        "`dlm.errors` defines all errors. A command prints the message of an error on one line and "
         "exits with 1.",
         "error",
         ("a kind of", "stability"),
@@ -289,7 +289,7 @@ TOPICS: dict[str, Callable[[], Topic]] = {
 
 
 def entries() -> Iterator[tuple[str, Topic, str, ReferenceEntry]]:
-    """(topic's name, topic, heading, entry) of all entries whose packages are installed."""
+    """Yields (topic's name, topic, heading, entry) of each entry whose packages are installed."""
     for topic_name, make in TOPICS.items():
         with contextlib.suppress(ModuleNotFoundError):
             topic = make()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dlm.asr.rescoring.nbest import Hypotheses
     from dlm.asr.rescoring.rescore import RescoredUtterance
 
-# The limit per position of an utterance; queries that exceed it are scored by shorter n-grams.
+# Seconds per position of an utterance; queries that take longer are scored by shorter n-grams.
 DEADLINE_S = 2.0
 
 
@@ -194,7 +194,7 @@ COUNTED = ("positions", "queries", "bigram_fallback", "local_fallback")
 
 
 class _Totals:
-    """The rows per utterance on standard output, and the totals at the end."""
+    """Prints a row per utterance on standard output, and the totals at the end."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json

@@ -63,7 +63,7 @@ def reshard(
 ) -> None:
     """Make a shard set for more, fewer or other servers.
 
-    It moves the fewest slots that bring every shard within the bound, by bytes or by load. Only
+    Moves the fewest slots that bring every shard within the bound, by bytes or by load. Only
     shards that change are made, from the set's own files; the others are hard links. If the command
     is interrupted, run it again: it resumes.
 
@@ -141,7 +141,7 @@ def _facts(
     size: NDArray[np.int64],
     queries: NDArray[np.int64] | None,
 ) -> dict[str, Any]:
-    """The changes, as JSON values; the bytes are estimates, which assume shards of equal weight."""
+    """Returns the changes as JSON values; bytes of files are estimated from bytes of slots."""
     import numpy as np
 
     from dlm.index.moving.plan import imbalance_of, loads_of, replicas_needed

@@ -142,7 +142,7 @@ def rollout(
         try:
             ended = rolling.run(undo=undo)
         except (KeyboardInterrupt, DlmError, OSError):
-            tell("stopped in the middle; the same command goes on from here, and --undo goes back")
+            tell("stopped in the middle; the same command continues, and --undo goes back")
             raise
     stays = pair.old if ended.undone else pair.new
     if as_json:
@@ -152,7 +152,7 @@ def rollout(
     else:
         print(f"the cluster serves shard set {stays.shard_set}")
         if spare := not_needed(ClusterToml(cluster).servers(), stays):
-            print(f"it has no shard for {shown(spare)}: remove them from {cluster}, then stop them")
+            print(f"servers not needed: {shown(spare)}; remove them from {cluster}, then stop them")
     if ended.failure:
         raise typer.Exit(1)
 

@@ -45,8 +45,8 @@ def any_bytes_on_stdout() -> None:
 
 @contextmanager
 def quick_start() -> Iterator[None]:
-    """Opens a model in two thirds of the time, for commands that score and then exit: without the
-    garbage collector's scans, which never free anything here, and without numba importing scipy."""
+    """Lets commands that score and then exit open a model in two thirds of the time: the garbage
+    collector, which would free nothing here, does not scan, and numba does not import scipy."""
     sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
     collects = gc.isenabled()
     gc.disable()
@@ -61,7 +61,7 @@ def quick_start() -> Iterator[None]:
 def open_here(
     place: Path, memory: int | None, tmp: Path | None, stack: ExitStack, tell: Callable[[str], None]
 ) -> LocalModel | KenlmFile:
-    """The shard set, KenLM file or ARPA file at `place`, with compiled kernels; an ARPA file is
+    """Opens the shard set, KenLM or ARPA file at `place`, and compiles kernels; an ARPA file is
     sharded into a folder that `stack` removes. Raises ConfigError if memory or tmp is given without
     sharding; ShardFormatError or KenlmFormatError for any other folder or a damaged model."""
 
@@ -102,8 +102,8 @@ def open_here(
 
 
 def open_there(cluster: Path, model: str | None, stack: ExitStack, **config: Any) -> Utterance:
-    """An utterance on the servers of a cluster.toml, until `stack` closes; `config` has fields of
-    `ClientConfig`."""
+    """Opens an utterance on the servers of a cluster.toml, until `stack` closes; `config` has
+    fields of `ClientConfig`."""
     from dlm.client import Client, ClientConfig
     from dlm.client.table import KERNELS
 

@@ -82,7 +82,7 @@ def shard(
         dlm shard model.arpa.zst --shards 2 --output shards/model
         dlm shard model.arpa.zst -B 1 --encoding compact -o shards/small
     """
-    if engine is EngineName.LOCAL:  # otherwise it may be on Spark's own file system
+    if engine is EngineName.LOCAL:  # otherwise MODEL may be on Spark's own file system
         check_reads("MODEL", model, folders=True)
     if estimate:
         _estimate(Path(model), shards, bits, as_json)

@@ -182,9 +182,9 @@ def _print(snapshot: ClusterSnapshot) -> None:
 
 
 def render(snapshot: ClusterSnapshot, width: int | None = None, height: int | None = None) -> Group:
-    """Problems, the number of ready servers, the mode of the cascade, and the table below them. If
-    it does not fit, columns of `DROPPED` are left out in order; then rows are per server, then per
-    shard."""
+    """Draws problems, the number of ready servers, the mode of the cascade, and a table. If that
+    does not fit, columns of `DROPPED` are left out in order; then rows are merged per server, and
+    then per shard."""
     from rich.console import Console
 
     lines = [(line, "red") for line in problems(snapshot)]

@@ -217,7 +217,7 @@ def _printed(
 
 
 def _default_model(stack: ExitStack) -> str:
-    """cluster.toml in this folder, else the model in dlm's own data."""
+    """Returns cluster.toml if this folder has one, or else the model in dlm's own data."""
     from importlib.resources import as_file, files
 
     if Path(CLUSTER).exists():

@@ -12,7 +12,7 @@ from dlm.cli.options import Json
 from dlm.cli.output import print_answer
 from dlm.units import counted
 
-FEW_GROUPS = 5  # a bootstrap over fewer gives an interval that is too narrow
+FEW_GROUPS = 5  # a bootstrap over fewer groups gives too narrow an interval
 
 if TYPE_CHECKING:
     from dlm.asr.speech.wer import Interval, WordErrors

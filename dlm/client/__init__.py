@@ -1,5 +1,5 @@
 """Queries a sharded model: the local cache answers low orders, and one message per shard answers
-the rest. Names are imported on first use, so that the settings (`config`) do not need gRPC."""
+the rest. Names are imported on first use, so importing `dlm.client.config` does not load gRPC."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Lets a process fork after it has used a client (see `loop`). gRPC reads this once, when it starts.
+# This variable lets a process fork after using a client (see `loop`); gRPC reads it when it starts.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LIES_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(f"{__name__}.{_LIES_IN[name]}"), name)
-    globals()[name] = found  # the next lookup finds it at once
+    globals()[name] = found  # so the next lookup does not call this function
     return found
 
 

@@ -1,6 +1,6 @@
-"""Everything that an utterance's calls do, except waiting.
+"""Does everything that an utterance's calls need, except waiting.
 
-A call is a generator that yields whatever it waits for (`Steps`). `Utterance` waits for it in its
+A call is a generator that yields whatever must be waited for (`Steps`): `Utterance` waits in its
 caller's thread, `AsyncUtterance` on its event loop. This module is long because both
 classes share all calls.
 """
@@ -56,19 +56,19 @@ from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary
 
 T = TypeVar("T")
-# What a call can wait for: the end of another call, for at most some seconds; a function that may
+# What a call may yield: another call, with the seconds to wait for its end; a function that may
 # block; or None, between two parts, so that an event loop can run other tasks.
 Wait: TypeAlias = tuple[Asked, float] | Callable[[], None] | None
 Steps: TypeAlias = Generator[Wait, None, T]
 
-# A caller waits this many seconds beyond the deadline: the transport itself ends calls at the
-# deadline, and its error says more. With a bigram fallback it waits only until the deadline, since
-# the answers are the same whatever went wrong.
+# A caller waits this many seconds beyond the deadline, because the transport ends calls at the
+# deadline with a more precise error. With a bigram fallback, the caller waits only until the
+# deadline: the fallback gives the same answers whatever went wrong.
 GRACE_S = 0.02
-# A large call begins to make its bigram-fallback answers and results before its deadline: earlier
-# by half of its planning time, plus SHAPE_SHARE of its time limit, or SHAPE_S seconds if less.
+# A large call stops waiting before its deadline, to have time for its bigram-fallback answers and
+# results: half of its planning time, plus SHAPE_SHARE of its time limit (at most SHAPE_S seconds).
 SHAPE_SHARE, SHAPE_S = 0.05, 0.1
-SHAPED = 128  # sentences between checks of the clock, when scores are made from answers
+SHAPED = 128  # number of sentences scored between two looks at the clock
 
 # What happens to an utterance on the full model when its client switches to the local fallback.
 FINISH, RESCORE = "finish", "rescore"
@@ -100,7 +100,7 @@ def joined(answers: Sequence[Answers]) -> Answers:
 
 
 class Asking:
-    """One call in progress, in parts, and its clock, which starts when this object is created."""
+    """A call in progress: its parts, and a clock that starts when this object is created."""
 
     __slots__ = ("_begun", "_handle", "_limit_s", "_parts", "_planned_s")
 
@@ -117,7 +117,7 @@ class Asking:
         return max(self._limit_s - (time.monotonic() - self._begun), 0.0)
 
     def ask(self, parts: Parts, asks: Asks) -> Steps[list[tuple[Queries, Any]]]:
-        """Plans and sends the parts; returns the queries and answers of each when all have ended.
+        """Plans and sends the parts; once all have ended, returns each part's queries and answers.
 
         Raises  DeadlineExceeded, or the error of a part
         """
@@ -148,7 +148,7 @@ class Asking:
                 call.close(self._handle._core.counts)
 
     def _submit(self, queries: Queries, ahead: int, asks: Asks) -> None:
-        """Plans the first part even if no time is left: low orders may answer all of it."""
+        """Plans and sends a part, the first even too late: low orders may answer all of it."""
         more = bool(self._parts)
         if more:
             if self.left_s <= 0.0:
@@ -204,7 +204,7 @@ class BaseUtterance:
         self._rescores = on_switch == RESCORE
         self._lock = threading.Lock()
         self._calls = 0  # calls in progress
-        self._blocks_unknown_until = 0.0  # `monotonic` time until which ContextBlock is not asked
+        self._blocks_unknown_until = 0.0  # `monotonic` time before which no ContextBlock is sent
         self.bigram_fallback = core.config.bigram_fallback
         self._phrases = phrases
         self._pin(inputs_of(snapshot, kind, phrases))
@@ -221,7 +221,7 @@ class BaseUtterance:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words of the utterance's model. Reading it fixes the utterance to this model."""
+        """The words of the utterance's model. Reading this property fixes the utterance to it."""
         self._inputs.settled = True  # ids that the caller looks up are of this model
         return self._inputs.words
 
@@ -232,7 +232,7 @@ class BaseUtterance:
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the shard set that answers: the local fallback's while servers fail."""
+        """The manifest of the shard set that answers: while servers fail, the local fallback."""
         return self._inputs.snapshot.topology.manifest
 
     @property
@@ -243,25 +243,25 @@ class BaseUtterance:
 
     @property
     def phrases(self) -> BoundPhrases | None:
-        """The utterance's phrases in ids of its model, or None. Reading it fixes the utterance to
-        this model."""
+        """The utterance's phrases, in word ids of its model, or None. Reading this property fixes
+        the utterance to its model."""
         self._inputs.settled = True
         return self._inputs.phrases
 
     def without_phrases(self) -> Self:
-        """An utterance of the same model, pinned to it, without phrases."""
+        """Returns an utterance that is pinned to the same model and has no phrases."""
         return self.with_phrases(None)
 
     def with_phrases(self, phrases: Phrases | None) -> Self:
-        """An utterance of the same model, pinned to it, with these phrases in place of its own."""
+        """Returns an utterance that is pinned to the same model and has these phrases instead."""
         self._inputs.settled = True
         on_switch = RESCORE if self._rescores else FINISH
         snapshot, kind = self._inputs.snapshot, self.model_info.kind
         return type(self)(self._core, snapshot, self._deadline_s, kind, on_switch, phrases, True)
 
     def ids_of(self, words: Sequence[Word]) -> NDArray[np.uint32]:
-        """The ids of words, 0 for unknown ones; a phrase's new words have ids from
-        `vocabulary_size` on, in this utterance. Fixes the utterance to this model."""
+        """Returns the ids of words, 0 for unknown words. In this utterance, new words of phrases
+        have ids from `vocabulary_size` on. Fixes the utterance to its model."""
         self._inputs.settled = True
         return self._inputs.ids(words)
 
@@ -276,9 +276,9 @@ class BaseUtterance:
         return float(phrases.bonus(first._node, second._node))
 
     def finish(self, state: State) -> float:
-        """The log10 value that the end of a sentence adds for a decoder that does not score </s>:
-        it takes back the shares of an incomplete phrase. 0 without phrases. Raises `ModelMismatch`
-        for a state of another utterance."""
+        """The log10 value to add at the end of a sentence, for a decoder that does not score </s>:
+        it undoes the partial bonus of an incomplete phrase. 0 without phrases. Raises
+        `ModelMismatch` for a state of another utterance."""
         phrases, last = self._inputs.phrases, self._inputs.own(state)
         if phrases is None:
             return 0.0
@@ -290,18 +290,18 @@ class BaseUtterance:
         return self._inputs.begin()
 
     def null(self) -> State:
-        """The state with no words before it."""
+        """The state whose context is empty."""
         return self._inputs.null()
 
     def states(self, states: States | Sequence[State]) -> States:
-        """States of this utterance as one array; raises `ModelMismatch` for one of another
-        model."""
+        """Returns states of this utterance as one array; raises `ModelMismatch` for a state of
+        another model."""
         return self._inputs.states(states)
 
     def states_after(self, contexts: Sequence[Sequence[Word]]) -> States:
-        """One state per context; each keeps the context's last words unchanged, at most order - 1.
+        """Returns a state per context: its last words, at most order - 1 of them, as given.
 
-        Use it for stored contexts (`States.contexts`) or those of another utterance. The states are
+        Use this for stored contexts (`States.contexts`) or another utterance's. The states are
         not minimised: the state that `extend` returns after the same words may keep fewer. With
         phrases, give all words of a sentence: a phrase may be longer than a state's context.
 
@@ -310,8 +310,8 @@ class BaseUtterance:
         return self._inputs.states_after(contexts)
 
     def states_from_bytes(self, states: Sequence[bytes]) -> States:
-        """The states whose bytes `States.to_bytes` returned, in any process. Fixes the
-        utterance to its model.
+        """Rebuilds states from bytes that `States.to_bytes` returned, in this or another process.
+        Fixes the utterance to its model.
 
         Raises  ModelMismatch  a state of another model;  QueryError  bytes that are not a state
         """
@@ -396,7 +396,7 @@ class BaseUtterance:
     def _ask(
         self, asking: Asking, parts: Callable[[], Parts], asks: Asks = SCORES
     ) -> Steps[list[tuple[Queries, Any]]]:
-        """Sends the parts of a call; if a new utterance's model was replaced, to the new model."""
+        """Sends a call's parts, and sends them again if a new utterance's model was replaced."""
         with self._lock:
             self._calls += 1
         try:
@@ -417,8 +417,8 @@ class BaseUtterance:
                 self._calls -= 1
 
     def _move(self, error: StaleShardSet, asking: Asking) -> None:
-        """Switches to the model that replaced the utterance's; may block. Raises `error` if no time
-        is left or the utterance must keep its model."""
+        """Switches the utterance to the model that replaced its own; may block. Raises `error` if
+        no time is left or the utterance must keep its model."""
         self._check_may_move(error, asking)
         with suppress(DlmError):  # without another model, low orders answer what they can
             fresh = self._core.current(asking.left_s, self.model_info.model)

@@ -1,6 +1,6 @@
-"""A caller's batch of queries is a call, which the caller waits for; its parts go to shards. There
-are two kinds of messages to a shard, for scores of words and for all words after contexts, with
-different encodings of requests and replies."""
+"""A call is a caller's batch of queries. The caller waits for it, and its parts go to shards. A
+message to a shard asks either for the scores of words or for all words after contexts; the two
+kinds of messages are encoded differently."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Ending:
-    """Success, an error or cancellation, whichever comes first. Thread-safe."""
+    """How a call ends: with success, an error or cancellation, whichever is first. Thread-safe."""
 
     __slots__ = ("_ends", "_gate", "_then")
 
@@ -74,14 +74,14 @@ class Ending:
         return CANCELLED if isinstance(error, CancelledError) else result_of(error)
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """The error that ended the call, or None; raises `TimeoutError`, `CancelledError`."""
+        """Waits for the call to end, and returns its error, or None. Raises `TimeoutError` or
+        `CancelledError`."""
         if not self._ends:
-            send_kept()  # now: the tasks' event loop can send nothing during this wait
-            # A lock does not accept longer waits.
+            send_kept()  # the tasks' event loop cannot send these calls during this wait
             limit_s = -1.0 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
             if not self._gate.acquire(timeout=limit_s):
                 raise TimeoutError
-            self._gate.release()  # for the next thread that waits
+            self._gate.release()  # lets the next waiting thread continue
         error = self._ends[0][0]
         if isinstance(error, CancelledError):
             raise error
@@ -115,16 +115,16 @@ class Ending:
         return bool(self._ends)
 
     def when_ended(self, call: Callable[[], object]) -> None:
-        """Runs `call` after this has ended: now, or in the thread that ends this, or in both.
-        `call` must not raise. Only one can be registered at a time."""
+        """Runs the function `call` once this object has ended: at once, in the thread that ends it,
+        or both. `call` must not raise. Only one function can be registered at a time."""
         self._then = call
         if self._ends:
             call()
 
 
 class _Turn:
-    """The tasks of an event loop that wait for calls. The next queries of tasks that wake together
-    are sent together: once the last of these tasks makes its query, or the loop's turn ends."""
+    """The tasks of an event loop that wait for calls. Tasks that wake together send their next
+    queries together: once the last of these tasks makes its query, or the loop's turn ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -177,13 +177,13 @@ def send_kept() -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# Only the loop records the outcome of a part, once; only the caller assembles the answers, after
-# its call has ended or its time is up. So parts need no lock, and what a late reply
-# changes is never read.
+# Only the loop records a part's outcome, and only once. Only the caller assembles the answers,
+# after its call has ended or its time is up. So parts need no lock, and nobody reads what a late
+# reply changes.
 
-Where: TypeAlias = slice | NDArray[np.int64]  # a part's place in the answers to a message
+Where: TypeAlias = slice | NDArray[np.int64]  # selects the answers of one part of a message
 
-UNKNOWN = 255  # a source: no server that was asked knows this kind of call
+UNKNOWN = 255  # the source of an answer if no server that was asked knows the kind of call
 
 
 class Place(NamedTuple):
@@ -195,12 +195,12 @@ class Place(NamedTuple):
 
 
 class Part:
-    """A piece of a call that has been waiting for a shard, or on its way to it, since `queued`
-    (`perf_counter`); fresh tables have rerouted it `reroutes` times.
+    """A part of a call, which has been waiting for a shard, or on its way there, since `queued`
+    (`perf_counter`). Fresh tables have rerouted the part `reroutes` times.
 
     Attributes
-        answers    all answers to its message, the part's own at `where`; None before they arrive
-        error      why no shard answers it; None if one did, or still may
+        answers    all answers to the part's message, its own at `where`; None until they arrive
+        error      why no shard answers the part; None if a shard did, or still may
     """
 
     __slots__ = (
@@ -228,17 +228,17 @@ class Part:
 
 
 class Call(Ending):
-    """One caller's batch; it ends without a value, and `result` assembles the answers.
+    """One caller's batch of queries. Its end carries no value: `result` assembles the answers.
 
     Args
-        model      the model whose word ids the call has
-        deadline   on the clock of the client
-        shard_set  the shard set whose table routed its distinct queries; they are in `plan`
+        model      the model whose word ids the queries have
+        deadline   when the call must end, on the client's clock
+        shard_set  the shard set whose table routed the distinct queries, which are in `plan`
     Attributes
         parts     all parts that go to shards; replaced as a whole
-        let_in    whether it can no longer be refused
-        planned_s  seconds that it took from its caller to the queues
-        moves_on  whether the utterance can switch models: then the call fails if its model is gone
+        let_in    whether the call can no longer be refused
+        planned_s  seconds from the caller's request until the call was queued
+        moves_on  whether the utterance can switch models; if so, the call fails when its model goes
     """
 
     asks: ClassVar[Asks] = SCORES
@@ -279,17 +279,17 @@ class Call(Ending):
     def fall_back(
         self, grams: LowGrams, scored: Callable[[Call, int, DlmError, int | None], None]
     ) -> None:
-        """Lets the bigram fallback answer queries that no shard answers in time; `scored` is called
-        with their number, the reason, and the shard that did not answer."""
+        """Lets the bigram fallback answer queries that no shard answers in time. `scored` is called
+        with the call, the number of queries, the reason, and the shard that failed."""
         self._grams, self._bigram_scored = grams, scored
 
     # -- on the loop --------------------------------------------------------------------------
 
     def answer(self, part: Part, answers: Any, where: Where) -> None:
-        """Records the answers to a part, at `where`; the last part ends the call."""
+        """Records a part's answers, `answers[where]`; the last part ends the call."""
         if part.answers is None and part.error is None:
             part.where = where
-            part.answers = answers  # set last, so that whoever sees it sees `where`, too
+            part.answers = answers  # set last: whoever sees the answers must see `where`
             self._ended()
 
     def miss(self, part: Part, error: DlmError) -> None:
@@ -323,7 +323,7 @@ class Call(Ending):
 
     def fail(self, error: DlmError) -> None:
         """Ends the call with its own copy of the error."""
-        if not self.done():  # a done call was abandoned by its caller, or failed before
+        if not self.done():  # a call that is done was abandoned, or had failed
             self.end(own_copy(error))
 
     def give_up(self, error: DlmError) -> None:
@@ -348,7 +348,7 @@ class Call(Ending):
     # -- in the caller's thread ---------------------------------------------------------------
 
     def close(self, counts: ClientMetrics) -> None:
-        """Counts the call before its caller continues."""
+        """Adds the call to the metrics, before its caller continues."""
         counts.call(self.outcome, self.planned_s)
         if self.span is not None:
             share = self.local_hits_share
@@ -413,8 +413,8 @@ class Call(Ending):
         )
 
     def _fall_back_to_bigrams(self, part: Part) -> None:
-        """Answers a part from the low orders, as the model reduced to order 2 does. States are as
-        long as a context and its word allow: only a shard knows how much still matters."""
+        """Answers a part from the low orders, as the model reduced to order 2 would. States are as
+        long as possible, since only a shard knows which words of a context still matter."""
         assert self._grams is not None
         most = self._grams.manifest.order - 1
         reach = np.minimum(part.groups.context_lengths.astype(np.int64) + 1, most)
@@ -457,9 +457,9 @@ class EndedCall(Ending):
 class BlockCall(Call):
     """A call for all words stored after contexts.
 
-    Its result is a `BlockPart` per context, in order, and the source of each as an array of uint8.
-    The part is None with `FULL` if the low orders have everything, with `BIGRAM_FALLBACK` (no shard
-    answered in time) and with `UNKNOWN` (no server knows this call).
+    The result is a `BlockPart` per context, in order, and an array of their sources (uint8). A part
+    is None if the low orders have everything (its source is `FULL`), if no shard answered in time
+    (`BIGRAM_FALLBACK`), or if no server knows this call (`UNKNOWN`).
     """
 
     asks: ClassVar[Asks] = BLOCKS
@@ -497,12 +497,12 @@ _MOVED = StaleShardSet("the queries of this part of the call moved to other part
 
 
 def _joined(arrays: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """The arrays, joined as bytes: NumPy itself would release the GIL to join them."""
+    """Joins the arrays as bytes, because NumPy's own functions would release the GIL."""
     return np.frombuffer(b"".join(arrays), dtype)
 
 
 def own_copy(error: DlmError) -> DlmError:
-    """A copy for one caller, since an exception raised in several threads mixes tracebacks."""
+    """Returns a copy for one caller: an exception raised in several threads mixes tracebacks."""
     mine = copy.copy(error)
     mine.__cause__ = error.__cause__
     if notes := getattr(error, "__notes__", None):
@@ -511,10 +511,10 @@ def own_copy(error: DlmError) -> DlmError:
 
 
 def as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:
-    """An exception that a message raised, as a `DlmError`; any other kind is logged and wrapped."""
+    """Returns a message's error as a `DlmError`; logs and wraps an exception of another kind."""
     if isinstance(error, DlmError):
         return error
-    # If a bigram fallback answers instead, this is the only report.
+    # If the bigram fallback answers, nothing else reports the error.
     log.error("client.message.failed", extra={"shard": shard, "error": type(error).__name__})
     where = "" if shard is None else f"shard {shard}: "
     wrapped = DlmError(

@@ -1,7 +1,7 @@
 """Carries out what `health` decides: heartbeats, probes, and the mode of a client.
 
-Everything runs on the loop, one step after another, and nothing waits: steps that may resolve a
-name, read a file or query a server run in a thread that the host starts. Values for other threads
+The steps run on the loop, one after another, and never wait: work that may resolve a name, read a
+file or query a server runs in a thread that the host starts. Values for other threads
 (`mode`, `avoided`, `gone`, `slow`) are replaced as a whole.
 """
 
@@ -53,12 +53,12 @@ TICK_S = 0.05
 # Seconds between ticks while all is well and nothing is awaited; more than TICK_S, since each tick
 # interrupts working threads.
 CALM_S = 0.2
-# A tick that is this many seconds late shows that this process was paused (it was stopped, or its
-# machine slept or was busy): late replies during the pause, and for as long after it, are not the
-# servers' fault.
+# A tick that comes this many seconds late shows that this process was paused: it was stopped, or
+# its machine slept or was busy. Replies that are late during the pause, or for as long
+# afterwards, are not the servers' fault.
 STOOD_STILL_S = 0.25
-# For this many seconds, a server that reported draining or warming up is expected back: longer than
-# a start with compiled kernels takes.
+# For this many seconds, a server that reported draining or warming up is expected back. A start
+# with compiled kernels takes less.
 MOVING_S = 30.0
 LOOK_AGAIN_S = 1.0  # seconds between searches for servers while a shard has none to ask
 BeatReply = Callable[[pb.HeartbeatReply | None, DlmError | None], None]
@@ -72,8 +72,8 @@ _MOVING: dict[object, Moving] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerHealth:
-    """What a client knows about a server. It is `ready` if its last heartbeat says that it answers;
-    the shortest recent round trip and its baseline are None until a heartbeat is answered."""
+    """What a client knows about a server, which is `ready` if it last reported that it answers. The
+    shortest recent round trip and its baseline are None until a heartbeat is answered."""
 
     address: str
     shard: int
@@ -85,7 +85,7 @@ class ServerHealth:
 
 @dataclass(frozen=True, slots=True)
 class CascadeStatus:
-    """State of a client's servers, and the model it uses.
+    """The state of a client's servers, and the model that the client uses.
 
     mode      which model new utterances are scored with; always `full` without a local fallback,
               even while every server is down
@@ -93,7 +93,7 @@ class CascadeStatus:
               parent it was forked from, started in it
     local_fallback  whether there is a local fallback to switch to
     messages  logical messages in the window of the failure rate; `failed`: how many of them failed
-    switches  times that each mode was entered, and why: (mode, reason) -> times
+    switches  (mode, reason) -> how often the mode was entered for this reason
     """
 
     mode: Mode
@@ -113,7 +113,7 @@ class CascadeMonitor:
         host       the client's `core.Lanes`, which carries out the decisions without waiting
         may_switch whether there is a local fallback to switch to
         before     after a fork, the monitor of the parent process, whose mode is kept
-        mode       the initial mode without `before`
+        mode       the initial mode if `before` is None
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class CascadeMonitor:
         else:
             first = Cascade(since=now - failover_config.stable_s)
         self._cascade: Cascade = first
-        # Not the `since` above, which is set back so that the first stay counts as a stable one.
+        # Differs from `since` above, which is earlier so that the first stay counts as stable.
         self._entered: float = now if before is None else before._entered
         self._topology: Topology | None = None  # the topology at the last tick
         self._members: dict[str, Member] = {}
@@ -158,12 +158,12 @@ class CascadeMonitor:
         self.slow_shards: frozenset[int] = frozenset()  # shards with only slow servers
         self._looked = self._ticked = now
         self._next = inf  # when the next tick is planned
-        self._outdated: Topology | None = None  # the topology from before a server was restarted
+        self._outdated: Topology | None = None  # the topology as it was when a server restarted
         self._blameless_until = now
-        self._listens = False  # whether a late tick has been put off, for delayed events
+        self._listens = False  # whether a late tick was put off to handle delayed events
         self.mode = self._cascade.mode
         self.avoided: frozenset[str] = frozenset()
-        self.slow: frozenset[str] = frozenset()  # servers far slower than another of their shard
+        self.slow: frozenset[str] = frozenset()  # servers far slower than their shard's fastest
         self.gone: frozenset[int] = frozenset()
         self.moving: frozenset[str] = frozenset()  # servers that last reported draining or warming
         self.switches: Counter[tuple[Mode, str]] = Counter()
@@ -243,14 +243,14 @@ class CascadeMonitor:
         late_s = now - planned
         if late_s > STOOD_STILL_S:
             self._blameless_until = max(self._blameless_until, now + late_s)
-            if not self._listens:  # first the loop handles events that came in the meantime
+            if not self._listens:  # lets the loop handle events that the pause delayed
                 self._listens = True
                 self._plan(now + TICK_S)
                 return
         self._listens = False
         try:
             self.tick()
-        except Exception as exc:  # noqa: BLE001 - it must go on watching
+        except Exception as exc:  # noqa: BLE001 - the monitor must keep running
             log.error("client.cascade.failed", extra={"error": type(exc).__name__})
         finally:  # runs even if a log handler of the program raises
             self._plan(self._clock() + self.pause_s)
@@ -276,7 +276,7 @@ class CascadeMonitor:
             any(self._members[a].usable for a in replicas.get(shard, ()))
             for shard in range(topology.manifest.shards)
         )
-        # The client has all of a model of order 2 or less, and asks no server.
+        # A client holds all of a model of order 1 or 2, and asks no server.
         asks = topology is not None and topology.manifest.order > 2
         slow = bool(asks and self._may_switch and self.slow_shards)
         self._switch(ReachabilityTick(reachable, slow), now)
@@ -290,7 +290,7 @@ class CascadeMonitor:
         self.pause_s = CALM_S if well and self._is_calm(now) else TICK_S
         outdated = topology is not None and topology is self._outdated
         if (outdated or not reachable) and now - self._looked >= LOOK_AGAIN_S:
-            # The servers may be back at other addresses; no message shows it while the local
+            # The servers may be back at other addresses, which no message shows while the local
             # fallback answers.
             self._looked = now
             self._host.refresh_later()
@@ -332,8 +332,8 @@ class CascadeMonitor:
                 self._host.renew(address)
             elif isinstance(action, Restarted):
                 log.info("client.server.restarted", extra={"address": address})
-                # The new process may hold other models, or name another default; the query is
-                # repeated until it succeeds.
+                # The new process may hold other models, or name another default. `tick` repeats
+                # the search for servers until it succeeds.
                 self._outdated, self._looked = self._topology, now
                 self._host.refresh_later()
             else:
@@ -344,8 +344,8 @@ class CascadeMonitor:
                     "after": action.after,
                     "reason": action.reason,
                 }
-                # A missed heartbeat is not news if the next one is answered: on a busy machine
-                # there are many. A recovery is a warning like the loss, so that a program without
+                # One missed heartbeat is no reason for a warning, as busy machines miss many. A
+                # recovery is logged as a warning, like the loss, so that a program without log
                 # handlers shows both.
                 if action.after == Liveness.UP:
                     is_news = address in self._lost
@@ -374,8 +374,8 @@ class CascadeMonitor:
         found: pb.HeartbeatReply | None,
         error: DlmError | None,
     ) -> None:
-        """Records an answer, from any thread; a refused or garbled heartbeat counts as missed when
-        its time is over."""
+        """Records the answer to a heartbeat, from any thread; a refused or garbled answer counts as
+        a missed heartbeat when the heartbeat's time is over."""
         event: MemberEvent
         if found is not None and error is None:
             ready = found.state == pb.SERVER_STATE_READY

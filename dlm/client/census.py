@@ -1,5 +1,5 @@
-"""Finds which shard set to use and where its shards are, from servers' reports (pure); and fetches
-the low orders from them.
+"""Decides from servers' reports which shard set to use and where its shards are (pure code), and
+fetches the low orders from servers.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import plain
 
-# Largest manifest accepted over the wire: parsing one takes longer than sending it.
+# The largest manifest that a client accepts, since parsing one takes longer than sending it.
 MAX_MANIFEST_BYTES = 4 << 20
 
 
 def dedupe_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
-    """Texts of servers' faults, from (address, text); servers with the same fault share a text."""
+    """Returns one line per fault, from (address, text); servers with the same fault share it."""
     said: dict[str, dict[str, None]] = {}
     for address, fault in faults:
         text = fault.removeprefix(address).lstrip(": ")
@@ -66,8 +66,8 @@ class _FoundShardSet:
 
     addresses    shard -> addresses of servers that report it
     holders      every address that holds any shard of it
-    defaults     servers whose default it is
-    max_queries  number of queries in one message that every server that holds it accepts
+    defaults     number of servers whose default is this shard set
+    max_queries  the most queries in one message that all its holders accept
     """
 
     manifest: Manifest
@@ -77,7 +77,7 @@ class _FoundShardSet:
     max_queries: int = NO_LIMIT
 
     def is_whole(self, more: Collection[int] = ()) -> bool:
-        """Whether every shard has a server; those in `more` count as having one."""
+        """Whether every shard has a server; the shards in `more` count as having one."""
         return len({*self.addresses, *more}) >= self.manifest.shards
 
     @property
@@ -124,8 +124,8 @@ def read_description(
 class Census:
     """The servers' descriptions, put together.
 
-    Attributes  token_models  the first digits of the ids of the models that the client's token
-                              names; empty if it names none
+    Attributes  token_models  the beginnings of model ids that the client's token names; empty if
+                              the token names no model
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Census:
         return found
 
     def add(self, endpoint: Endpoint, reply: pb.DescribeReply | DlmError, place: int) -> None:
-        """Adds one description; `place` 0 is the server's default."""
+        """Adds a description; the one at `place` 0 is of the server's default shard set."""
         address = endpoint.address
         self.asked += place == 0
         if isinstance(reply, DlmError):
@@ -170,18 +170,18 @@ class Census:
 
         Args
             prefer   the shard set that is in use
-            model    the model that the client was given: it accepts no other
-            default  the operator's default: a running client waits until all its shards answer
+            model    the only model that the client accepts; None for any
+            default  the operator's default model: a running client waits until its shards answer
         Returns
-            the one complete shard set that all its servers name as their default. If there is none,
-            or several: the one in use if it is complete, else the one with most shards answering,
-            and among equals the default of most servers. Silent servers whose shard the endpoints
-            name are listed too, after those that answer: they may answer later
+            the only complete shard set that all its servers name as their default. If there is none
+            or more than one: the shard set in use if it is complete, else the one with the most
+            shards that answer, and among equals the default of the most servers. Silent servers
+            whose shard the endpoints name are listed last, since they may answer later
         Raises
             ShardDown      no server answers; or none holds `model`, and some are silent
             ProtocolError  servers answer, but none with a readable description
-            ConfigError    every server answers, and none holds `model`, or it matches several; or
-                           the client's own credentials cannot be read
+            ConfigError    every server answers, and none holds `model`; or `model` matches several;
+                           or the client's own credentials cannot be read
             AuthenticationError  every server refuses this client
         """
         wanted = self._beginning(model)
@@ -191,7 +191,7 @@ class Census:
                 wanted = {prefer: self.held[prefer]}
         if not wanted:
             self._miss(model or default)
-        # A server that is briefly silent still holds its shards; this is no reason to leave a set.
+        # A briefly silent server still holds its shards, so the client need not leave their set.
         silent = {e.shard for e in self.silent if e.shard is not None}
 
         def is_whole(name: str) -> bool:
@@ -214,13 +214,13 @@ class Census:
         )
 
     def of(self, snapshot_model: str, prefer: str) -> Topology | None:
-        """Where the model of open utterances is served; None if it no longer is."""
+        """Returns where the model of open utterances is served; None if no server holds it."""
         if not any(held.manifest.model == snapshot_model for held in self.held.values()):
             return None
         return self.choose(prefer, snapshot_model)
 
     def whole(self, model: str) -> Topology | None:
-        """Where a model is served; None if some shards are not, or `model` begins several ids."""
+        """Returns where a model is served; None if shards lack a server or several ids match."""
         try:
             found = self._beginning(model)
         except ConfigError:
@@ -240,7 +240,7 @@ class Census:
         if model is not None and len(models) > 1:
             raise ConfigError(
                 f"the servers hold several models whose ids start with {model}: "
-                f"{', '.join(models)}. Give more digits"
+                f"{', '.join(models)}. Give more digits of the id"
             )
         return wanted
 
@@ -271,7 +271,7 @@ class Census:
         found = ", ".join(
             f"{held.manifest.model} (shard set {name})" for name, held in sorted(self.held.items())
         )
-        message = f"no server holds model {model}; they hold {found}"
+        message = f"no server holds model {model}; the servers hold {found}"
         if self.token_models:
             message += f" (the token is valid only for {', '.join(sorted(self.token_models))})"
         if self.silent:
@@ -282,8 +282,8 @@ class Census:
 def _max_queries(reply: pb.DescribeReply, manifest: Manifest) -> int:
     limit = reply.max_queries or NO_LIMIT
     if reply.max_message_bytes:
-        # Bytes of a query that is alone in its context: its context's length and words,
-        # its count and its word. 128 bytes are kept for all other fields.
+        # The bytes of a query that shares its context with no other: the context's length and
+        # words, the word count, and the word. 128 bytes are kept for all other fields.
         widest = 1 + 4 * (manifest.order - 1) + 4 + 4
         limit = min(limit, (reply.max_message_bytes - 128) // widest)
     return max(limit, 1)
@@ -302,12 +302,12 @@ Source: TypeAlias = tuple[int, Connection]
 Clock: TypeAlias = Callable[[], float]
 
 LOCK_POLL_S = 0.05
-PUT_TRIES = 20  # each fails only if another process moved a copy there or away meanwhile
-LEAST_S = 1.0  # minimum seconds for each of many servers, if that much is left
+PUT_TRIES = 20  # a try fails only if another process moves the cached copy meanwhile
+LEAST_S = 1.0  # minimum seconds for each of many servers, if that much time is left
 LEFT_S = 24 * 3600.0  # after this long, an unfinished download of another shard set is removed
 KEEP_FREE_BYTES = 64 << 20  # space to leave free on the disk
 PROGRESS_BYTES = codec.CHUNK_BYTES  # after this many bytes, a download's time limit begins anew
-SHOWN_BYTES = 16 << 20  # a larger download takes seconds on a common network: it is reported
+SHOWN_BYTES = 16 << 20  # the progress of larger downloads is shown, as they take seconds
 RETRY_S = 0.1  # seconds before all servers are tried again; doubled each time, up to 2
 
 
@@ -321,15 +321,15 @@ def fetch(
     sleep: Callable[[float], None] = time.sleep,
     shuffle: Callable[[list[Source]], None] = random.shuffle,
 ) -> LowGrams:
-    """The low orders of `manifest`, from the cache or else from any of the servers.
+    """Returns the low orders of `manifest`, from the cache or else from any of the servers.
 
     Args
         sources    (shard, connection) of each server; `shuffle` sets the order in which they are
                    asked, so that clients that start together do not all ask the same one
-        timeout_s  limit without progress; half of it to wait for a process that fetches the same
+        timeout_s  seconds allowed without progress; half of them may be spent waiting for the lock
     Raises
         ConfigError       the cache folder cannot be written, or its disk is too full
-        UnavailableError  no server sent them in time; the next try resumes the download
+        UnavailableError  no server sent the files in time; the next try resumes the download
         ProtocolError     the files do not match the manifest
     """
     sources = list(sources)
@@ -340,7 +340,7 @@ def fetch(
         try:
             return LowGrams.open(home, manifest)
         except ShardFormatError:
-            pass  # missing or damaged: fetched below, under the lock
+            pass  # the cached copy is missing or damaged; `run` fetches it under the lock
         cache_dir.mkdir(parents=True, exist_ok=True)
         return download.run()
     except OSError as exc:
@@ -351,8 +351,8 @@ def fetch(
 
 
 class _Download:
-    """Fetches low orders into a folder beside `home`, and renames it when it is complete. The
-    download fails at `until`, unless `PROGRESS_BYTES` more arrive before."""
+    """Fetches low orders into a folder beside `home`, and renames the complete folder to `home`.
+    The download fails at the time `until`, which moves on with each `PROGRESS_BYTES` received."""
 
     def __init__(
         self,
@@ -366,7 +366,7 @@ class _Download:
         self.manifest, self.sources, self.home = manifest, sources, home
         self.timeout_s, self.clock, self.sleep = timeout_s, clock, sleep
         self.until = clock() + timeout_s
-        self._fresh = 0  # bytes that arrived since `until` was last put off
+        self._fresh = 0  # bytes that have arrived since `until` was last postponed
         self._bytes = sum(manifest.file(kind).bytes for kind in FILES)
         self._progress = ProgressReporter(compiling_notice.tell)
 
@@ -381,8 +381,8 @@ class _Download:
                 turn_until, before = self.clock() + self.timeout_s / 2, now
         self.until = max(self.until, self.clock() + self.timeout_s / 2)
         if turn is None:
-            # A process that holds the lock and does nothing must not block others: this
-            # process then fetches into its own folder.
+            # A stalled process that holds the lock must not block others: this process fetches
+            # the files into a folder of its own.
             with scratch_folder(home.parent, home.name) as own:
                 return self._fetch_into(own / "part")
         try:
@@ -414,14 +414,14 @@ class _Download:
             out.flush()
             os.fsync(out.fileno())
         sync_folder(part)
-        # Mapped before it is moved: this process has its copy, whatever others do to the name.
+        # Maps the files before the move, so that this process keeps them if others replace `home`.
         try:
             grams = LowGrams.open(part, manifest)
         except ShardFormatError as exc:
             # The files' checksums match, so they were already unusable when the manifest was made.
             raise ProtocolError(
                 f"the servers of shard set {manifest.shard_set} sent unusable low orders: "
-                f"{plain(str(exc))}. Make the shard set again"
+                f"{plain(str(exc))}. Rebuild the shard set"
             ) from exc
         _put(part, home, manifest)
         return replace(grams, directory=home)
@@ -473,7 +473,7 @@ class _Download:
                 try:
                     self._receive(kind, shard, connection, path, share_s)
                 except DlmError as exc:
-                    # Trying again makes sense only if some server may do better later.
+                    # Keeps an `Overloaded`, which shows that a later try may succeed.
                     if not (isinstance(last, Overloaded) and isinstance(exc, UnavailableError)):
                         last = exc
                     then = after_file(tries, wrong=False, resumed=resumed)
@@ -483,7 +483,7 @@ class _Download:
                 path.unlink()
                 last = ProtocolError(
                     f"{connection.address} sent a {kind} file that does not match the manifest; "
-                    "the server's files are damaged (run `dlm verify DIR` there)"
+                    "the server's files are damaged (run `dlm verify DIR` on its host)"
                 )
                 then = after_file(tries, wrong=True, resumed=resumed)
         raise last
@@ -534,14 +534,14 @@ class _Download:
 def _arrived(part: Path) -> int:
     arrived = 0
     for file in part.glob("*.arrow"):
-        with contextlib.suppress(OSError):  # the file was moved in the meantime
+        with contextlib.suppress(OSError):  # another process moved the file
             arrived += file.stat().st_size
     return arrived
 
 
 def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
     """Removes abandoned downloads of other shard sets that are old, or whose space is needed;
-    raises `OSError` if there is still too little."""
+    raises `OSError` if space is still short."""
     needed = sum(manifest.file(kind).bytes for kind in FILES) - _arrived(part) + KEEP_FREE_BYTES
     for age_s in (LEFT_S, 0.0):
         for other in cache_dir.glob("*.part"):
@@ -559,8 +559,8 @@ def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
 
 
 def _put(part: Path, home: Path, manifest: Manifest) -> None:
-    """Renames a complete copy to `home`, unless there is a complete one already. Other processes
-    may do the same at any moment, so a copy that seems damaged is moved aside and checked again."""
+    """Renames a complete copy to `home`, unless `home` is complete already. Other processes may
+    replace `home` at any moment, so a copy that seems damaged is moved aside and checked again."""
     for tries_left in reversed(range(PUT_TRIES)):
         try:
             move(part, home)

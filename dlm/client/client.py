@@ -4,7 +4,7 @@
     utterance = client.utterance()
     extension = utterance.extend([utterance.begin()], ["the", "a", "there"])
 
-Clients pickle (a copy connects by itself), survive fork, and may be used from any thread.
+Clients can be pickled (a copy connects by itself), survive a fork, and work in any thread.
 """
 
 from __future__ import annotations
@@ -132,11 +132,11 @@ class ClientCollector(Collector):
         self._fallback = fallback
 
     def describe(self) -> Iterable[Metric]:
-        """The families of `collect`, by which a registry refuses a second client."""
+        """Yields what `collect` does; the names let a registry refuse a second client."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """The current families; asks no server."""
+        """Yields the current families, without asking a server."""
         core = self._core
         counts, stats = core.counts, core.stats
         local = self._fallback if core.local_model is None else core
@@ -196,9 +196,9 @@ def _cascade(watch: CascadeMonitor) -> Iterator[Metric]:
 
 
 def _queries(stats: Stats, fallback: int) -> Metric:
-    """Queries by result. Once none is in progress, `local`, `shard` and `duplicate` add up to the
-    queries to the full model, plus those sent again, minus those refused unsent. Most
-    `bigram_fallback` queries count as `shard`, too."""
+    """Counts queries by how they were answered. When no query is in progress, `local`, `shard` and
+    `duplicate` add up to the queries to the full model, plus queries sent again, minus queries
+    refused before they were sent. Most `bigram_fallback` queries also count as `shard`."""
     return _labelled(
         "queries_total",
         {
@@ -245,8 +245,8 @@ class _Face:
         wait_s: float,
         phrases: Phrases | None,
     ) -> Opened:
-        """The arguments of a new utterance; if servers no longer hold the current model, this waits
-        `wait_s` for the next one."""
+        """Returns the arguments of a new utterance; if servers no longer hold the current model,
+        waits `wait_s` seconds for the next model."""
         if key is not None and not isinstance(key, (str, bytes)):
             raise QueryError(f"the key is {key!r}; expected a string or bytes")
         core, fallback = self._core, self._fallback
@@ -270,7 +270,7 @@ class _Face:
         return core, found, deadline_s, FULL_MODEL, on_switch, phrases, False
 
     def _connect_now(self) -> None:
-        """Connects before a property is read: a copy of a client connects at its first use."""
+        """Connects before a property is read, as a copied client connects only when first used."""
         if not self._core.begun:
             self._connect()
 
@@ -288,7 +288,7 @@ class _Face:
 
     @property
     def manifest(self) -> Manifest:
-        """The shard set in use."""
+        """The manifest of the shard set in use."""
         self._connect_now()
         return self._core.snapshot().topology.manifest
 
@@ -305,13 +305,13 @@ class _Face:
 
     @property
     def sent_to(self) -> dict[int, int]:
-        """The distinct queries that this client has sent to servers, by shard."""
+        """How many distinct queries this client has sent to the servers of each shard."""
         self._core.counts.now()  # counts messages that were only noted so far
         return dict(self._core.counts.sent_to)
 
     @property
     def metrics(self) -> ClientCollector:
-        """The counters and more, for Prometheus: ``registry.register(client.metrics)``."""
+        """The client's metrics for Prometheus; use ``registry.register(client.metrics)``."""
         return ClientCollector(self._core, self._fallback)
 
     def __repr__(self) -> str:
@@ -328,7 +328,7 @@ class _Face:
 class Client(_Face, Closeable):
     """A client of servers, or of a shard set in this process; any thread may use it.
 
-    Create one with `connect` or `local`; `utterance` returns an utterance that scores, and `with`
+    Create a client with `connect` or `local`, and call `utterance` to score words. A `with` block
     closes the client. `AsyncClient` has the same methods, for asyncio.
     """
 
@@ -363,20 +363,20 @@ class Client(_Face, Closeable):
         verify: bool = True,
         vocab: str | os.PathLike[str] | None = None,
     ) -> Client:
-        """Answers from the shard set in `directory`, in this process, without servers and messages.
+        """Opens the shard set in `directory` in this process, which then needs no servers.
 
-        `directory` may also be the path of a KenLM binary file; its scores are then KenLM's, see
+        `directory` may also be the path of a KenLM binary file; the scores are then KenLM's, see
         `dlm.kenlm.model.KenlmFile`.
 
         Utterances, states, scores and errors are like those of `connect`. Calls return their answer
         even after their deadline.
 
         Args
-            verify  check every checksum first
+            verify  whether to check every checksum first
             vocab   a file that lists the words, for a KenLM file that stores none
         Raises
             ConfigError       there is no such folder or file
-            ShardFormatError, KenlmFormatError  it is damaged
+            ShardFormatError, KenlmFormatError  the folder or file is damaged
         """
         return cls(_open_local(directory, verify=verify, vocab=vocab))
 
@@ -394,21 +394,21 @@ class Client(_Face, Closeable):
         the servers fail (`Utterance.model_info`).
 
         Args
-            key         names e.g. a user or a session: during a roll-out, utterances with equal
-                        keys get the same model. Without one, the model is drawn at random
+            key         the name of e.g. a user or a session: during a roll-out, utterances with
+                        equal keys get the same model. Without a key, the model is drawn at random
             model       the first 6 hex digits or more of a model's id, e.g. of another process's
                         states: the utterance keeps that model, even if it is replaced
-            deadline_s  the deadline of each of its calls, in seconds
-            on_switch   if the client switches to the local fallback before the utterance ends:
-                        "finish" ends it on the full model's low orders, without messages;
-                        with "rescore" its next call raises `ModelSwitched`
-            wait_s      how long to wait for the next model if servers no longer hold the one in
-                        use; by default `connect_s`. With 0, the utterance gets the one in use
-            phrases     the bonus of each phrase that may be said in it, log10, or `Phrases`, which
-                        many utterances share
+            deadline_s  the deadline of each call of the utterance, in seconds
+            on_switch   what happens if the client switches to the local fallback midway: with
+                        "finish", the full model's low orders score the rest, without messages;
+                        with "rescore", the next call raises `ModelSwitched`
+            wait_s      seconds to wait for the next model if servers no longer hold the model in
+                        use; by default `connect_s`. With 0, the utterance gets the model in use
+            phrases     the log10 bonus of each phrase that a speaker may say; or `Phrases`, which
+                        many utterances can share
         Raises
             ClientClosed  the client is closed
-            ConfigError   `model` cannot begin an id
+            ConfigError   no id can begin with `model`
             StaleShardSet  no server holds `model`
             QueryError    the deadline is not a number of seconds above 0; see also `Phrases`
         """
@@ -421,9 +421,9 @@ class Client(_Face, Closeable):
 
 
 class Opening(Coroutine[Any, Any, "AsyncClient"]):
-    """A client being opened: `client = await ...`, or `async with ... as client`, which closes it.
+    """A client being opened: use `client = await ...`, or `async with ...`, which also closes it.
 
-    It is a coroutine, so tasks and asyncio.run accept it.
+    This object is a coroutine, so tasks and asyncio.run accept it.
     """
 
     def __init__(self, opening: Coroutine[Any, Any, AsyncClient]) -> None:
@@ -452,7 +452,7 @@ class Opening(Coroutine[Any, Any, "AsyncClient"]):
 
 
 class AsyncClient(_Face):
-    """A client for asyncio with the methods of `Client`; those that wait are awaited."""
+    """A client for asyncio with the methods of `Client`; `await` the methods that wait."""
 
     @classmethod
     def connect(
@@ -475,7 +475,7 @@ class AsyncClient(_Face):
         verify: bool = True,
         vocab: str | os.PathLike[str] | None = None,
     ) -> Opening:
-        """See `Client.local`; await the result, or use `async with`. Calls run on the loop."""
+        """See `Client.local`; await the result or use `async with`. Calls run on the event loop."""
         opening = partial(_open_local, directory, verify=verify, vocab=vocab)
 
         async def local() -> AsyncClient:
@@ -494,8 +494,8 @@ class AsyncClient(_Face):
     ) -> AsyncUtterance:
         """See `Client.utterance`.
 
-        An unpickled copy of a client has not connected yet, and must not block the event loop while
-        it does. Either ``await client.utterance()``, or let the utterance's first call connect,
+        An unpickled copy of a client has not connected yet, and must not block the event loop to
+        connect. Either ``await client.utterance()``, or let the utterance's first call connect,
         within the call's deadline; until then, the utterance has no states and no words.
         """
         self._core.check_open()

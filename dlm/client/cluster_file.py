@@ -49,8 +49,8 @@ from dlm.wire.secret import (
 log = EventLog(__name__)
 
 Metadata = tuple[tuple[str, str], ...]
-Token = Callable[[], Metadata]  # the metadata of a call, with the file's current token
-Certificates = Callable[[], Contents]  # what a channel's handshakes use
+Token = Callable[[], Metadata]  # returns a call's metadata, with the file's current token
+Certificates = Callable[[], Contents]  # returns the certificates for a channel's handshakes
 T = TypeVar("T")
 
 
@@ -61,7 +61,7 @@ def check_files(security: ClientSecurity) -> None:
 
 
 def certificates_of(security: ClientSecurity) -> Certificates | None:
-    """A function that returns the certificates for each channel's handshakes; None without TLS.
+    """Makes a function that returns the certificates for a channel's handshakes; None without TLS.
     Raises ConfigError if a file is missing or unusable."""
     if not security.ca:
         return None
@@ -71,7 +71,7 @@ def certificates_of(security: ClientSecurity) -> Certificates | None:
 
 
 def read_token(security: ClientSecurity) -> Token | None:
-    """A function that returns the metadata with the token, for each call; None without a token.
+    """Makes a function that returns the metadata with a call's token; None without a token.
     Raises ConfigError if the file is missing or unusable."""
     if security.token:
         fixed = ((AUTHORIZATION, SCHEME + security.token),)
@@ -87,7 +87,7 @@ def read_token(security: ClientSecurity) -> Token | None:
 
 
 class _LastUsable(Generic[T]):
-    """The last usable content of files; any thread may use it."""
+    """Keeps the last usable content of files; any thread may ask for the content."""
 
     def __init__(self, what: str, read: Callable[[], T], *paths: Path) -> None:
         self._what, self._read, self._paths = what, read, paths
@@ -96,11 +96,11 @@ class _LastUsable(Generic[T]):
         self._logged = ""
 
     def __call__(self) -> T:
-        """The content; logs once why files that changed are unusable."""
+        """Returns the content; logs once why changed files are unusable."""
         now = signature(*self._paths)
         if now != self._seen:
             try:
-                # Set after the read: files that could not be read may be readable next time.
+                # `_seen` is set after the read: unreadable files may be readable next time.
                 self._found, self._seen, self._logged = self._read(), now, ""
             except ConfigError as exc:
                 if str(exc) != self._logged:
@@ -125,7 +125,7 @@ class Rollout:
     model: str = field(
         metadata=about("The first digits of the next model's id, or of its shard set's.")
     )
-    replaces: str = field(metadata=about("The same for the model that was the default before."))
+    replaces: str = field(metadata=about("The beginning of the replaced model's id."))
     share: float = field(
         metadata=about("Share of new utterances that get the next model.", low=0, high=1)
     )
@@ -139,7 +139,7 @@ class Rollout:
 
     def takes(self, key: str | bytes | None, draw: Callable[[], float] = random.random) -> bool:
         """Whether a new utterance gets the next model: by the hash of its key, or at random. A key
-        that gets it keeps it while the share grows; another roll-out chooses other keys."""
+        keeps the next model while the share grows; another roll-out chooses other keys."""
         if key is None:
             return draw() < self.share
         data = key.encode() if isinstance(key, str) else key
@@ -148,8 +148,8 @@ class Rollout:
 
 
 def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
-    """The text of a cluster.toml with this default model and this roll-out; the rest stays. Raises
-    ConfigError if they have a form that `dlm` does not write, such as an inline table."""
+    """Returns a cluster.toml's text with this default model and roll-out; the rest stays. Raises
+    ConfigError if either has a form that `dlm` does not write, such as an inline table."""
     kept: list[str] = []
     is_top, in_rollout = True, False
     for line in text.splitlines():
@@ -241,7 +241,7 @@ TABLES = ("tls", "rollout", "server")
 
 
 class FixedEndpoints:
-    """Says where the servers are; it is asked again whenever the table is stale. Picklable."""
+    """A fixed list of servers, read again whenever the table of servers is stale. Picklable."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.endpoints = list(endpoints)
@@ -250,7 +250,7 @@ class FixedEndpoints:
         return self.endpoints
 
     def model(self) -> str | None:
-        """The default model that the operator names; None leaves it to the servers."""
+        """The default model that the operator names; None leaves the choice to the servers."""
         return None
 
     def rollout(self) -> Rollout | None:
@@ -276,8 +276,8 @@ class StartSettings:
 
     @classmethod
     def of(cls, toml: ClusterToml, config: ClientConfig) -> StartSettings:
-        """The settings of a client that starts now; `config` takes precedence. Raises ConfigError
-        if one is wrong, or names a file or folder that is missing or unusable."""
+        """Returns the settings of a client that starts now; `config` takes precedence. Raises
+        ConfigError if a setting is wrong, or names a file or folder that cannot be used."""
         security = config.security.over(toml.security())
         check_files(security)
         local_fallback = config.local_fallback
@@ -290,7 +290,7 @@ class StartSettings:
                     f"{found}, which is a file; expected a shard set's folder, as written by "
                     "`dlm shard`"
                     if local_fallback.exists()
-                    else f"{found}, but there is no such folder on this machine; copy it there, "
+                    else f"{found}, but this machine has no such folder; copy the folder to it, "
                     "correct the path in the file, or pass ClientConfig(local_fallback=...)"
                 )
         return cls(security, local_fallback)
@@ -303,16 +303,16 @@ class StartSettings:
 
 
 class ClusterFile:
-    """A cluster.toml that may change: each call of this object reads it, and parses it if changed.
+    """A cluster.toml that may change: each call reads the file, and parses it again if it changed.
     The client's configuration takes precedence. Raises ConfigError if a client cannot start with
-    it."""
+    this file."""
 
     def __init__(self, path: str | os.PathLike[str], config: ClientConfig | None = None) -> None:
-        # A separate copy: this object's reads must not affect what a command is about to replace.
+        # A separate path object, so that reads do not affect what a command is about to replace.
         self.path: AnyPath = located(os.fspath(path)).absolute()
         self._config = config or ClientConfig()
         self._toml = ClusterToml(self.path)  # raises, and says what to do, if there is no such file
-        self._toml.servers()  # checked now, not at the first look
+        self._toml.servers()  # checked now, not when first used
         self._toml.rollout()
         self.started = StartSettings.of(self._toml, self._config)
 
@@ -379,13 +379,13 @@ class ClusterToml:
         return self if _text(self.path) == self.text else ClusterToml(self.path)
 
     def servers(self) -> list[Endpoint]:
-        """Raises ConfigError if there is no server, or one is wrong or has an unknown setting."""
+        """Returns the servers; raises ConfigError if there is none, or if a table is wrong."""
         servers = self._tables.get("server")
         if not isinstance(servers, list) or not servers:
             raise ConfigError(
                 f"{self.path} lists no servers; expected one [[server]] table per server"
             )
-        # In TOML, everything below a table belongs to it, up to the next one.
+        # In TOML, a table has everything between its header and the next.
         tables = [one for one in servers if isinstance(one, dict)]
         if lost := [name for one in tables for name in ABOVE if name in one]:
             raise ConfigError(
@@ -398,12 +398,12 @@ class ClusterToml:
         return found
 
     def local_fallback(self) -> AnyPath | None:
-        """The folder of the local fallback, relative to the file's folder; None if not set."""
+        """The local fallback's folder, resolved against the file's folder; None if not set."""
         folder = self._above.local_fallback
         return self.path.absolute().parent / folder if folder else None
 
     def model(self) -> str | None:
-        """The default model; None if not set. Raises `ConfigError` unless it can begin an id."""
+        """The default model; None if not set. Raises `ConfigError` if no id can begin with it."""
         return self._id(self._above.model)
 
     def _id(self, beginning: str | None) -> str | None:
@@ -427,8 +427,8 @@ class ClusterToml:
         found = [folder / file for file in files if file]
         if any(isinstance(file, RemotePath) for file in found):
             raise ConfigError(
-                f"{self.path} names files on each host, such as {files[-1] or files[0]}, by "
-                "relative paths, but is in a store itself; give absolute paths"
+                f"{self.path} is in a store, but names files on each host, such as "
+                f"{files[-1] or files[0]}, by relative paths; give absolute paths"
             )
         ca, cert, key, token = (str(folder / file) if file else "" for file in files)
         with self._named():
@@ -451,8 +451,8 @@ def _text(path: AnyPath) -> str:
         return data.decode()
     except FileNotFoundError as exc:
         raise ConfigError(
-            f"{path} does not exist. `dlm cluster DIR` writes it to its working directory; run "
-            "this command there, or give the path of the file"
+            f"{path} does not exist. `dlm cluster DIR` writes this file to the folder that it runs "
+            "in; run this command in that folder, or give the path of the file"
         ) from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
@@ -484,15 +484,15 @@ def write_cluster_file(
 
 
 def edit(path: AnyPath, change: Callable[[ClusterToml], str], why: str = "dlm") -> None:
-    """Replaces a cluster.toml with what `change` makes of it, and starts again if another program
-    wrote the file in the meantime. Owner, mode and a symbolic link stay. Raises ConfigError, and
-    changes nothing, if the file is incomplete or an object in a store changed."""
+    """Replaces a cluster.toml with the result of `change`; calls `change` again if another program
+    wrote the file meanwhile. Owner, mode and a symbolic link stay. Raises ConfigError, and changes
+    nothing, if the file is incomplete, or is in a store and another process changed it."""
     path = path.resolve()
     if isinstance(path, RemotePath):
         if not path.replace(change(ClusterToml(path)).encode(), why):
             raise ConfigError(
-                f"somebody else changed {path} in the meantime, so nothing was written; check dlm "
-                "rollout --history, and repeat the command if you still want it"
+                f"another process changed {path} while this command ran, so nothing was written; "
+                "check dlm rollout --history, and repeat the command if it is still needed"
             )
         return
     with editing(path):
@@ -505,7 +505,7 @@ def edit(path: AnyPath, change: Callable[[ClusterToml], str], why: str = "dlm") 
 
 
 def replace_servers(path: Path, change: Callable[[Sequence[Endpoint]], Sequence[Endpoint]]) -> None:
-    """Edits the servers of a file that `write_cluster_file` wrote; the rest stays."""
+    """Replaces the servers in a file that `write_cluster_file` wrote; the rest stays."""
 
     def changed(toml: ClusterToml) -> str:
         head = toml.text.split("\n[[server]]")[0].splitlines()
@@ -528,5 +528,5 @@ def _server_lines(endpoints: Sequence[Endpoint]) -> list[str]:
 
 
 def check_model(model: str | None) -> str | None:
-    """`model` in lower case; raises `ConfigError` unless it can begin the id of a model."""
+    """Returns `model` in lower case; raises `ConfigError` if no model's id can begin with it."""
     return None if model is None else check_beginning(model)

@@ -37,7 +37,7 @@ RESOLVE_S = 5.0  # a name that takes longer to resolve is not a name of this mac
 
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
-    """A client's credentials, and what it trusts. Without any field, calls are plaintext."""
+    """A client's credentials, and what it trusts. If no field is set, calls are plaintext."""
 
     ca: str = setting(
         "",
@@ -83,7 +83,7 @@ class ClientSecurity:
         if (self.cert or self.server_name) and not self.ca:
             raise ConfigError(
                 "client.cert, key and server_name need TLS; set client.ca, the PEM file of the "
-                "authority that signed the servers' certificates, to turn it on"
+                "authority that signed the servers' certificates, to enable TLS"
             )
         if self.token and self.token_file:
             raise ConfigError("client.token and client.token_file are both given; remove one")
@@ -97,7 +97,7 @@ class ClientSecurity:
                 )
 
     def over(self, base: ClientSecurity) -> ClientSecurity:
-        """These settings, with missing ones filled in from `base`."""
+        """Returns these settings, with missing settings filled in from `base`."""
         values = {f.name: getattr(self, f.name) or getattr(base, f.name) for f in fields(self)}
         if self.token or self.token_file:
             values |= {"token": self.token, "token_file": self.token_file}
@@ -106,9 +106,9 @@ class ClientSecurity:
         return ClientSecurity(**values)
 
     def target(self, address: str) -> str:
-        """`address`, or the loopback addresses that it resolves to if a token would travel without
-        TLS: the checked addresses are the ones used. Raises ConfigError if others could read the
-        token in transit, or a proxy is set without TLS."""
+        """Returns `address`; if a token would travel without TLS, the loopback addresses that
+        `address` resolves to, so that the checked addresses are used. Raises ConfigError if others
+        could read the token in transit, or if a proxy is set without TLS."""
         if self.use_proxy and not self.ca:
             raise ConfigError(
                 "client.use_proxy is set without TLS, so the proxy could read everything that is "
@@ -132,9 +132,9 @@ PLAIN = ClientSecurity()
 
 
 def check_address(address: object) -> str:
-    """`address`, if it is "host:port", "[IPv6]:port" or an address with one of gRPC's schemes; else
-    raises ConfigError. gRPC itself would take a port above 65535 for another, and many typos for
-    host names."""
+    """Returns `address` if it is "host:port", "[IPv6]:port" or has one of gRPC's schemes; otherwise
+    raises ConfigError. gRPC itself would take a port above 65535 for a different port, and many
+    typos for host names."""
     if not isinstance(address, str):
         raise _refusal(address, 'expected "host:port"')
     if re.fullmatch(_PORTLESS, address):
@@ -172,8 +172,8 @@ def _refusal(address: object, fault: str) -> ConfigError:
 
 
 def _local_target(address: str) -> str | None:
-    """The gRPC target of the loopback addresses that `address` stands for; None if one is on
-    another machine, or comes from another DNS server or a scheme such as xds."""
+    """Returns the gRPC target of the loopback addresses that `address` means; None if an address
+    is of another machine, or comes from another DNS server or a scheme such as xds."""
     if address.startswith(("unix:", "unix-abstract:")):
         return address
     # "ipv4:1.2.3.4:5,1.2.3.5:5", "ipv6:[::1]:5", "dns:///name:5", "name:5"
@@ -202,7 +202,7 @@ def _is_loopback(ip: IPv4Address | IPv6Address) -> bool:
 
 
 def _resolve(host: str) -> tuple[IPv4Address | IPv6Address, ...]:
-    """The addresses of `host` as this machine resolves it; none if it takes too long."""
+    """Returns the addresses to which this machine resolves `host`; none if that takes too long."""
     import socket  # not needed by the help of commands
 
     with suppress(ValueError):
@@ -375,7 +375,7 @@ class FailoverConfig:
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
     """Settings of a client, each with its default; `dlm explain client` lists them. Credentials
-    take precedence over cluster.toml. Without any, calls are plaintext."""
+    take precedence over cluster.toml. Without credentials, calls are plaintext."""
 
     deadline_s: float = setting(
         2.0,
@@ -479,13 +479,13 @@ class ClientConfig:
             object.__setattr__(self, "bigram_fallback", True)
             if self.heartbeats is False:
                 raise ConfigError(
-                    "client.heartbeats is False, but a local fallback needs them to know when to "
-                    "switch back; remove heartbeats=False"
+                    "client.heartbeats is False, but with a local fallback, the client needs "
+                    "heartbeats to know when to switch back; remove heartbeats=False"
                 )
         _ = self.security  # checks the credentials
         check("client", self)
 
     @property
     def security(self) -> ClientSecurity:
-        """The credentials; raises `ConfigError` for a cert or key alone, or an invalid token."""
+        """The credentials; raises `ConfigError` for a cert without key, or an invalid token."""
         return ClientSecurity(**{f.name: getattr(self, f.name) for f in fields(ClientSecurity)})

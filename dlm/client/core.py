@@ -1,6 +1,6 @@
-"""Takes a call from queries to answers: plans it in its caller's thread and posts it to the loop.
+"""Plans each call in its caller's thread, and posts it to the loop, which ends it with the answers.
 
-Both clients use this core, from any thread, and wait until the loop ends their call. A model in
+Both kinds of clients use this core, from any thread, and wait for their call to end. A model in
 this process answers at once. The module is long, as `Core` and `LocalScorer` share an interface.
 """
 
@@ -51,7 +51,7 @@ Asked: TypeAlias = Call | EndedCall
 
 
 class Lanes(Runtime):
-    """All shards of one client, and the host of its cascade; the arguments are `Core`'s."""
+    """The lanes of a client's shards, and the host of its cascade; the arguments are `Core`'s."""
 
     table: Table
 
@@ -87,8 +87,8 @@ class Lanes(Runtime):
     def overload(
         self, snapshot: Snapshot, queries: int, deadline: float, asks: Asks = SCORES
     ) -> DlmError | None:
-        """The error for a call with this number of queries per shard, if a shard is overloaded.
-        Called before any work on the call, to save time for the other calls."""
+        """Returns an error if a shard is too busy for a call with this many queries per shard.
+        Called before any work on the call, to save time for other calls."""
         now = self.clock()
         for number in range(snapshot.topology.manifest.shards):
             lane = self.lanes.get(Place(snapshot.shard_set, number, asks.name))
@@ -121,7 +121,7 @@ class Lanes(Runtime):
         if self.closed:
             call.fail(client_closed())
             return
-        parts = call.parts  # read once: a caller whose time is up drops them
+        parts = call.parts  # read once, as a caller whose time is up drops its parts
         if not parts or call.done():
             return
         now = self.clock()
@@ -139,7 +139,7 @@ class Lanes(Runtime):
                 if error is not None:
                     refused[part.shard] = error
             if refused and not self.config.bigram_fallback:
-                # The answers of one shard are useless if another refuses.
+                # The answers of one shard are useless if another shard refuses.
                 call.fail(next(iter(refused.values())))
                 return
         lanes[0].queue.round.asked(now)
@@ -151,7 +151,7 @@ class Lanes(Runtime):
         lanes[0].go_on()  # other calls may have waited for this caller
 
     def route(self, snapshot: Snapshot, part: Part) -> None:
-        """Queues a part at the shards that the table of `snapshot` gives."""
+        """Queues a part again, at the shards that hold its queries by the table of `snapshot`."""
         now, manifest = self.clock(), snapshot.topology.manifest
         limit = self.max_queries(snapshot)
         pieces = router.route(part.groups, manifest.slots, manifest.shards, limit)
@@ -199,18 +199,18 @@ class Lanes(Runtime):
 
 
 Clock = Callable[[], float]
-SURELY_EVERYWHERE = 8  # contexts per shard: with this many, a call almost surely needs all shards
+SURELY_EVERYWHERE = 8  # with this many contexts per shard, a call almost surely needs every shard
 
 
 class Core:
-    """Scores batches of ids against a cluster; in a forked child it has its own connections.
+    """Scores batches of word ids on a cluster; a forked child has its own connections.
 
     Args
-        endpoints  returns the servers; called again whenever the table is stale
-        model      which of their models to use; see `census.Census.choose`
+        endpoints  returns the servers; called again whenever the table of servers is stale
+        model      which of the servers' models to use; see `census.Census.choose`
         connect    makes a connection to an address
-        clock      seconds, monotonic
-        home       the loop on which its messages are sent and end
+        clock      returns monotonic seconds
+        home       the loop that sends the messages and takes the replies
     """
 
     local_model, keeps_deadlines = None, True
@@ -234,8 +234,8 @@ class Core:
         self.check_open, self.known = lanes.check_open, lanes.known
         self.snapshot, self.current, self.named = table.snapshot, table.current, table.named
         self.begin_in_child = lanes.begin_in_child
-        # Other objects may keep themselves alive for a while; only this one shows that nobody uses
-        # the client.
+        # Other objects may keep themselves alive for a while; when this one is freed, nobody uses
+        # the client any longer.
         self._end = weakref.finalize(self, self._lanes.let_go)
         self._end.atexit = False
         _open.add(self)
@@ -253,7 +253,7 @@ class Core:
         return self._lanes.counts
 
     def load(self) -> dict[int, tuple[int, int]]:
-        """For each shard that was queried: messages in flight, and waiting parts."""
+        """Returns how many messages are in flight and how many parts wait, by queried shard."""
         found: dict[int, tuple[int, int]] = {}
         for place, lane in list(self._lanes.lanes.items()):  # lanes of all models in use
             in_flight, waiting = found.get(place.shard, (0, 0))
@@ -262,14 +262,14 @@ class Core:
         return found
 
     def cache_bytes(self) -> int:
-        """Bytes of the vocabulary and low orders of the model in use."""
+        """How many bytes the vocabulary and low orders of the model in use take."""
         snapshot = self.table.known
         return 0 if snapshot is None else snapshot.low_bytes
 
     # -- the cascade --------------------------------------------------------------------------
 
     def watch(self) -> CascadeMonitor | None:
-        """The monitor of the servers; started if it is useful, see `ClientConfig.heartbeats`."""
+        """Returns the servers' monitor; starts it if it is useful (`ClientConfig.heartbeats`)."""
         lanes = self._lanes
         if lanes.watch is None and not lanes.closed:
             wanted = self.config.heartbeats
@@ -314,7 +314,7 @@ class Core:
     def cascade(self) -> CascadeStatus:
         """The state of the servers and of the cascade.
 
-        Raises  ConfigError  nothing watches them
+        Raises  ConfigError  the client sends no heartbeats
         """
         watch = self.watch()
         if watch is None:
@@ -357,10 +357,10 @@ class Core:
 
         Args
             model  the model that the ids belong to
-            held   the snapshot on which the caller's handle was opened: if no server holds its
-                   model any longer, its low orders answer, provided the bigram fallback is on
+            held   the snapshot of the caller's utterance: if no server holds its model any longer,
+                   the snapshot's low orders answer, provided the bigram fallback is on
             moves_on  whether the utterance can switch to the next model instead
-            more   whether the call was partly let in before, so these queries are not refused
+            more   whether earlier parts of the call were let in, so these queries are not refused
             ahead  queries of the same call that follow later
             asks   with BLOCKS, `words` counts the words already fetched for each context, and the
                    result is that of `BlockCall`
@@ -413,7 +413,7 @@ class Core:
             call.end()
             return call
         watch = self.watch()
-        if watch is None:  # otherwise its ticks call `follow`
+        if watch is None:  # a monitor calls `follow` in its ticks
             self.table.follow()
         if self.config.bigram_fallback:
             call.fall_back(snapshot.grams, lanes.count_bigram_fallback)
@@ -560,7 +560,7 @@ class LocalScorer:
     def _stored(
         self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8]
     ) -> tuple[list[BlockPart | None], NDArray[np.uint8]]:
-        assert isinstance(self.local_model, LocalModel)  # a KenLM file is not asked for this
+        assert isinstance(self.local_model, LocalModel)  # a KenLM file is never asked for blocks
         parts: list[BlockPart | None] = []
         width = contexts.shape[1]
         for row, length in enumerate(lengths.tolist()):
@@ -603,8 +603,8 @@ def open_local(
 
     Args  vocab  see `KenlmFile.open`
     Raises
-        ConfigError       it does not exist, or is another kind of file; the error calls it `what`
-        ShardFormatError, KenlmFormatError  it is damaged
+        ConfigError       `directory` is missing or another kind of file; the error calls it `what`
+        ShardFormatError, KenlmFormatError  the shard set or file is damaged
     """
     if source == FULL and is_kenlm_file(directory):
         return LocalScorer(KenlmFile.open(directory, vocab=vocab), directory)

@@ -1,23 +1,23 @@
-"""Decides from heartbeats whether a server can be asked and is slow, and which model answers.
+"""Decides from heartbeats which servers can be asked, which are slow, and which model answers.
 
-Pure. Heartbeats are separate calls, so they distinguish a dead host or a slow network from a busy
-kernel; `mode_after` counts failed messages.
+The code is pure. Heartbeats are separate calls, so they distinguish a dead host or a slow network
+from a busy kernel; `mode_after` counts failed messages.
 
 =======  =================================  ===================================================
 health   event                              then
 =======  =================================  ===================================================
 UP       a beat is answered                 UP
 UP       a beat is missed                   SUSPECT; the next beat goes out at once
-UP       nobody is there: `Unreachable`     SUSPECT; likewise
-UP       it refuses a message: `Refused`    UP, not ready; likewise
+UP       a message fails: `Unreachable`     SUSPECT; the next beat goes out at once
+UP       a message is refused: `Refused`    UP, not ready; the next beat goes out at once
 SUSPECT  a beat is answered                 UP
 SUSPECT  `down_after` missed in a row       DOWN
 DOWN     `up_after` answered in a row       UP
-DOWN     a beat is missed                   DOWN; answers are counted anew. Like any beat, the
-                                            next is due an interval after this one began
+DOWN     a beat is missed                   DOWN; answers are counted anew. The next beat is due
+                                            an interval after the missed beat was sent
 any      `down_after` missed in a row, and  Renew: the connection is made anew
          every `RENEW_AFTER` after that
-any      a beat is due, none is out         Ping
+any      a beat is due, none is in flight   Ping
 any      another process answers            Restarted, and as for an answered beat
 =======  =================================  ===================================================
 
@@ -25,12 +25,12 @@ A server that reports that it is warming up or draining is UP but not `ready`: i
 that does not count as a failure. Each change of this *condition* is reported, with its reason.
 
 The connection of a server that is down is replaced: a connection that a firewall has dropped, or
-whose framing was damaged, stays silent while the server answers on any other.
+whose framing was damaged, stays silent while the server answers on any other connection.
 
 *Delay* is the shortest of the last five round trips: a lost packet, a new connection or a busy core
-makes some a hundred times as long, but a slow network makes all of them long. It is compared with
-its own baseline, which follows it with a time constant of minutes, so a network that stays twice as
-slow counts as slow for some minutes, and then as normal: no state lasts forever.
+makes some trips a hundred times as long, but a slow network makes all trips long. The delay is
+compared with a baseline that follows it with a time constant of minutes, so a network that stays
+twice as slow counts as slow for some minutes, and then as normal: no state lasts forever.
 
 Paper: DLM 3.4 ("the connection tester keeps sending heartbeats"; "the network delay doubles").
 """
@@ -55,9 +55,9 @@ class Liveness(StrEnum):
     DOWN = "down"
 
 
-TRIPS = 5  # kept round trips; the shortest is the delay: a server is slow only if all are long
-FIRST_BEATS = 8  # heartbeats until which the baseline is the delay itself
-# Beats missed before each further new connection: longer than a handshake with a busy server.
+TRIPS = 5  # round trips kept: the shortest is the delay, so a server is slow only if all are long
+FIRST_BEATS = 8  # number of first heartbeats for which the baseline is the delay itself
+# Beats missed before each further new connection; a busy server's handshake takes less time.
 RENEW_AFTER = 10
 
 
@@ -68,15 +68,15 @@ Cause: TypeAlias = Literal["answered", "silent", "lost", "unauthenticated"] | Mo
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; `chance`, from 0 to 1 and drawn anew for each tick, is its jitter."""
+    """Time has passed; `chance`, drawn anew from 0 to 1, is the jitter of the next heartbeat."""
 
     chance: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat was answered; only answers to the current one count. `instance` is random, the
-    same as long as the process runs; `refuses` is None if the server answers queries."""
+    """A heartbeat was answered; only an answer to the latest heartbeat counts. `instance` is random
+    for each process of a server; `refuses` is None if the server answers queries."""
 
     sequence: int
     instance: int
@@ -120,7 +120,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Action: another process answers at the address; find out what it holds."""
+    """Action: another process answers at the address; find out which shards it holds."""
 
 
 MemberEvent: TypeAlias = Tick | Beat | Unreachable | Refused
@@ -130,14 +130,14 @@ MemberAction: TypeAlias = Ping | Renew | Changed | Restarted
 class Member(NamedTuple):
     """State of one server.
 
-    ready      whether it reported that it answers queries
+    ready      whether the server reported that it answers queries
     run        beats missed in a row, or answered in a row while DOWN
     silent     beats missed in a row, whatever the health
     sent       when the beat in flight was sent; -inf for none
     instance   the `instance` of the process that answered last; None before any answer
-    delay_s    the shortest of the last round trips, `trips`; meaningless before the first
-    baseline_s the long-term delay, for comparison
-    fault      why it does not answer, by the last message that failed at once since its last answer
+    delay_s    the shortest of the last round trips, `trips`; meaningless before the first trip
+    baseline_s the long-term delay, with which `delay_s` is compared
+    fault      why the server is silent, by the last message that failed at once since an answer
     Guarantees  at most one beat is in flight; an unanswered one ends after `timeout_s`
     """
 
@@ -162,7 +162,7 @@ class Member(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether it is up and ready, and so is preferred to servers that are not."""
+        """Whether the server is up and ready, and so preferred to servers that are not."""
         return self.ready and self.health is Liveness.UP
 
     @property
@@ -175,8 +175,8 @@ class Member(NamedTuple):
 
 
 def behind(delay_s: float, least_s: float, config: HeartbeatConfig) -> bool:
-    """Whether a connection with this delay is slow, compared with `least_s`: that of the fastest
-    server, or its own baseline."""
+    """Whether a connection with this delay is slow compared with `least_s`, which is the delay of
+    the fastest server, or the connection's own baseline."""
     return delay_s > config.slow_ratio * least_s and delay_s - least_s > config.slow_floor_s
 
 
@@ -265,8 +265,8 @@ NO_LIMIT = 1 << 32
 class Topology:
     """A shard set and the addresses of its shards' replicas, without shards that have no server.
 
-    faults       address -> what is wrong with a server that is not in it
-    max_queries  queries that each of its servers accepts in one message
+    faults       address -> what is wrong with a server that is left out
+    max_queries  the most queries in one message that all these servers accept
     """
 
     manifest: Manifest
@@ -284,15 +284,15 @@ class Topology:
 # FULL   more than `failing` of the messages in the  LOCAL, which is short for LOCAL_FALLBACK
 #        window failed, and at least `min_failures`
 # FULL   a shard is slow for `slow_s`                LOCAL
-# LOCAL  a tick once `wait_s` is over, every shard   Probe: one utterance's worth of queries goes
-#        is reachable and no shard is slow           the whole way
-# LOCAL  a probe is answered                         the next after `probe_s`
+# LOCAL  a tick once `wait_s` is over, every shard   Probe: queries as of one utterance are sent
+#        is reachable and no shard is slow           to every shard
+# LOCAL  a probe is answered                         the next probe after `probe_s`
 # LOCAL  `probes` answered in a row                  FULL, with an empty window
-# LOCAL  a probe fails, or says nothing in time      counted anew; `wait_s` doubles
+# LOCAL  a probe fails, or is not answered in time   probes are counted anew; `wait_s` doubles
 # =====  ==========================================  =============================================
 #
-# In LOCAL_FALLBACK, no other messages are sent. A stay in FULL shorter than `stable_s` doubles
-# the next wait, up to `max_wait_s`; a longer one resets it: so flapping servers are left alone, and
+# In LOCAL_FALLBACK, only probes are sent. A stay in FULL shorter than `stable_s` doubles the next
+# wait, up to `max_wait_s`; a longer stay resets the wait. So flapping servers are left alone, and
 # every path leads back to FULL once faults end.
 #
 # Only *logical* messages are counted: one that a replica answered in the end has not failed.
@@ -313,7 +313,7 @@ BUCKETS = 10  # per window: old counts are dropped a tenth of the window at a ti
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Logical messages that ended since the last such event, and how many of them failed."""
+    """Logical messages that ended since the last `Messages`, and how many of them failed."""
 
     ended: int
     failed: int
@@ -322,7 +322,7 @@ class Messages:
 @dataclass(frozen=True, slots=True)
 class ReachabilityTick:
     """Time has passed. If `reachable`, every shard has a server that can be asked; if `slow`, some
-    shard has only slow ones."""
+    shard has only slow servers."""
 
     reachable: bool = True
     slow: bool = False
@@ -346,7 +346,7 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class Switch:
     """Action: new utterances use this model from now on. The reason is "failures", "delay" or
-    "recovered"; messages are those in the window when FULL was left; the next window is empty."""
+    "recovered"; `messages` and `failed` are of the last window in FULL. The next starts empty."""
 
     to: Mode
     reason: str
@@ -362,11 +362,11 @@ class Cascade(NamedTuple):
     """State of one client.
 
     counts    (bucket, messages, failures), the oldest first; a bucket is a tenth of the window
-    slow_from since when a shard has been slow; inf for none
-    since     when the mode was entered; reason: why, as in `Switch`, "" for the initial mode
-    wait_s    from entering LOCAL_FALLBACK, or from a failed probe, to the next probe, `due`
+    slow_from when a shard began to be slow; inf if no shard is slow
+    since     when the mode was entered; `reason` is that of `Switch`, "" for the initial mode
+    wait_s    seconds from entering LOCAL_FALLBACK, or a failed probe, to the next probe, at `due`
     passed    probes answered in a row
-    until     when the probe in flight counts as failed; -inf for none
+    until     when the probe in flight counts as failed; -inf if none is in flight
     Guarantees
         at most one probe is in flight, only in LOCAL_FALLBACK; messages are counted only in FULL
     """
@@ -383,7 +383,7 @@ class Cascade(NamedTuple):
     reason: str = ""
 
     def failing(self) -> tuple[int, int]:
-        """Messages in the window, and how many of them failed."""
+        """Returns how many messages are in the window, and how many of them failed."""
         return sum(c[1] for c in self.counts), sum(c[2] for c in self.counts)
 
 

@@ -1,6 +1,6 @@
 """Checks callers' input (words, contexts, sentences, states) and turns it into arrays of ids.
 
-A large call becomes several `Queries`, so that its utterance can look at the clock between them.
+A large call becomes several `Queries`, so that the utterance can look at the clock in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dlm.units import counted
 Word: TypeAlias = str | bytes | int
 Sentence: TypeAlias = str | bytes | Sequence[Word]
 
-# Queries planned at a time: this takes a few milliseconds, or about ten for words given as strings.
+# Number of queries planned at a time, in a few milliseconds, or about ten if words are strings.
 PART = 4096
 
 
@@ -34,7 +34,7 @@ class Queries(NamedTuple):
 
     Shapes  contexts (K, order - 1) uint32; lengths (K,) uint8; counts (K,) uint32; words (Q,);
             with phrases, else None: nodes (K,) int32 of the states; spoken (Q,) the words as given,
-            where `words` has the unknown word for each that the model lacks
+            while `words` has the unknown word in place of words that the model lacks
     """
 
     contexts: NDArray[np.uint32]
@@ -84,9 +84,9 @@ class Inputs:
           digest  the digest of the utterance's phrases
     Attributes
         width    maximum number of words in a context, order - 1
-        settled  whether the utterance stays on this model: an id of it was used, or it answered
+        settled  whether the utterance stays on this model, after an answer or the use of an id
         phrases  the phrases of the utterance, see `PhraseInputs`
-        ids_end  limit that all ids from callers must be below
+        ids_end  the limit below which all ids from callers must be
     """
 
     phrases: BoundPhrases | None = None
@@ -126,13 +126,13 @@ class Inputs:
         return self.words.ids.get
 
     def queries(self, states: States, counts: NDArray[np.uint32], words: Any) -> Queries:
-        """The queries of words after states; `counts` gives the number of words for each state."""
+        """Returns the queries for words after states; `counts` has each state's number of words."""
         return Queries(states._contexts, states._lengths, counts, words)
 
     def ids(
         self, words: Sequence[Word] | NDArray[Any], name: str = "words", *, planned: bool = False
     ) -> NDArray[np.uint32]:
-        """The ids of words; unchecked if `planned`, since the plan of the call then checks them."""
+        """Returns the ids of words; if `planned`, the plan of the call checks the ids later."""
         check_sequence(words, name)
         if not isinstance(words, np.ndarray):
             return np.fromiter(map(self.id_of, words), np.uint32, len(words))
@@ -142,8 +142,8 @@ class Inputs:
             return np.fromiter(map(self.id_of, words), np.uint32, len(words))
         self.settled = True
         if planned and words.dtype == np.uint32:
-            # A copy: the caller may change `words`. As bytes: NumPy releases the GIL to copy an
-            # array, and getting it back is slow.
+            # Copies `words`, which the caller may change; as bytes, because NumPy releases the GIL
+            # to copy an array, and regaining the GIL is slow.
             return np.frombuffer(words.tobytes(), np.uint32)
         if words.size and (int(words.min()) < 0 or int(words.max()) >= self.ids_end):
             raise QueryError(
@@ -161,7 +161,7 @@ class Inputs:
         return State(self.model_info, ())
 
     def states(self, states: States | Sequence[State]) -> States:
-        """Any sequence of states as one flat array; checks their model."""
+        """Returns a sequence of states as one flat array; checks the states' model."""
         if isinstance(states, States):
             self.model_info.check(states.model_info)
             return states if states._lengths.ndim == 1 else states.reshape(-1)
@@ -175,7 +175,7 @@ class Inputs:
         return States(self.model_info, dense, lengths)
 
     def own(self, state: Any) -> State:
-        """A state of this utterance; raises `ModelMismatch` for any other."""
+        """Returns `state` if it is of this utterance; otherwise raises `ModelMismatch`."""
         if not isinstance(state, State):
             raise ModelMismatch(f"expected a State, found {type(state).__name__}")
         if state.model_info is self.model_info or state.model_info == self.model_info:
@@ -192,7 +192,7 @@ class Inputs:
         return state
 
     def states_after(self, contexts: Sequence[Sequence[Word]], first: int = 0) -> States:
-        """See `Utterance.states_after`; `first` is the first context's place in the call."""
+        """See `Utterance.states_after`; `first` is the first context's index in the call."""
         _check_contexts(contexts)
         dense = np.zeros((len(contexts), self.width), np.uint32)
         lengths = np.zeros(len(contexts), np.uint8)
@@ -238,13 +238,13 @@ class Inputs:
     def after(
         self, queries: Queries, answers: Answers
     ) -> tuple[States, NDArray[np.float32] | None]:
-        """The minimised state after each query's word; with phrases, also the word's bonus."""
+        """Returns the minimised state after each query's word and, with phrases, its bonus."""
         given = (queries.contexts, queries.counts, queries.words, answers.state_length)
         found = kernels.next_states(*map(np.ascontiguousarray, given))
         return States(self.model_info, *found), None
 
     def bonuses(self, parts: Sequence[Queries], counts: Sequence[int]) -> Iterable[float]:
-        """The bonus of each sentence; `counts` gives the number of words of each."""
+        """Returns each sentence's bonus; `counts` has each sentence's number of words."""
         return repeat(0.0)
 
     # -- calls --------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Inputs:
             yield self.queries(before, ones, asked), ahead
 
     def extend_shape(self, states: States | Sequence[State], words: Any) -> tuple[int, int, bool]:
-        """The numbers of states and of words for each, and whether each has its own words."""
+        """The number of states, words per state, and whether each state has words of its own."""
         if not isinstance(states, States):
             _check_states(states)
         check_sequence(words, "words", "a sequence of words, or one per state")
@@ -310,7 +310,7 @@ class Inputs:
             for begin in range(0, width or 1, columns):
                 part = slice(begin, begin + columns)
                 if ids is not None:
-                    # As bytes: `np.tile` takes several times as long.
+                    # Repeats bytes, as `np.tile` takes several times as long.
                     asked = np.frombuffer(ids[part].tobytes() * len(flat), np.uint32)
                 elif isinstance(some, np.ndarray):
                     asked = self.ids(some[:, part].reshape(-1), planned=True)
@@ -326,16 +326,16 @@ class Inputs:
     def sentences(
         self, sentences: Sequence[Sentence], bos: bool, eos: bool, counts: list[int]
     ) -> Parts:
-        """The queries of `Utterance.score_sentences`; `counts` gets their numbers of tokens."""
+        """The queries of `Utterance.score_sentences`; `counts` gets each sentence's token count."""
         counts.clear()
         if isinstance(sentences, (str, bytes)):
             raise QueryError(
                 "sentences is one string; expected a sequence of sentences (each character would "
-                "be scored as one): pass [sentence]"
+                "be scored as a sentence): pass [sentence]"
             )
         check_sequence(sentences, "sentences", "a sequence of sentences")
         begin, end = self.words.begin_id, self.words.end_id
-        segments: list[tuple[list[int], list[int]]] = []  # each: the words before, the tokens
+        segments: list[tuple[list[int], list[int]]] = []  # pairs: the context, the tokens
         tokens = total = 0
         for row, sentence in enumerate(sentences):
             before, count = [begin] * bos, 0
@@ -390,7 +390,7 @@ class Inputs:
 
 
 def stored_after(states: States, rows: NDArray[np.int64], skips: NDArray[np.uint32]) -> Parts:
-    """Queries for the words stored after `rows` of the states, except the first `skips` of each."""
+    """Yields queries for the words stored after states `rows`, less the first `skips` of each."""
     for first in range(0, len(rows), PART):
         some = rows[first : first + PART]
         ones = np.ones(len(some), np.uint32)
@@ -497,7 +497,7 @@ def inputs_of(
 
 
 # -------------------------------------------------------------------------------------------------
-# Shows which shard a sentence's queries go to; scoring itself plans them again.
+# Shows which shards get a sentence's queries, which scoring itself plans again.
 
 
 def shards_of(

@@ -1,7 +1,7 @@
-"""A caller's two compiled steps, `plan` and `finish`, and their parts.
+"""The two compiled steps of a call, `plan` and `finish`, and the kernels that they consist of.
 
-They take and return arrays; `plan`, which takes longest, releases the GIL. The file has over 600
-lines because it holds all kernels of a client, including those of phrases.
+All kernels take and return arrays; `plan`, which takes longest, releases the GIL. The file has over
+600 lines because it holds every kernel of a client, including those for phrases.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dlm.ngram.kernels import slot_of
 # mypy: disable-error-code="assignment"
 
 
-# Held by a thread that runs a kernel for the first time in this process; a process must not fork
-# while it is held.
+# A thread that runs a kernel for the first time in this process holds this lock; a process must not
+# fork while the lock is held.
 COMPILER = global_compiler_lock
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -26,7 +26,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @inlined
 def _size_for(entries):  # type: ignore[no-untyped-def]
-    # The size of a hash table: a power of two, at most half full.
+    # Returns the size of a hash table that these entries fill to at most half: a power of two.
     size = 16
     while size < 2 * entries:
         size *= 2
@@ -35,8 +35,8 @@ def _size_for(entries):  # type: ignore[no-untyped-def]
 
 @inlined
 def _group_contexts(contexts, lengths, counts, group_of, row):  # type: ignore[no-untyped-def]
-    # Numbers the distinct contexts in the order of first appearance; writes each row's number to
-    # group_of, (K,), -1 for a row without words, and each context's first row to row, (K,).
+    # Numbers the distinct contexts in the order of first appearance; writes the number of each row,
+    # or -1 for a row without words, to group_of (K,), and each context's first row to row (K,).
     width = contexts.shape[1]
     size = _size_for(len(counts))
     mask = np.uint64(size - 1)
@@ -117,7 +117,7 @@ def _distinct(group_of, counts, words, place, group_out, word_out):  # type: ign
 
 @inlined
 def _same_words(counts, words):  # type: ignore[no-untyped-def]
-    # How many words each row has, if all rows have the same words; else 0.
+    # Returns how many words each row has if all rows have the same words; else 0.
     if len(counts) < 2 or len(words) != len(counts) * np.int64(counts[0]):
         return np.int64(0)
     each = np.int64(counts[0])
@@ -137,15 +137,15 @@ def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-
     Shapes
         contexts  (K, W)  uint32  most recent word in the last column; unused columns come first
         lengths   (K,)    uint8   words of each context, at most W
-        counts    (K,)    uint32  words for each; contexts may repeat
+        counts    (K,)    uint32  number of words after each context; contexts may repeat
         words     (Q,)    uint32  Q = sum(counts)
     Returns
         context_lengths  (C,)  uint8   of each distinct context that has words
         context_words    (sum(context_lengths),)  uint32
-        word_counts      (C,)  uint32  distinct words for each
+        word_counts      (C,)  uint32  number of distinct words after each context
         asked            (U,)  uint32  the words, group after group
-        place            (Q,)  int64   the place in `asked` of each query's word
-    Cost      two hash tables, O(K * W + Q); the second for one row only, if all have the same words
+        place            (Q,)  int64   the index in `asked` of each query's word
+    Cost      O(K * W + Q): two hash tables; the second has one row if all rows have the same words
     Trusts    lengths <= W, sum(counts) == Q: checked in `plan`
     """
     rows = len(counts)
@@ -166,7 +166,7 @@ def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-
         for g in range(groups):
             word_counts[g] = distinct
             asked[g * distinct : (g + 1) * distinct] = unique_word[:distinct]
-        for r in range(rows - 1, -1, -1):  # the first row last: the others follow from it
+        for r in range(rows - 1, -1, -1):  # the first row last, as other rows read its places
             for j in range(each):
                 place[r * each + j] = group_of[r] * distinct + place[j]
     else:
@@ -201,7 +201,7 @@ def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-
 
 @kernel("uint8[:], uint32[:]", nogil=False)
 def repeats(context_lengths, context_words):  # type: ignore[no-untyped-def]
-    """Whether any two of these contexts are equal; arrays as in `QueryGroups`."""
+    """Returns whether two of the contexts are equal; the arrays are as in `QueryGroups`."""
     contexts = len(context_lengths)
     size = 16
     while size < 2 * contexts:
@@ -274,9 +274,9 @@ def regroup(context_lengths, context_words, pairs, word_counts, words):  # type:
 def regroup_large(  # type: ignore[no-untyped-def]
     context_lengths, context_words, pairs, word_counts, words
 ):
-    """`repeats` and `regroup` without the GIL, for work that takes longer than regaining it.
+    """Runs `repeats` and `regroup` without the GIL, for work longer than regaining the GIL takes.
 
-    Returns   whether contexts repeat, and the result of `regroup`, which is empty if they do not
+    Returns   whether contexts repeat, and the result of `regroup`, which is empty if none repeats
     """
     shared = repeats(context_lengths, context_words)
     if not shared:
@@ -292,17 +292,17 @@ def regroup_large(  # type: ignore[no-untyped-def]
 def route_groups(  # type: ignore[no-untyped-def]
     context_lengths, context_words, pairs, word_counts, words, needs_shard, slots, shards
 ):
-    """The groups that shards must answer, shard after shard, in their original order within each.
+    """Selects the groups that shards must answer, and orders them by shard; the order is stable.
 
     Shapes
         the first five as in QueryGroups for a shard
-        needs_shard  (C,)     uint8   1: a shard must answer; only for contexts of two words or more
+        needs_shard  (C,)     uint8   1 if a shard must answer; 0 for contexts of 0 or 1 words
         slots   (4096,)  uint16         the shard of each slot, below `shards`
     Returns
         edges   (shards + 1, 3)  int64  where each shard's contexts, context words and words begin
         context_lengths, context_words, word_counts, words, pairs  of the remote groups, shard after
                 shard
-        at      (U,)  int64  the original place of each of these words
+        at      (U,)  int64  the index that each of these words had in `words`
     """
     contexts = len(context_lengths)
     shard_of = np.empty(contexts, np.int64)
@@ -362,15 +362,15 @@ def plan(  # type: ignore[no-untyped-def]
 
     Args
         view   columns of the low orders
-        size   ids are below it
-        blocks whether whole blocks are asked for: `words` are not ids, and go to shards as they are
+        size   the limit below which all ids must be
+        blocks whether the call is for context blocks, whose `words` are no ids and go out unchanged
     Shapes
         contexts, lengths, counts, words as in `group_queries`; slots, shards as in `route_groups`
     Returns
-        valid   False if lengths, counts or ids are out of range; the rest is then meaningless
+        valid   False if lengths, counts or ids are out of range, so that the rest means nothing
         shard_asked  number of words, repeats included, that a shard must answer
-        place   (Q,) int64, which of the U distinct queries each is
-        low     (2, U) float32: what the low orders add to a shard's sum, one after the other
+        place   (Q,) int64: the index of each query among the U distinct queries
+        low     (2, U) float32: the two values that are added to a shard's sum, in this order
         log10_prob (U,) float32, and (3, U) uint8: matched_order, ngram_length, state_length; as if
                 the low orders were the whole model
         edges, context_lengths, context_words, word_counts, words, pairs, at  as from `route_groups`
@@ -442,7 +442,7 @@ def plan(  # type: ignore[no-untyped-def]
     )
 
 
-# These take microseconds and hold the GIL: with many callers, regaining it takes longer.
+# The kernels below take microseconds, and hold the GIL, as regaining it would take longer.
 
 
 @kernel(
@@ -453,12 +453,12 @@ def plan(  # type: ignore[no-untyped-def]
 def finish(  # type: ignore[no-untyped-def]
     place, at, log10_prob, matched, ngram, state, low, known_prob, known
 ):
-    """Gives each query its answer, from the low orders alone or with that of a shard.
+    """Gives each query its answer, from the low orders alone or with a shard's answer.
 
     Shapes
         place (Q,), low (2, U), known_prob (U,), known (3, U)  from `plan`
-        at  (n,) int64: of the U distinct queries, those that the next four, each (n,), answer
-    Returns  (Q,) float32 and (3, Q) uint8, like known_prob and known, which are filled
+        at  (n,) int64: the distinct queries that the next four arrays, each (n,), answer
+    Returns  (Q,) float32 and (3, Q) uint8: known_prob and known, once filled in, for each query
     Trusts   places are within the arrays: `plan` made them, and a message's answers were counted
     """
     for i in range(len(at)):
@@ -481,7 +481,7 @@ def finish(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], int64", nogil=False)
 def are_word(words, word):  # type: ignore[no-untyped-def]
-    """Whether each of `words` (Q,) equals `word`: (Q,) bool."""
+    """Returns (Q,) bool: whether each of `words` (Q,) equals `word`."""
     out = np.empty(len(words), np.bool_)
     for q in range(len(words)):
         out[q] = words[q] == word
@@ -520,7 +520,7 @@ def next_states(contexts, counts, words, state_length):  # type: ignore[no-untyp
 # mypy: disable-error-code="assignment"
 
 
-UNIT = np.float32(2.0**-10)  # of bonuses, log10
+UNIT = np.float32(2.0**-10)  # the unit of bonuses, log10
 
 
 @inlined
@@ -547,7 +547,7 @@ def _step(node, symbol, children, symbols, shorter):  # type: ignore[no-untyped-
 
 @kernel("uint32[:], uint32", nogil=False)
 def fold_new(words, size):  # type: ignore[no-untyped-def]
-    """The words, with id 0 for those from `size` on; and one more than the largest of them.
+    """Returns the words, with id 0 for ids from `size` on, and the largest given id plus one.
 
     Returns  (Q,) uint32, int64
     """
@@ -567,7 +567,7 @@ def fold_new(words, size):  # type: ignore[no-untyped-def]
 def advance(  # type: ignore[no-untyped-def]
     nodes, counts, words, symbol_of, children, symbols, shorter, completed, held
 ):
-    """The node after each word, and what the step adds.
+    """Returns the node after each word, and the bonus that the word adds.
 
     Shapes
         nodes      (K,)  int32   the node before each row's words
@@ -576,7 +576,7 @@ def advance(  # type: ignore[no-untyped-def]
         symbol_of  (V,)  int32   the symbol of each word; 0 if no phrase has it
         children, symbols, shorter, completed, held  see `PhraseAutomaton`
     Returns  (Q,) int32, (Q,) float32, log10
-    Cost     per word O(log of the phrases), on average over a sentence
+    Cost     O(log(number of phrases)) per word, on average over a sentence
     Trusts   words < V, sum(counts) == Q; nodes of this automaton
     """
     out = np.empty(len(words), np.int32)
@@ -587,7 +587,7 @@ def advance(  # type: ignore[no-untyped-def]
         for _ in range(np.int64(counts[row])):
             after = _step(node, symbol_of[words[at]], children, symbols, shorter)
             out[at] = after
-            # Exact: fewer than 2^24 units.
+            # Exact, as there are fewer than 2^24 units.
             units = np.int64(completed[after]) + np.int64(held[after]) - np.int64(held[node])
             bonus[at] = np.float32(units) * UNIT
             at += 1
@@ -598,7 +598,7 @@ def advance(  # type: ignore[no-untyped-def]
 def walk(  # type: ignore[no-untyped-def]
     counts, words, symbol_of, children, symbols, shorter, completed
 ):
-    """What phrases add to whole sentences, and the node after each.
+    """Returns the bonus of each sentence, in `UNIT`, and the node at the end of the sentence.
 
     Shapes   as in `advance`; completed (N,) int32, see `PhraseAutomaton`
     Returns  (K,) int64, (K,) int32

@@ -1,8 +1,8 @@
-"""A lane owns the queue of one shard and its messages at servers, and handles each of them.
+"""A lane owns the queue of one shard, and the shard's messages at servers, and handles both.
 
-All of it runs on the loop, one step after another, except `overload`. `after` decides what to do
-about a message, and only `Lane._do` does it. A message ends with the last of its parts, and leaves
-its place in the queue. If a step raises, `cut_off` ends the object that it handled; ending twice
+All steps but `overload` run on the loop, one after another. `after` decides what to do about a
+message, and only `Lane._do` does it. A message ends with the last of its parts, and frees its place
+in the queue. If a step raises, `cut_off` ends the object that the step handled; a second end
 changes nothing. This module has over 600 lines, since it covers a message's whole life.
 """
 
@@ -53,7 +53,7 @@ from dlm.errors import (
 from dlm.tracing import Tracer
 
 NAMED = 8  # maximum number of servers listed in an error
-MAX_REROUTES = 2  # a table that is stale twice in one call will not settle during it
+MAX_REROUTES = 2  # times that a part is routed again; a table still stale will not settle in time
 # A message counts as lost this many seconds after its deadline: connections end messages by their
 # deadline, plus the time that a busy machine needs.
 LOST_S = 1.0
@@ -62,14 +62,14 @@ _LATE = DeadlineExceeded("no server has answered yet")
 
 
 class Message:
-    """Parts that travel together, from their queue to their end.
+    """Parts of calls that travel together, from the queue to their end.
 
     Attributes
-        place_of the places of its parts' queries in `groups`, if they share any
-        tried    addresses that it was sent to since the last wait for servers
-        rounds   times that all servers were tried in vain, followed by a wait
-        out      servers that have it now: one, or two if it was late
-        taken_over  whether another server was asked after half of its time, at most once
+        place_of the index in `groups` of each query of the parts; None if the parts share none
+        tried    addresses that the message was sent to since the last wait for servers
+        rounds   how often all servers were tried in vain, and a wait followed
+        out      attempts in progress: one, or two if the message was late
+        taken_over  whether another server was asked after half of the message's time
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Message:
 
     def __init__(self, lane: Lane, number: int, snapshot: Snapshot, parts: list[Part]) -> None:
         self.lane, self.number, self.parts = lane, number, parts
-        # The latest of all deadlines: a caller with an earlier one stops waiting by itself.
+        # The latest of all deadlines: a caller with an earlier deadline stops waiting by itself.
         deadlines = [part.deadline for part in parts]
         self.deadline, self.soonest = max(deadlines), min(deadlines)
         self.queued = min([part.queued for part in parts])
@@ -124,7 +124,7 @@ class Message:
         self.lane.end(self, as_dlm_error(cause))
 
     def naming_shard(self, error: DlmError) -> DlmError:
-        """A `ShardDown` with its shard, the shard's servers, what was found, and what to do."""
+        """Returns a `ShardDown` that names the shard, its servers, the fault, and what to do."""
         if type(error) is not ShardDown:
             return error  # e.g. that the client was closed
         found, servers, place = str(error).rstrip("."), self.replicas, self.lane.place
@@ -141,9 +141,9 @@ class Message:
 
 
 class Attempt:
-    """A message at one server, or on its way to it; `hedge` if it is the second server. `since` is
-    when it was sent or, until there is a connection, started; `late_at`, when to decide whether
-    another server is asked as well, inf for never."""
+    """A message at a server, or on its way there. `hedge`: the server is the message's second.
+    `since`: when the message was sent or, until there is a connection, when the attempt began.
+    `late_at`: when to decide whether to ask another server as well; inf for never."""
 
     __slots__ = (
         *("address", "hedge", "late", "late_at", "message", "replied", "sent", "since", "since_s"),
@@ -173,7 +173,7 @@ class Lane:
         self.peers.append(self)
         self.queue: Queue = Queue(client.config.window, max_queries, late_after((), 0.0), round_)
         self._answers = 0
-        self.messages: set[Message] = set()  # messages not ended, or still at a server
+        self.messages: set[Message] = set()  # messages that have not ended or are at a server
 
     def cut_off(self, cause: Exception) -> None:
         self._miss_all(self.queue.clear(), as_dlm_error(cause, self.place.shard))
@@ -181,7 +181,7 @@ class Lane:
     # -- its queue ----------------------------------------------------------------------------
 
     def overload(self, queries: int, deadline: float, now: float) -> DlmError | None:
-        """In any thread: the error for this many further queries, if the shard is overloaded."""
+        """In any thread: returns an error if the shard is too busy for this many more queries."""
         queue, left_s = self.queue, deadline - now
         if not queue.refuses(queries, deadline, now):
             return None
@@ -250,8 +250,8 @@ class Lane:
         for part in parts:
             if part.ended or part.call.done():
                 continue  # the caller gave up, or another part of the call failed
-            # Ids of one model must never reach the servers of another, which would answer
-            # plausibly.
+            # Ids of one model must never reach the servers of another model, whose answers would
+            # look plausible.
             if snapshot is None:
                 found = self.client.table.snapshot().model
                 part.call.miss(part, other_model(found, part.call.model))
@@ -322,7 +322,7 @@ class Lane:
 
     def _write(self, attempt: Attempt, connection: Connection | Exception) -> None:
         message, client, place = attempt.message, self.client, self.place
-        if message.ended or attempt.replied:  # it ended while the connection was made
+        if message.ended or attempt.replied:  # both can happen while the connection is made
             self._replied(attempt, None, NotSent())
             return
         try:
@@ -350,8 +350,7 @@ class Lane:
                 attempt.withdraw = withdraw
 
     def _trace(self, tracer: Tracer, message: Message) -> Metadata:
-        """The trace context of the first sampled call in the message: a server's span has one
-        parent, so only one of the calls that share a message shows it."""
+        """Returns the trace context of the message's first sampled call: a span has one parent."""
         spans = []
         for part in message.parts:
             part.call.messages += 1
@@ -430,7 +429,7 @@ class Lane:
         self._do(after(outcome, message, now), message, error)
 
     def looked(self, message: Message, error: DlmError, stale: bool = False) -> None:
-        """Continues after the servers were asked again what they hold, or after a wait for one."""
+        """Goes on after the servers were asked again what they hold, or after a wait for them."""
         client = self.client
         fresh = client.table.of(message.snapshot.model)
         wanted = not (client.closed or all(part.call.done() for part in message.parts))
@@ -442,8 +441,9 @@ class Lane:
     def _late(self, attempt: Attempt) -> None:
         message, client, now = attempt.message, self.client, self.client.clock()
         watch, waited_s = client.watch, now - attempt.since
-        is_late = waited_s >= self._late_after(message, now) - EARLY_S  # else half its time is over
-        if attempt.sent and not attempt.late and is_late:  # connecting is not stalling
+        # Otherwise, half of the message's time is over. Slow connecting does not count as stalling.
+        is_late = waited_s >= self._late_after(message, now) - EARLY_S
+        if attempt.sent and not attempt.late and is_late:
             attempt.late = True
             client.usual[attempt.address].late(waited_s, now)
         _, avoided, slow = client.unwell(message.replicas, now)
@@ -591,7 +591,7 @@ class Lane:
     # -- in time ------------------------------------------------------------------------------
 
     def check(self, now: float, step: Callable[..., None]) -> float:
-        """Handles a due queue, and each late or lost message in a step; returns when to look."""
+        """Handles a due queue, and late or lost messages in steps; returns when to check again."""
         next_at = self.queue.due()
         if next_at <= now:
             self.client.ready[self.place] = self
@@ -618,5 +618,5 @@ class Lane:
             if attempt.withdraw is not None:
                 attempt.withdraw()
             self._replied(attempt, None, lost)
-        # A message that waits for a look at the servers, or for a replica, ends together with it.
+        # A message that waits for a look at the servers, or for a replica, keeps its last error.
         self._fail(message, message.failure or lost)

@@ -1,8 +1,8 @@
 """The thread whose event loop does the work of a process's clients, with a mailbox for calls from
 other threads.
 
-Calls that many threads leave at the same time are delivered together. Mailbox and timers outlive
-a loop: the next one runs what was left in them while a fork suspended this one.
+Calls that many threads leave at the same time are delivered together. The mailbox and the timers
+outlive a loop: the next loop runs what was left in them while a fork suspended the last loop.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ class Mailbox:
         self._posted = posted
         self.closed = False
         self.paused = False  # posted calls stay in the mailbox
-        self.woken_until = 0.0  # until this time, a thread is waking it
+        self.woken_until = 0.0  # until this time, a thread is waking the loop
 
     def post(self, call: Callable[..., None], *args: Any) -> bool:
-        """From any thread: makes the loop run `call`; False if closed; keeps the call even then."""
+        """From any thread: makes the loop run `call`; False if closed, but the call is kept."""
         self._posted.append((call, args))
         return self.wake()
 
     def wake(self) -> bool:
-        """From any thread: makes the loop run what was posted; False if it is closed."""
+        """From any thread: makes the loop run the posted calls; False if the mailbox is closed."""
         if self.closed:
             return False
         now = time.monotonic()
         if now < self.woken_until:
-            return True  # the thread that set it wakes the loop, which then runs everything posted
+            return True  # another thread is waking the loop, which runs all posted calls
         self.woken_until = now + WAKE_S
         try:
             self._loop.call_soon_threadsafe(self.run)
@@ -78,7 +78,7 @@ class Mailbox:
         """On the loop: runs what was posted."""
         posted = self._posted
         while posted and not self.paused:
-            self.woken_until = inf  # calls posted in the meantime are run below
+            self.woken_until = inf  # calls that are posted from now on are run below
             while posted and not self.paused:
                 _try(*posted.popleft())
             self.woken_until = 0.0  # before the last check: later posts wake the loop
@@ -132,7 +132,7 @@ class LoopThread:
 
     def _run_timers(self) -> None:
         self._alarm, self._alarm_at = None, inf
-        # A millisecond early is fine: a loop's clock is no better.
+        # Half a millisecond early is fine: a loop's clock is no more precise.
         due = time.monotonic() + 0.0005
         while _timers and _timers[0][0] <= due:
             _, _, call, args = heapq.heappop(_timers)
@@ -142,15 +142,15 @@ class LoopThread:
 
     def stop(self, before: Callable[[], None]) -> None:
         """Calls `before`, cancels all tasks, lets them end, and ends the thread. The loop calls
-        `before`, so never while it handles a reply; or this thread does, if the loop does not."""
+        `before`, so never while it handles a reply; this thread does so if the loop hangs."""
 
         async def end() -> None:
             before()
             self.mailbox.closed = True
             for task in self._tasks:
                 task.cancel()
-            # Also the tasks of gRPC, which end with ours; they reference objects that `stop` must
-            # free.
+            # Waits for the tasks of gRPC, too, which end with ours, and reference objects that
+            # `stop` must free.
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=STOP_S)
             self._loop.stop()
@@ -188,7 +188,7 @@ def log_failure(error: Exception) -> None:
 _here = threading.local()
 _lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
 _running: LoopThread | None = None
-_suspended = False  # during a fork, and while the interpreter exits
+_suspended = False  # True during a fork, and while the interpreter exits
 _posted: Posted = deque()
 # The timers; only the loop touches them.
 _timers: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -201,10 +201,10 @@ def running() -> LoopThread:
 
 
 def post(call: Callable[..., None], *args: Any) -> None:
-    """From any thread: runs `call` on the loop, after what was posted before; during a fork, this
+    """From any thread: runs `call` on the loop, after calls posted earlier. During a fork, `post`
     returns at once, and `call` runs after the fork.
 
-    Raises  ConfigError, RuntimeError  the loop could not be started; once it is, it runs `call`
+    Raises  ConfigError, RuntimeError  the loop could not be started; the next loop runs `call`
     """
     _posted.append((call, args))
     home = _running
@@ -213,7 +213,7 @@ def post(call: Callable[..., None], *args: Any) -> None:
 
 
 def leave(call: Callable[..., None], *args: Any) -> bool:
-    """Like `post`, but False if no loop runs now; then none of the loop's resources is open."""
+    """Like `post`, but False if no loop runs, in which case no resource of a loop is open."""
     home = _running
     if home is None or home.ending:
         return False
@@ -231,7 +231,7 @@ def is_here() -> bool:
 
 
 def later(delay_s: float, call: Callable[..., None], *args: Any) -> None:
-    """On the loop: runs `call` there after `delay_s` seconds; in a parent, also after a fork."""
+    """On the loop: runs `call` after `delay_s` seconds. A parent's timers survive a fork."""
     heapq.heappush(_timers, (time.monotonic() + delay_s, next(_order), call, args))
     if _running is not None:
         _running.arm()
@@ -251,14 +251,14 @@ def _start() -> None:
 
 
 def aside(work: Callable[[], T], then: Callable[[T | Exception], object]) -> None:
-    """Runs work that may block, such as reading a file, in a separate thread, and then `then` with
-    the result or error. If no thread starts, this thread calls `then` with that error."""
+    """Runs `work`, which may block, e.g. to read a file, in a thread of its own, which calls `then`
+    with the result or error. If no thread can start, this thread calls `then` with the error."""
 
     def whole() -> None:
         found: T | Exception
         try:
             found = work()
-        except Exception as exc:  # noqa: BLE001 - whoever waits must get it
+        except Exception as exc:  # noqa: BLE001 - `then` must get the error
             found = exc
         then(found)
 
@@ -269,9 +269,9 @@ def aside(work: Callable[[], T], then: Callable[[T | Exception], object]) -> Non
 
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs on the loop, beside the clients, the coroutine from `work`; waits in this thread,
-    whose signal handlers still run. So a program that queries clients for its own events needs no
-    second loop, which gRPC would wake for each event of this one. A fork cancels the task."""
+    """Runs the coroutine from `work` on the clients' loop, and waits in this thread, whose signal
+    handlers still run. So a program that queries clients for its own events needs no second loop,
+    which gRPC would wake for each event of the clients' loop. A fork cancels the task."""
     ended: Future[T] = Future()
 
     async def whole() -> T:
@@ -296,7 +296,7 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def suspend(before: Callable[[], None]) -> None:
-    """Ends the loop, see `LoopThread.stop`; none starts until `resume`."""
+    """Ends the loop, see `LoopThread.stop`; no loop starts until `resume`."""
     global _running, _suspended
     # A thread that starts a loop holds the lock; a process that cannot fork well is better than one
     # that hangs.
@@ -309,10 +309,10 @@ def suspend(before: Callable[[], None]) -> None:
         before()
         return
     ended.stop(before)
-    _running = None  # not earlier: tasks still on it must not start another loop
+    _running = None  # not earlier: tasks of the old loop must not start a new one
     del ended
-    # gRPC's own thread for event loops ends with the last channel; a reference cycle may hold one.
-    # It continues if the program itself uses grpc.aio, which does not survive forks.
+    # gRPC's own thread for event loops ends with the last channel, which may be in a reference
+    # cycle. The thread goes on if the program itself uses grpc.aio, which does not survive forks.
     pollers = [t for t in threading.enumerate() if t.name.endswith("(_poll_wrapper)")]
     if pollers:
         gc.collect()
@@ -321,7 +321,7 @@ def suspend(before: Callable[[], None]) -> None:
 
 
 def resume() -> None:
-    """In the parent, after a fork: starts a loop again if it has anything to do."""
+    """In the parent, after a fork: starts a loop again if calls or timers wait for one."""
     global _suspended
     _suspended = False
     if _posted or _timers:
@@ -344,36 +344,36 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 # -------------------------------------------------------------------------------------------------
-# What a fork needs (decoders use process pools): that no thread of the parent is inside gRPC.
+# A fork (decoders use process pools) needs all threads of the parent to be outside gRPC.
 #
-# A child can use gRPC only if no thread was inside it, or held one of its locks, when the process
-# forked. Only the loop enters gRPC. So a fork suspends it: streams end, their channels are closed,
-# and the loop stops; afterwards, the parent opens them again, and sends again what was in flight.
-# gRPC stops its own threads only while it has a channel, so an unused channel stays open. At
-# exit the same happens, without resuming: a thread inside gRPC may crash the interpreter. A fork
-# also waits for numba's lock, held while a kernel is compiled or loaded, for which a child would
-# wait forever.
+# A child can use gRPC only if no thread was inside gRPC, or held one of its locks, when the process
+# forked. Only the loop enters gRPC. So a fork suspends the loop: streams end, their channels are
+# closed, and the loop stops; afterwards, the parent opens the streams again, and resends the
+# messages that were in flight. gRPC stops its own threads only while it has a channel, so an unused
+# channel stays open. The loop also stops when the process exits, since a thread inside gRPC may
+# crash the interpreter. A fork also waits for the lock that numba holds while it compiles or loads
+# a kernel: a child would wait for that lock forever.
 
 
-TURN_S = 5.0  # limit of a wait: a child that cannot use gRPC is better than a process that hangs
+TURN_S = 5.0  # longest wait: a child that cannot use gRPC is better than a process that hangs
 
 _turn = threading.RLock()  # held by a thread that forks; reentrant, since a signal handler may fork
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 _registered = False
-_kept: list[grpc.Channel] = []  # also a parent's channels: a child that closed one would hang
+_kept: list[grpc.Channel] = []  # has a parent's channels, too: a child that closes one hangs
 _keeps = False  # whether the last of `_kept` belongs to this process
 
 
 def suspend_at_forks(streams: Any) -> None:
-    """Makes forks call `streams.suspend`, which takes back the messages in flight, and posts a call
-    that sends them again; call this before the first stream is opened."""
+    """Makes forks call `streams.suspend`, which withdraws the messages in flight, and posts a call
+    that sends them again. Must be called before the first stream is opened."""
     register_forks()
     _open.add(streams)
 
 
 def register_forks() -> None:
-    """Registers the handlers, once. Before a fork, they run in reverse order, ours before
-    gRPC's, which would stop its threads while one may hold a lock for which ours waits."""
+    """Registers our fork handlers, once. Before a fork, handlers run in reverse order, ours before
+    those of gRPC, which stop gRPC's threads, even one that holds a lock that ours wait for."""
     global _registered, _keeps
     if not _keeps:
         _keeps = True
@@ -394,18 +394,18 @@ def _suspend() -> None:
 
 
 def _before_fork() -> None:
-    with kernels.COMPILER:  # waits until it is free, before other threads are stopped
+    with kernels.COMPILER:  # waits until the lock is free, before other threads are stopped
         pass
     _turn.acquire(timeout=TURN_S)
     suspend(_suspend)
-    # Last: the loop may need this lock to end. A thread that holds it does not wait for our locks.
+    # Taken last, as the loop may need this lock to end. Its holder does not wait for our locks.
     kernels.COMPILER.acquire()
 
 
 def _after_fork_in_parent() -> None:
     kernels.COMPILER.release()
     resume()
-    with contextlib.suppress(RuntimeError):  # not taken: another thread held it for too long
+    with contextlib.suppress(RuntimeError):  # `_turn` may not have been taken in time
         _turn.release()
 
 

@@ -1,4 +1,4 @@
-"""Every event that a client logs, through loggers under `dlm.client`; `*` stands for a word."""
+"""Every event that a client logs under `dlm.client` (`*` stands for one word), and its metrics."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ EVENTS: dict[str, DeclaredEvent] = {
 
 STAGES = ("plan", "queue", "encode", "wire", "decode")
 OK, CANCELLED, FAILED = "ok", "cancelled", "failed"
-# The first class that an error is an instance of decides; every other error is FAILED.
+# An error is labelled by the first of these classes that it is an instance of, or else FAILED.
 _RESULTS: tuple[tuple[type[DlmError], str], ...] = (
     (ShardDown, "shard_down"),
     (DeadlineExceeded, "deadline_exceeded"),
@@ -136,17 +136,17 @@ def result_of(error: BaseException | None) -> str:
 class Stats:
     """The counts of a client since it was created (or since the fork).
 
-    queries        asked by callers; a context block counts as one
-    local_hits     of these, answered from the low orders, without any message
-    duplicates     of these, repeated within a call or a message, and sent once
+    queries        queries that callers asked; a context block counts as one query
+    local_hits     queries that the low orders answered, without any message
+    duplicates     queries that repeat another query of a call or message, and so were not sent
     sent_queries   distinct queries sent to servers; like all figures of messages, counted when
                    the messages come back
     retries        failed messages that were sent again to another replica
-    hedges         late messages that were sent to a second replica too
-    hedges_won     of these, those that the second replica answered first
-    bytes_sent, bytes_received  of messages, without gRPC's own framing
+    hedges         late messages that were also sent to a second replica
+    hedges_won     hedged messages that the second replica answered first
+    bytes_sent, bytes_received  bytes of messages, without gRPC's own framing
     bigram_fallback  distinct queries that the bigram fallback answered
-    refreshes      times the table of servers was fetched again
+    refreshes      how often the table of servers was fetched again
     """
 
     queries: int = 0
@@ -170,7 +170,7 @@ FOLDED = 256  # maximum number of messages that wait to be counted
 class ClientMetrics:
     """Counters of one process; a forked child starts from zero. Any thread may count, under a lock
     that is reentrant, since a signal handler may run while its own thread counts. The end of a
-    message is only noted, since its callers wait; readers first call `now` to count it."""
+    message is only noted, as callers wait for it; readers call `now` to count the noted ends."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -200,14 +200,14 @@ class ClientMetrics:
             self.stats.bigram_fallback += queries
 
     def call(self, result: str, plan_s: float) -> None:
-        """Counts a call that ended, with its `outcome`; `plan_s` is the time from the caller to the
-        queues: checks, grouping, low orders, routing."""
+        """Counts a call that ended with `result`; `plan_s` is the seconds that its checks,
+        grouping, low orders and routing took."""
         with self._lock:
             self.calls[result] += 1
             self.stages["plan"].add(plan_s)
 
     def message(self, *ended: Any) -> None:
-        """On the loop: notes a message that came back, or never will; arguments as in `_add`."""
+        """On the loop: notes a message that ended, answered or not; arguments as in `_add`."""
         self._ended.append(ended)
         if len(self._ended) >= FOLDED:
             self.now()
@@ -223,8 +223,8 @@ class ClientMetrics:
         received: int,
         stages: tuple[float, ...],
     ) -> None:
-        """Counts a message; `duplicates` are repeats among its calls, `stages` the seconds in all
-        STAGES but the first; without a reply, those of decoding are 0."""
+        """Counts a message; `duplicates` are queries that its calls share; `stages` has the seconds
+        of all STAGES but the first; without a reply, decoding takes 0."""
         stats = self.stats
         stats.messages += 1
         stats.failed += result not in (OK, CANCELLED)

@@ -1,8 +1,8 @@
-"""Everything that a mixture's calls do, except waiting; see `Mixture`.
+"""Does everything that a mixture's calls need, except waiting; see `Mixture`.
 
-As for utterances (`base_utterance`), a call is a generator that yields whatever it waits for.
-P(word) is the weighted sum of the members' probabilities, each after its own state. All members are
-queried before the call waits for any of them.
+As for utterances (`base_utterance`), a call is a generator that yields whatever must be waited for.
+P(word) is the weighted sum of the members' probabilities, each after the member's own state. All
+members are queried before the call waits for any member.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ T = TypeVar("T")
 U = TypeVar("U", bound=WithBlocks)
 MixtureState = tuple[State, ...]
 
-# How a member scores a word that it lacks and another member has.
+# Rules by which a member scores a word that only other members have.
 ZERO, SHARED, WHOLE = "zero", "shared", "whole"
 
 
 @dataclass(frozen=True, eq=False)
 class MixtureStates:
-    """States of a mixture in an array of any shape; index it to get a state, which is a tuple of
-    the members' states, or a part."""
+    """States of a mixture in an array of any shape. An index gives a part of the array, or one
+    state, which is a tuple of the members' states."""
 
     parts: tuple[States, ...]
 
@@ -73,7 +73,7 @@ class MixtureExtension:
         states      (K, W)           the state after each word
         source      (K, W)  uint8    the largest source of any member: not `FULL` if a server failed
         oov         (K, W)  bool     no member has the word
-        bonus       (K, W)  float32  what phrases add, as in `Extension`; None without any
+        bonus       (K, W)  float32  what phrases add, as in `Extension`; None without phrases
         members                      the `Extension` of each member
     """
 
@@ -86,7 +86,7 @@ class MixtureExtension:
 
     @property
     def biased(self) -> NDArray[np.float64]:
-        """(K, W) float64: the log10 probability and the bonus together."""
+        """(K, W) float64: the log10 probability plus the bonus."""
         exact = self.log10_prob.astype(np.float64)
         return exact if self.bonus is None else exact + self.bonus
 
@@ -123,10 +123,10 @@ class BaseMixture(Generic[U]):
         if LOCAL_MODEL in kinds and len(set(kinds)) > 1:
             raise ModelSwitched(
                 f"{kinds.count(LOCAL_MODEL)} of {len(kinds)} members use their local fallback, "
-                "since their servers are failing, and the others do not, so the weights no longer "
-                "fit. Open all utterances again later, or leave these members out"
+                "because their servers are failing, so the weights no longer suit the models in "
+                "use. Open all utterances again later, or leave these members out"
             )
-        # Not the property `phrases`, which would keep a member on a model that was just replaced.
+        # The property `phrases` would keep a member on a model that was just replaced.
         biased = [at for at, one in enumerate(self.members) if one._inputs.phrases is not None]
         if len(biased) > 1:
             raise QueryError(
@@ -142,7 +142,7 @@ class BaseMixture(Generic[U]):
 
     @classmethod
     def even(cls, members: Sequence[U], unknown: str = ZERO) -> Self:
-        """A mixture with equal weights."""
+        """Makes a mixture with equal weights."""
         check_sequence(members, "members", "a sequence of utterances")
         return cls([(member, 1.0 / len(members)) for member in members], unknown=unknown)
 
@@ -151,7 +151,7 @@ class BaseMixture(Generic[U]):
         return tuple(member.begin() for member in self.members)
 
     def null(self) -> MixtureState:
-        """The state with no words before it."""
+        """The state whose context is empty."""
         return tuple(member.null() for member in self.members)
 
     def finish(self, state: MixtureState) -> float:
@@ -282,14 +282,14 @@ class BaseMixture(Generic[U]):
 
     @cached_property
     def _log10_shares(self) -> NDArray[np.float64]:
-        """(members,) for the rule "shared": log10 of the share of P(<unk>) that goes to each of
-        the words which a member lacks."""
+        """(members,) for the rule "shared": log10 of the share of a member's P(<unk>) for each
+        word that the member lacks."""
         lacked = [len(self.words) - len(member.vocabulary) for member in self.members]
         shares: NDArray[np.float64] = -np.log10(1.0 + np.array(lacked))
         return shares
 
     def _each(self, log10_prob: NDArray[np.float32], oov: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """(members, ...) log10 P by each member, by the rule for words that it lacks."""
+        """Returns (members, ...) log10 P, by the rule for words that a member lacks."""
         found = log10_prob.astype(np.float64)
         if self.unknown == ZERO:
             found[oov & ~oov.all(axis=0)] = -np.inf
@@ -355,8 +355,8 @@ def _check_strings(words: Any) -> None:
 
 
 def _together(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """The results of several calls, all of which send their messages before any waits. If one
-    fails, the others are cancelled."""
+    """Returns the results of several calls, which all send their messages before any call waits.
+    If a call fails, the others are cancelled."""
     results: dict[int, T] = {}
     waits: dict[int, tuple[Asked, float]] = {}  # the calls waited for, and until when (`monotonic`)
 
@@ -398,17 +398,17 @@ class Mixture(BaseMixture[Utterance]):
 
     Args
         members  utterances, of one client or of several, and their weights, which sum to 1. At most
-                 one has phrases; they count for the whole mixture
-        unknown  how a member scores a word that it lacks, and another has:
-                 "zero": probability 0, so that all words together have 1 (SRILM without -unk, and
-                 `dlm merge`); "shared": its P(<unk>) in equal shares to all words that it lacks and
-                 the unknown word, also 1 together (OpenGrm's OOV class); "whole": P(<unk>) to each,
-                 more than 1 together (SRILM with -unk). A word that all lack is scored by each
-                 member's P(<unk>), of which "shared" gives it one share
+                 one utterance has phrases, which count for the whole mixture
+        unknown  how a member scores a word that only other members have:
+                 "zero": as probability 0, so that all words sum to 1 (SRILM without -unk, and `dlm
+                 merge`); "shared": as an equal share of the member's P(<unk>), which the unknown
+                 word and all words that the member lacks share, so that all words sum to 1
+                 (OpenGrm's OOV class); "whole": as P(<unk>), so that the sum exceeds 1 (SRILM with
+                 -unk). A word that no member has gets P(<unk>), or one share with "shared"
     Raises
         ConfigError    weights that are not numbers >= 0, or do not sum to 1
-        QueryError     no members, another rule, or phrases in several members
-        ModelSwitched  some members are on their local fallback and others not: open all again
+        QueryError     no members, an unknown rule, or phrases in several members
+        ModelSwitched  only some members are on their local fallback: open all utterances again
     """
 
     _member = Utterance
@@ -422,7 +422,7 @@ class Mixture(BaseMixture[Utterance]):
         unknown: str = ZERO,
         deadline_s: float | None = None,
     ) -> Mixture:
-        """The mixture under which held-out sentences are most probable, like `dlm merge --tune`.
+        """Makes the mixture that gives held-out sentences most probability (`dlm merge --tune`).
 
         Raises  EstimationError  no word of the sentences is in any model;  see `Mixture`
         """
@@ -439,7 +439,7 @@ class Mixture(BaseMixture[Utterance]):
         """Extends each of K states by W words, see `Utterance.extend`; words are strings.
 
         Cost    that of the slowest member
-        Raises  ModelMismatch, QueryError, and what members raise: no score without all of them
+        Raises  ModelMismatch, QueryError, and what members raise, since a score needs all members
         """
         return waited(self._extend(states, words, deadline_s))
 
@@ -457,8 +457,8 @@ class Mixture(BaseMixture[Utterance]):
     def next_words(
         self, state: MixtureState, k: int, *, deadline_s: float | None = None
     ) -> list[tuple[str, np.float32]]:
-        """The `k` most probable next words: (word, log10 P), best first. They may include the
-        sentence end and `words[0]`, the unknown word; never <s>."""
+        """Returns the `k` most probable next words: (word, log10 P), best first. The sentence end
+        and `words[0]`, the unknown word, may be among them, but never <s>."""
         return waited(self._next_words(state, k, deadline_s))
 
     def next_distribution(
@@ -469,7 +469,7 @@ class Mixture(BaseMixture[Utterance]):
 
 
 class AsyncMixture(BaseMixture[AsyncUtterance]):
-    """A `Mixture` for asyncio: of utterances of `AsyncClient`; its methods are coroutines.
+    """A `Mixture` for asyncio, of utterances of `AsyncClient`; methods that wait are coroutines.
 
     Raises  ConfigError  a client has not connected yet: use `await client.utterance()`;
             see `Mixture`

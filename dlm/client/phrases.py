@@ -1,12 +1,12 @@
-"""An automaton that counts phrases in a sentence, word by word.
+"""Finds phrases in a sentence, word by word, with an automaton.
 
 A node stands for the longest suffix of the words so far that begins a phrase. A bonus is paid in
-advance: each word of a phrase adds its share, and a word that leaves the phrase takes the shares
-back. The shares of a node are its potential, so the steps of a path add up to the bonuses of the
-phrases that it completes, exactly: all are whole numbers of units.
+advance: each word of a phrase adds a share of the bonus, and a word that breaks the phrase off
+subtracts the shares paid so far. Shares are whole numbers of units, so the steps of a path add up
+to exactly the bonuses of the phrases that the path completes.
 
 Source  Aho and Corasick, "Efficient String Matching: An Aid to Bibliographic Search", CACM 1975;
-        applied to words, with weights.
+        applied here to words with bonuses.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from dlm.units import counted
 # Splits text into words.
 
 
-# As in ARPA files, words are split at spaces and tabs; a line end cannot be part of a word either.
+# As in ARPA files, spaces and tabs separate words; a line end cannot be part of a word either.
 SPACES = " \t\r\n"
 _SPACES = re.compile(rb"[ \t\r\n]+")
 _SPACES_OF_TEXT = re.compile(f"[{SPACES}]+")
-SPLIT_BYTES = 1 << 16  # bytes of a sentence split at a time
+SPLIT_BYTES = 1 << 16  # a longer sentence is split in parts of about this many bytes
 
 
 def split_words(sentence: str | bytes) -> list[bytes]:
-    """The words of a sentence, split at spaces, tabs and line ends, nowhere else."""
+    """Splits a sentence into words at spaces, tabs and line ends, and nowhere else."""
     return [word for some in split_parts(sentence) for word in some]
 
 
 def split_text(text: str) -> list[str]:
-    """The words of a string, as strings."""
+    """Like `split_words`, but takes and returns strings."""
     return [word for word in _SPACES_OF_TEXT.split(text) if word]
 
 
 def split_parts(sentence: str | bytes) -> Iterator[list[bytes]]:
-    """The words of a sentence, some at a time."""
+    """Yields the words of a sentence, about `SPLIT_BYTES` bytes of them at a time."""
     text = as_bytes(sentence)
     begin = 0
     while begin < len(text):
@@ -69,11 +69,11 @@ class PhraseAutomaton:
     Nodes are numbered level by level, so the children of a node are one range, sorted by symbol.
 
     Shapes  N nodes, the first of which stands for no words
-        children   (N + 1,) int32  children of node n are children[n] to children[n + 1]
+        children   (N + 1,) int32  node n has the children children[n] to children[n + 1] - 1
         symbols    (N,)     int32  the last symbol of each node
-        shorter    (N,)     int32  the node of its longest proper suffix
-        completed  (N,)     int32  units of all phrases that end at the node
-        held       (N,)     int32  units paid in advance, 0 or more; 0 at node 0
+        shorter    (N,)     int32  the node that stands for each node's longest proper suffix
+        completed  (N,)     int32  sum of the bonuses, in units, of phrases that end at each node
+        held       (N,)     int32  units paid in advance at each node, 0 or more; 0 at node 0
     """
 
     children: NDArray[np.int32]
@@ -84,9 +84,9 @@ class PhraseAutomaton:
 
     @classmethod
     def of(cls, phrases: Sequence[Sequence[int]], units: Sequence[int]) -> PhraseAutomaton:
-        """The automaton for distinct phrases, each of one symbol or more, and their bonuses.
+        """Builds the automaton for distinct phrases, each of one symbol or more, and their bonuses.
 
-        Trusts  sums of bonuses fit in an int32: limited by `Phrases`
+        Trusts  sums of bonuses fit in an int32, since `Phrases` limits them
         """
         order = sorted(range(len(phrases)), key=lambda at: tuple(phrases[at]))
         lengths = np.array([len(phrases[at]) for at in order], np.int64)
@@ -98,7 +98,7 @@ class PhraseAutomaton:
         parents, symbols = [np.zeros(1, np.int64)], [np.zeros(1, np.int32)]
         held, completed = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
         levels, rows = [0, 1], np.arange(len(order))
-        above = np.zeros(len(order), np.int64)  # the node of each row's beginning
+        above = np.zeros(len(order), np.int64)  # each row's node on the level above
         for level in range(depth):
             rows, above = rows[lengths[rows] > level], above[lengths[rows] > level]
             here = table[rows, level]
@@ -137,7 +137,7 @@ class PhraseAutomaton:
         children = np.searchsorted(parents[1:], np.arange(count + 1)).astype(np.int32) + 1
         children = children.astype(np.int32)
         shorter = np.zeros(count, np.int32)
-        nothing = [np.zeros(count, np.int32)] * 2  # no units: only the nodes are needed
+        nothing = [np.zeros(count, np.int32)] * 2  # zero units, since only the nodes are needed
         identity = np.arange(int(symbols.max()) + 1, dtype=np.int32)
         for first, last in pairwise(levels[2:]):
             level = slice(first, last)
@@ -167,7 +167,7 @@ class PhraseAutomaton:
         return self.shorter.tolist(), self.completed.tolist(), self.held.tolist()
 
     def step(self, node: int, symbol: int) -> int:
-        """The node after one symbol."""
+        """Returns the node to which a symbol leads from `node`."""
         if symbol == 0:
             return 0
         edges, shorter = self._edges, self._lists[0]
@@ -176,7 +176,7 @@ class PhraseAutomaton:
         return found
 
     def added(self, before: int, after: int) -> int:
-        """The units that one step adds."""
+        """Returns the units that a step between two nodes adds."""
         _, completed, held = self._lists
         return completed[after] + held[after] - held[before]
 
@@ -221,20 +221,20 @@ class PhraseAutomaton:
 
 
 # -------------------------------------------------------------------------------------------------
-# Phrases that one utterance makes likelier: names of contacts, products, today's topics.
+# Phrases that are made likelier for an utterance: names of contacts, products, today's topics.
 #
 #     phrases = Phrases({"doctor strangelove": 2.5, "sellers": 1.0})
 #     utterance = client.utterance(phrases=phrases)
 #
-# A phrase may have words that the model lacks. They get ids after the model's own, so that states
-# and lexicons tell them apart; the model scores each as its unknown word. Phrases stay in this
-# process: servers see the same queries as without.
+# A phrase may have words that the model lacks. These words get ids above the model's own, so that
+# states and lexicons tell them apart; the model scores each as its unknown word. Phrases stay in
+# this process: servers see the same queries as without phrases.
 
 
 MAX_PHRASES = 100_000
-MAX_WORDS = 32  # limit per phrase
+MAX_WORDS = 32  # maximum number of words in a phrase
 MAX_BONUS = 100.0  # log10
-BOUND = 4  # vocabularies that phrases stay prepared for
+BOUND = 4  # number of vocabularies for which phrases stay prepared
 
 _NOTHING = np.zeros(0, np.uint32), np.zeros(0, np.uint32), np.zeros(0, np.int32)
 Weights: TypeAlias = Mapping[str, float] | Mapping[bytes, float]
@@ -243,12 +243,12 @@ Weights: TypeAlias = Mapping[str, float] | Mapping[bytes, float]
 class Phrases:
     """Phrases and their bonuses, prepared once; any number of utterances and threads share them.
 
-    Args  weights  the bonus of each phrase, log10, for each time that it is said, also inside other
-                   phrases or overlapping them; rounded to 2^-10. Words are split at spaces, and
-                   spelled as in the model. A negative bonus makes a phrase less likely
-    Raises  QueryError  a phrase without words, of more than `MAX_WORDS`, with a mark such as <s>,
-                        or given twice; a bonus that is not a number up to `MAX_BONUS`; more than
-                        `MAX_PHRASES`
+    Args  weights  maps each phrase to its bonus, log10, rounded to a multiple of 2^-10. The bonus
+                   counts each time the phrase is said, also where phrases overlap; if it is
+                   negative, the phrase gets less likely. Spaces separate the words
+    Raises  QueryError  if a phrase has no words, more than `MAX_WORDS`, or a mark such as <s>, or
+                        is given twice; if a bonus is not a number, or exceeds `MAX_BONUS`; if
+                        there are more than `MAX_PHRASES` phrases
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -260,26 +260,26 @@ class Phrases:
         if len(weights) > MAX_PHRASES:
             raise QueryError(
                 f"found {len(weights):,} phrases; expected at most {MAX_PHRASES:,}. Give an "
-                "utterance only the phrases that may be said in it, and mix in a language model of "
-                "the others"
+                "utterance only the phrases that may be said in it, and mix in a language model "
+                "for the rest"
             )
         units: dict[tuple[bytes, ...], int] = {}
         pairs: Iterable[tuple[str | bytes, float]] = weights.items()
         for number, (phrase, bonus) in enumerate(pairs, 1):
-            name = f"phrase {number}"  # not its words, which may be somebody's name
+            name = f"phrase {number}"  # without the phrase's words, which may be a person's name
             words = words_of(phrase, name)
             if words in units:
                 raise QueryError(
                     f"{name} has the same words as an earlier phrase; give only one of the two"
                 )
             units[words] = units_of(bonus, name)
-        self._units = dict(sorted(units.items()))  # nodes and ids do not depend on the order
+        self._units = dict(sorted(units.items()))  # nodes and ids do not depend on the given order
         self.words: tuple[bytes, ...] = tuple(sorted(set(chain.from_iterable(units))))
         self.longest = max(map(len, units), default=0)  # in words
         symbol = {word: at for at, word in enumerate(self.words, 1)}
         spelled = [[symbol[word] for word in words] for words in self._units]
         self.automaton = PhraseAutomaton.of(spelled, list(self._units.values()))
-        self.automaton.walk(*_NOTHING)  # compiles kernels while no deadline runs
+        self.automaton.walk(*_NOTHING)  # compiles the kernel before a deadline runs
         self.automaton.advance(np.zeros(0, np.int32), *_NOTHING)
         kernels.fold_new(_NOTHING[0], 0)
         rows = (b" ".join(words) + b"\n%d\n" % bonus for words, bonus in self._units.items())
@@ -303,11 +303,11 @@ class Phrases:
 
     @property
     def weights(self) -> dict[bytes, float]:
-        """The bonus of each phrase, as rounded."""
+        """Maps each phrase to its log10 bonus, rounded to a multiple of 2^-10."""
         return {b" ".join(words): bonus * UNIT for words, bonus in self._units.items()}
 
     def memory_bytes(self, vocabulary_size: int) -> int:
-        """The approximate memory of the phrases when prepared for one vocabulary of this size."""
+        """Estimates how many bytes the phrases take for a vocabulary of `vocabulary_size` words."""
         words = sum(map(len, self._units))
         text = sum(map(len, self.words))
         nodes = 20 * len(self.automaton.symbols)
@@ -321,8 +321,8 @@ class Phrases:
         )
 
     def bound(self, vocabulary: Vocabulary) -> BoundPhrases:
-        """The phrases in ids of a vocabulary."""
-        kept = self._bound  # replaced as a whole: after a fork, a lock could stay held forever
+        """Returns the phrases with their words as ids of a vocabulary."""
+        kept = self._bound  # replaced as a whole, since a fork could leave a lock held forever
         found = kept.get(id(vocabulary)) or BoundPhrases(self, vocabulary)
         others = [(at, one) for at, one in kept.items() if one is not found][1 - BOUND :]
         # Each entry keeps its vocabulary alive, so the id stays unique.
@@ -331,14 +331,14 @@ class Phrases:
 
 
 def prepared(phrases: Phrases | Weights | None) -> Phrases | None:
-    """The prepared phrases given to `Client.utterance`; None if there are no phrases."""
+    """Prepares the phrases given to `Client.utterance`; returns None if there are no phrases."""
     if phrases is None or isinstance(phrases, Phrases):
         return phrases or None
     return Phrases(phrases) or None
 
 
 def words_of(phrase: str | bytes, name: str) -> tuple[bytes, ...]:
-    """The words of a phrase. Errors call the phrase `name`; for its form, see `Phrases`."""
+    """Splits a phrase into words, and checks its limits. Error messages call the phrase `name`."""
     if not isinstance(phrase, (str, bytes)):
         raise QueryError(f"{name} is of type {type(phrase).__name__}; expected str or bytes")
     words = tuple(split_words(phrase))
@@ -353,7 +353,7 @@ def words_of(phrase: str | bytes, name: str) -> tuple[bytes, ...]:
 
 
 def units_of(bonus: float, name: str) -> int:
-    """The bonus of a phrase in units of 2^-10; see `Phrases`."""
+    """Rounds the bonus of a phrase to units of 2^-10. Errors call the phrase `name`."""
     if (
         isinstance(bonus, bool)
         or not isinstance(bonus, (int, float, np.integer, np.floating))
@@ -367,12 +367,12 @@ def units_of(bonus: float, name: str) -> int:
 
 
 class BoundPhrases:
-    """Phrases in ids of one vocabulary.
+    """Phrases whose words are ids of one vocabulary.
 
     Shapes
-        symbols  (V + N,) int32  the automaton's symbol of each id; 0 if no phrase has the word
+        symbols  (V + N,) int32  the automaton's symbol for each id; 0 if no phrase has the word
     Attributes
-        new   id of each of the N words that the vocabulary lacks, from V on
+        new   the ids, from V on, of the N words of phrases that the vocabulary lacks
     """
 
     def __init__(self, phrases: Phrases, vocabulary: Vocabulary) -> None:
@@ -387,13 +387,13 @@ class BoundPhrases:
         self.symbols[ids] = np.arange(1, len(ids) + 1)
 
     def id_of(self, word: str | bytes) -> int:
-        """The id of a word; 0 where neither the vocabulary nor a phrase has it."""
+        """Returns the id of a word; 0 if neither the vocabulary nor a phrase has the word."""
         return self.vocabulary.id_of(word) or self.new.get(as_bytes(word), UNK_ID)
 
     def model_words(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """The ids to ask the model about: its unknown word stands for each word that it lacks.
+        """Replaces the ids of words that the model lacks by the id of its unknown word.
 
-        Raises  QueryError  an id beyond those of the phrases
+        Raises  QueryError  if an id is out of range
         """
         folded, end = kernels.fold_new(words.reshape(-1), self.size)
         if end > len(self.symbols):
@@ -404,28 +404,28 @@ class BoundPhrases:
         return found
 
     def step(self, node: int, word: int) -> tuple[int, float]:
-        """The node after one word, and what it adds, log10."""
+        """Returns the node to which a word leads from `node`, and the log10 bonus of that step."""
         return self.step_symbol(node, int(self.symbols[word]))
 
     def step_symbol(self, node: int, symbol: int) -> tuple[int, float]:
-        """Like `step`, by the symbol of a word."""
+        """Like `step`, but takes the automaton's symbol of the word."""
         after = self.automaton.step(node, symbol)
         if node == after == 0:  # true of most words
             return 0, 0.0
         return after, self.automaton.added(node, after) * UNIT
 
     def bonus(self, before: Any, after: Any) -> Any:
-        """What a step from one node to another adds, log10; for numbers or arrays, as in NumPy."""
+        """Returns the log10 bonus of a step between two nodes, given as numbers or as arrays."""
         automaton = self.automaton
         gained = automaton.completed[after] + automaton.held[after]
         return (gained - automaton.held[before]) * UNIT
 
     def finish(self, nodes: Any) -> Any:
-        """What the end of a sentence adds if </s> is not scored: it takes shares back."""
+        """Returns the log10 value that cancels unfinished phrases if </s> is not scored."""
         return -self.automaton.held[nodes] * UNIT
 
     def lookahead(self, words: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-        """The most that each word can add at any place in a phrase, 0 or more, log10."""
+        """Returns the largest log10 bonus, at least 0, that a step by each word can add."""
         automaton = self.automaton
         nodes = np.arange(1, len(automaton.symbols))
         parents = np.searchsorted(automaton.children, nodes, side="right") - 1
@@ -437,12 +437,12 @@ class BoundPhrases:
     def walk(
         self, words: NDArray[np.uint32], counts: Sequence[int]
     ) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-        """The bonuses of whole sentences, (K,), and the node after each."""
+        """Returns the bonus of each of K sentences, (K,), and the node at the end of each one."""
         sizes = np.array(counts, np.uint32)
         units, nodes = self.automaton.walk(sizes, np.ascontiguousarray(words), self.symbols)
         return np.asarray(units * UNIT, np.float64), nodes
 
     def of_words(self, words: Sequence[str | bytes]) -> float:
-        """The bonus of one sentence: each phrase's bonus, as often as it occurs."""
+        """Sums the bonuses of all occurrences of phrases in one sentence, log10."""
         ids = np.fromiter(map(self.id_of, words), np.uint32, len(words))
         return float(self.walk(ids, [len(ids)])[0][0])

@@ -1,4 +1,4 @@
-"""Decides which queries go to which shard: a call's plan and its parts. It never waits.
+"""Plans calls: decides which queries go to which shard. No function here waits.
 
 Paper: DLM 3.2.1 (one message per query) and 3.3 (queries that share a context, and queries that
 share a server, travel together).
@@ -28,10 +28,10 @@ from dlm.ngram.vocab import Vocabulary
 # -------------------------------------------------------------------------------------------------
 # The low orders on the client: the 1- and 2-grams and the vocabulary, mapped from a folder.
 #
-# They answer what no shard needs to be asked. And they are the bigram fallback, for queries that
-# no shard answers in time: the order-2 reduction of the same model, P(w | v), normalised like any
-# model. Without the shard it is not known how much context still matters, so the state after the
-# word is not minimised.
+# They answer all queries that need no shard. If no shard answers another query in time, they serve
+# as the bigram fallback, which is the order-2 reduction of the same model: P(w | v), normalised
+# like any model. Without the shard, nobody knows how much context still matters, so the state after
+# the word is not minimised.
 #
 # Paper: DLM 3.1 (caching) and 3.4 ("if the message times out, we estimate the probability locally
 # using the cached 2-grams"). A flag per 2-gram saves more messages: see shards/FORMAT.md, "Stored".
@@ -60,21 +60,21 @@ class LowGrams:
 
 @dataclass(frozen=True, eq=False)
 class WordsAlone(LowGrams):
-    """The vocabulary of a model in this process that has no low orders of its own."""
+    """The vocabulary of a model that runs in this process and has no separate low orders."""
 
     low: None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A shard set, the places of its shards, and its low orders."""
+    """A shard set, the addresses of its servers, and its low orders."""
 
     topology: Topology
     grams: LowGrams
 
     @cached_property
     def model(self) -> str:
-        """Id of the model; the same in every sharding of it."""
+        """The id of the model, which is the same for all shardings of the model."""
         return self.topology.manifest.model
 
     @cached_property
@@ -110,10 +110,10 @@ def check_queries(
     if words.ndim != 1 or int(counts.sum(dtype=np.uint64)) != len(words):
         raise QueryError(
             f"the sum of counts is {int(counts.sum(dtype=np.uint64))}, but words has shape "
-            f"{words.shape}; expected one dimension of that length"
+            f"{words.shape}; expected one dimension, as long as that sum"
         )
     if rows and int(lengths.max()) > width:
-        raise QueryError(f"a length is {int(lengths.max())}; contexts has only {width} columns")
+        raise QueryError(f"a context has {int(lengths.max())} words; expected at most {width}")
     for ids in (contexts, words):
         if ids.size and int(ids.max()) >= size:
             raise QueryError(f"word id {int(ids.max())} is out of range; ids are below {size}")
@@ -125,10 +125,10 @@ QUIET_S = (
 
 
 class Outage(NamedTuple):
-    """A period of bigram-fallback scores, the first at `began` and the last at `last`; pure.
+    """A period in which the bigram fallback gave scores, from time `began` to time `last`.
 
-    queries  how many the bigram fallback answered
-    error    the kind of error in its log line
+    queries  number of queries that the bigram fallback answered
+    error    kind of the error in the period's log line
     """
 
     began: float
@@ -144,33 +144,33 @@ class Outage(NamedTuple):
         return self._replace(last=now, queries=self.queries + queries)
 
     def lasts(self, error: DlmError) -> bool:
-        """Whether the outage will last: servers are back, but lack the utterance's model."""
+        """Whether the outage will not end: servers are back, but lack the utterance's model."""
         return isinstance(error, StaleShardSet) and self.error != StaleShardSet.__name__
 
     def is_over(self, now: float) -> bool:
-        """Whether an answered message ends the outage; not while other messages still fail, so that
-        the log has one line at the beginning and one at the end."""
+        """Whether an answered message ends the outage: it does if the bigram fallback gave
+        no scores for `QUIET_S`, so that the log has one line at the start and one at the end."""
         return now - self.last >= QUIET_S
 
 
 def allows_fallback(error: DlmError) -> bool:
-    """Whether the bigram fallback may answer instead: it may unless the caller is at fault.
+    """Whether the bigram fallback may answer after `error`: it may unless the caller is at fault.
 
-    A server is at fault, too, if it has another model, sends nonsense or no longer accepts this
+    The caller is not at fault if a server has another model, sends invalid data or rejects this
     client, or if anything else in this process keeps a message from being answered.
     """
     return not isinstance(error, QueryError)
 
 
-# With more contexts than this, the search for repeats releases the GIL: it takes longer than
-# regaining the GIL.
+# With more contexts than this, the search for repeated contexts takes longer than regaining the
+# GIL, so it releases the GIL.
 MANY_CONTEXTS = 2000
 
 
 class Piece(NamedTuple):
-    """Part of a call that goes to one shard in one message.
+    """The part of a call that one message carries to one shard.
 
-    Shapes   at (U,) int64: the place of each of its queries among the distinct queries of the call
+    Shapes   at (U,) int64: indices, among the call's distinct queries, of the piece's queries
     """
 
     shard: int
@@ -179,11 +179,11 @@ class Piece(NamedTuple):
 
 
 class CallPlan(NamedTuple):
-    """A call's distinct queries: the answers of the low orders, and the queries to shards.
+    """A call's distinct queries: the answers from the low orders, and what shards must answer.
 
     The first five fields are as `kernels.plan` returns them; `known` is (3, U) uint8.
-    at      (n,) int64: the distinct queries that go to shards, in the order of the pieces
-    pieces  the pieces for the shards, in the shards' order
+    at      (n,) int64: indices of the distinct queries that go to shards, ordered as in `pieces`
+    pieces  the messages' contents, ordered by shard
     """
 
     shard_asked: int
@@ -212,7 +212,7 @@ def plan(
         grams     the low orders of the model; `manifest` is the shard set whose slots are used
         max_queries  maximum queries in a piece; larger groups are split
         blocks       see `kernels.plan`
-    Raises  QueryError  shapes that do not agree, lengths or ids out of range
+    Raises  QueryError  if shapes do not agree, or if a length or an id is out of range
     """
     order, size = manifest.order, manifest.vocabulary_size
     rows = len(lengths)
@@ -239,12 +239,12 @@ def plan(
 def route(
     groups: QueryGroups, slots: NDArray[np.uint16], shards: int, max_queries: int
 ) -> list[Piece]:
-    """The pieces of `groups`, each for the shard that owns its contexts.
+    """Splits `groups` into pieces, each with the contexts that one shard owns.
 
     Args
-        groups       the queries that shards answer
-        slots        (4096,) uint16: shard of each slot, below `shards`
-        max_queries  maximum queries in a message; larger groups are split
+        groups       the queries that shards must answer
+        slots        (4096,) uint16: number of each slot's shard, below `shards`
+        max_queries  maximum number of queries in a message; larger groups are split
     """
     needs_shard = np.ones(len(groups.word_counts), np.uint8)
     routed = kernels.route_groups(
@@ -281,15 +281,15 @@ def pieces_of(routed: Sequence[NDArray[Any]], max_queries: int) -> list[Piece]:
 
 
 def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
-    """The start of each run of `counts` items, and the end of the last: (C + 1,)."""
+    """Returns the start of each run of `counts` items, and the end of the last run: (C + 1,)."""
     out = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=out[1:])
     return out
 
 
 def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, int, int]]:
-    """Cuts groups for a shard into messages of at most `max_queries`; yields each with its word
-    range."""
+    """Splits a shard's groups into messages of at most `max_queries` queries; yields the groups and
+    the word range of each message."""
     assert groups.pairs is not None
     total = len(groups.words)
     if total <= max_queries:
@@ -317,11 +317,11 @@ def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, 
 
 
 def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64] | None]:
-    """Merges a shard's groupings, so that contexts and queries occur once; also returns the place
-    of each query of the parts, (Q,), or None in the usual case that they share nothing."""
+    """Merges groups for one shard, so that each context and query occurs once. Also returns the
+    index of each query in the result, (Q,); None if no two parts share a context, as is usual."""
     if len(parts) == 1:
         return parts[0], None
-    # As bytes: NumPy releases the GIL to join arrays, and getting it back is slow.
+    # Joined as bytes, since NumPy would release the GIL to join arrays, and regaining it is slow.
     joined = (
         np.frombuffer(b"".join([p.context_lengths.data for p in parts]), np.uint8),
         np.frombuffer(b"".join([p.context_words.data for p in parts]), np.uint32),
@@ -345,9 +345,9 @@ _DRAWN = 1 << 14
 
 
 def probe_queries(manifest: Manifest) -> QueryGroups:
-    """Queries that every shard must answer, whatever it stores, with newly drawn contexts.
+    """Draws random queries for every shard; a shard must answer its queries whatever it stores.
 
-    Empty for a model of order 2 or less. A shard with so few slots that none was drawn is left out.
+    The result is empty if the model's order is 2 or less, and may lack shards with very few slots.
     """
     none = np.zeros(0, np.uint32)
     if manifest.order <= 2 or not manifest.pairs:

@@ -1,7 +1,7 @@
 """Decides when a message to a shard is sent, to which server, and what to do after its events.
 
-Pure; `lane` carries the decisions out. The first matching row applies. The module has over 600
-lines, since it is one set of rules, with its tables.
+These rules are pure; `lane` carries out the decisions. In the table, "it" is the message, and the
+first matching row applies. The module has over 600 lines, since rules and tables belong together.
 
 =======  ================================================  ========================================
 outcome  while                                             then
@@ -19,10 +19,10 @@ Looked   the table was stale, or its shard set changed     Move
 Looked   a caller waits, and a server was not asked        Elsewhere
 Looked   otherwise                                         GiveUp
 Late     two servers have it                               Done
-Late     another is well, not all slow, and a token left   Elsewhere, as a hedge
+Late     another is well, some are fast, a token is left   Elsewhere, as a hedge
 Late     half of its time is not over                      NotYet
 Late     another server would answer in time               Elsewhere, once per message
-Late     otherwise                                         NotYet: one of them may answer again soon
+Late     otherwise                                         NotYet: a server may answer again soon
 =======  ================================================  ========================================
 
 A message that failed or is late goes to no other server after its deadline, or once the client is
@@ -49,28 +49,28 @@ from dlm.errors import (
 from dlm.wire.status import MOVING_REASONS
 
 # -------------------------------------------------------------------------------------------------
-# Which server of a shard is asked, when its answer is late, and how many messages are sent twice.
+# These rules say which server of a shard is asked, when an answer is late, and what is sent twice.
 #
-# Plain data, owned by the loop; time (in seconds) and randomness are passed in. Paper: Dean and
+# The loop owns this plain data, and passes in time (in seconds) and randomness. Paper: Dean and
 # Barroso, The Tail at Scale, CACM 2013: a second request after a high percentile removes the tail.
 
 
-KEPT = 64  # answers that are remembered
-EACH = 8  # answers after which the figures are recomputed
+KEPT = 64  # number of answers that are remembered for each server
+EACH = 8  # number of new answers after which the figures are recomputed
 FORGET_S = 5.0  # the figures of a server that is silent for this long are forgotten
-# The second largest of the times kept: some 4 % of messages exceed this quantile of the faster of
-# two servers, however busy the machine. Messages earn more tokens (`runtime.HEDGED`), so the tokens
-# saved for a slow server are not spent earlier.
+# This quantile of the times kept is the second largest time. Some 4 % of messages exceed that of
+# the faster of two servers, however busy the machine is. Messages earn tokens faster than that
+# (`runtime.HEDGED`), so the tokens saved for a slow server are not spent earlier.
 PERCENTILE = 0.99
-# Below this, no message is late: computing threads can keep the loop from its replies for this
-# long.
+# No message is late sooner than this: threads that compute can delay the loop's work on replies for
+# this long.
 LEAST_S = 0.005
-# The assumed figures of a server until it has given enough answers.
+# This time is assumed for a server's answers until the server has given enough answers.
 UNKNOWN_S = 0.05
-# A server counts as stalled after late messages in STALLED consecutive pauses: until it answers one
-# in less than twice the time that those waited, but at most for STALLED_S, since it may have
-# recovered. Its median shows a delay only after half of `KEPT` answers. If one pause were enough,
-# any pause of a thread would move all load.
+# A server counts as stalled once messages were late in STALLED consecutive pauses. It stops being
+# stalled when it answers a message in less than twice the time that the last late one waited, or
+# after STALLED_S, since it may have recovered. Its median would show a delay only after half of
+# `KEPT` answers. If one pause were enough, any pause of a thread would move all load.
 STALLED, STALLED_S = 3, 1.0
 
 
@@ -85,16 +85,15 @@ def choose(
     tried: frozenset[str] = frozenset(),
     stalling: frozenset[str] = frozenset(),
 ) -> str | None:
-    """The server to ask, None if there is none: of two drawn at random, the one with fewer queries
-    outstanding.
+    """Returns the server to ask, if any: of two drawn at random, that with fewer queries in flight.
 
     Args
-        avoided      asked only if there is no other
-        slow         asked only if all others are avoided
-        missed       avoided servers that were not reached lately: asked only after other avoided
-                     ones, which may be draining and still answer
-        tried        servers that had this message: asked only after all others
-        stalling     asked only if all others stall or are slow
+        avoided      servers that are asked only if there is no other server
+        slow         servers that are asked only if all others are avoided
+        missed       avoided servers that were not reached lately; they are asked only after other
+                     avoided servers, which may be draining and still answer
+        tried        servers that had this message; they are asked only after all others
+        stalling     servers that are asked only if all others stall or are slow
     Paper  Mitzenmacher 2001, the power of two choices: the longest queue is doubly logarithmic
     """
     wanted = list(replicas)
@@ -128,9 +127,9 @@ class TokenBucket:
 
 
 class Heard(NamedTuple):
-    """What is known about a server that might take over a message: the time in which it answered
-    nearly all of its latest messages or, without any, heartbeats (else inf); how long it has been
-    silent on its messages; and whether it missed one and has answered none since."""
+    """What is known about a server that might take over a message: `within_s`, in which it answered
+    nearly all of its latest messages or, if it got none, heartbeats (inf if unknown); `silent_s`,
+    how long its messages went unanswered; `misses`, if it missed one and answered none since."""
 
     within_s: float
     silent_s: float = 0.0
@@ -142,15 +141,15 @@ class Heard(NamedTuple):
 
 
 def may_take_over(heard: Mapping[str, Heard], left_s: float) -> list[str]:
-    """The servers, up and not asked yet, that may take over a message that another has kept for
-    half of its time. Slow or silent ones never do: if all of a shard are, no message is sent
-    twice."""
+    """Returns the servers in `heard` that may take over a message which another server has had for
+    half of the message's time. A slow or silent server may not: if all servers of a shard are slow,
+    no message is sent twice."""
     return [address for address, one in heard.items() if one.would_answer(left_s)]
 
 
 class Usual:
-    """The latest answers of one server. `late_s`, after which an answer is late, and `median_s` are
-    inf until there are enough answers; `at`, when the last one came, is -inf before the first."""
+    """The latest answers of one server. `median_s`, and `late_s`, after which an answer is late,
+    are inf until there are enough answers. `at`, the time of the last answer, begins as -inf."""
 
     __slots__ = (
         *("_late_at", "_lates", "_missed_at", "_new", "_times", "_waited_s"),
@@ -201,30 +200,30 @@ class Usual:
         return self._missed_at > self.at and now - self._missed_at <= FORGET_S
 
     def within_s(self, now: float) -> float | None:
-        """Seconds in which the server answered nearly all of its latest messages, and the last one;
-        None if it answered none lately."""
+        """Returns the seconds within which the server answered nearly all of its latest messages,
+        and the last message; None if it answered no message lately."""
         if now - self.at > FORGET_S:
             return None
         return max(self.late_s, self._times[-1]) if self.late_s < inf else max(self._times)
 
 
 def late_after(servers: Iterable[Usual], now: float) -> float:
-    """Seconds after which a message to a shard is late: the percentile of its fastest server that
-    does not stall (a stalled one has old figures); if all stall, that of the slowest."""
+    """Returns the seconds after which a message to a shard is late: `late_s` of the fastest server
+    that does not stall (a stalled server has old figures) or, if all stall, of the slowest."""
     known = [one for one in servers if one.known(now)]
     slowest_s = max((one.late_s for one in known), default=UNKNOWN_S)
     late_s = min((one.late_s for one in known if not one.stalls(now)), default=slowest_s)
     return max(late_s, LEAST_S)
 
 
-# Seconds between two rounds of a message that waits for a replica that is about to be ready.
+# Shortest and longest pause, in seconds, of a message that waits for a replica to become ready.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 
 
 class Failed(NamedTuple):
-    """A server failed to answer, or none could be asked. `retries` are tokens left; `moving` is
-    whether a server of the shard is stopping or starting, or lately was; `due`, whether the last
-    look for the servers is long enough ago."""
+    """A server failed to answer, or none could be asked. `retries` is the number of tokens left;
+    `moving` is whether a server of the shard is stopping or starting, or recently was; `due` is
+    whether the servers were last looked for long enough ago."""
 
     error: DlmError
     retries: float
@@ -234,8 +233,8 @@ class Failed(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """The servers were asked again what they hold, or the message waited for one. If `stale`, its
-    queries may be for other shards now; if `same`, its shard set is still in use."""
+    """The servers were asked again what they hold, or the message waited for a server. If `stale`,
+    the message's queries may be for other shards now; if `same`, its shard set is still in use."""
 
     stale: bool
     same: bool
@@ -246,10 +245,10 @@ class Late(NamedTuple):
     """A server has had the message for longer than usual, or for half of the message's time.
 
     until     the earliest deadline of a caller that still waits
-    hedges    tokens left for late messages; 0 if hedging is off
-    avoided   servers that are not well;  slow  servers slower than another
-    all_slow  whether all servers of the shard are slow, so more work will not help
-    heard     what is known about some servers; looked up only if that matters
+    hedges    number of tokens left for late messages; 0 if hedging is off
+    avoided, slow  servers that are not well, and servers that are slower than another server
+    all_slow  whether all servers of the shard are slow, so that more work will not help
+    heard     looks up what is known about some servers; called only if needed
     """
 
     since: float
@@ -267,8 +266,8 @@ class Done(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """Ask another server (or stream), additionally or instead: one in `among`, or any of the
-    shard's if None. For a `hedge`, the first answer counts; if `limited`, it takes a token."""
+    """Ask another server (or stream), additionally or instead: one of `among`, or any server of the
+    shard if that is None. For a `hedge`, the first answer counts. `limited` costs a token."""
 
     among: Sequence[str] | None = None
     hedge: bool = False
@@ -304,7 +303,7 @@ class Alone(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """End the message with its error; `look` if later ones need to know where the servers are."""
+    """End the message with its error; if `look`, look for the servers, for later messages."""
 
     look: bool = False
 
@@ -314,7 +313,7 @@ Decision: TypeAlias = Done | Elsewhere | Later | NotYet | Look | Move | GiveUp
 
 
 def after(outcome: Outcome, message: Any, now: float) -> Decision:
-    """What to do about a message, a `lane.Message`."""
+    """Decides what to do with a message (a `lane.Message`) after an outcome."""
     if message.ended:
         return Done()
     if isinstance(outcome, Failed):
@@ -339,7 +338,7 @@ def _after_failure(outcome: Failed, message: Any, now: float) -> Decision:
     waits. If servers are silent, callers get the error at once.
     """
     error = outcome.error
-    if message.out:  # another server still has it; if it is slow, a third may get it
+    if message.out:  # another server has the message; if that is slow, a third may get it
         return NotYet((now + message.deadline) / 2) if message.untried else Done()
     if outcome.closed:
         return GiveUp()
@@ -358,7 +357,7 @@ def _after_failure(outcome: Failed, message: Any, now: float) -> Decision:
         return Later(pause_s)
     if isinstance(error, StaleShardSet) or (outcome.due and gone and not message.untried):
         return Look()
-    # The server may be back at another address; the next calls will know.
+    # The server may be back at another address: a look finds it for the next calls.
     return GiveUp(look=outcome.due and (gone or isinstance(error, DeadlineExceeded)))
 
 
@@ -380,27 +379,28 @@ def _after_delay(outcome: Late, message: Any, now: float) -> Decision:
 def after_stream(
     wanted: bool, left_s: float, *, changed: bool, lost: bool
 ) -> Elsewhere | Alone | GiveUp:
-    """What to do with a message whose stream the server ended: `wanted` if anybody waits for its
-    answer, `changed` if the token has changed since, `lost` if gRPC lost the reason."""
+    """Decides what to do with a message whose stream the server ended. `wanted` is whether a caller
+    still waits; `changed`, whether the token has changed; `lost`, whether gRPC lost the reason."""
     if wanted and changed:
         return Elsewhere()
     return Alone() if wanted and lost and left_s > 0 else GiveUp()
 
 
 def after_call(settled: bool, calls: int, left_s: float) -> Move | GiveUp:
-    """What to do with a call of an utterance whose model no server holds any longer: `settled` if
-    its caller has states, ids or scores of that model; `calls` is how many of its calls run."""
+    """Decides what to do with a call of an utterance whose model no server holds any longer.
+    `settled` is whether the caller has states, ids or scores of that model; `calls` is the number
+    of the utterance's calls that are running."""
     return GiveUp() if settled or calls > 1 or left_s <= 0.0 else Move()
 
 
 def after_file(tries: int, *, wrong: bool, resumed: bool) -> Again | Elsewhere:
-    """What to do after a server sent a wrong or incomplete file: a broken download is resumed; a
-    file that another server began and that turns out wrong is fetched as a whole."""
+    """Decides what to do after a server sent a wrong or incomplete file. A broken download is
+    resumed; a file that another server began is, if it turns out wrong, fetched as a whole."""
     return Elsewhere() if tries > 1 or (wrong and not resumed) else Again()
 
 
 def after_files(error: UnavailableError, pause_s: float, left_s: float) -> Later | GiveUp:
-    """What to do after all servers failed to send a file: some may have been too busy."""
+    """Decides what to do after all servers failed to send a file: some may have been too busy."""
     return Later(pause_s) if error.retryable and pause_s < left_s else GiveUp()
 
 
@@ -410,15 +410,14 @@ def is_moving(error: DlmError) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------
-# When a message is sent: a shard's queue has its waiting parts and its messages in flight.
-
+# Queues decide when a message is sent: each has a shard's waiting parts and messages in flight.
 # No queue waits or knows the time: the loop, which alone uses queues, passes the time in.
 #
 # Idle shards are asked at once. While a message is in flight to any shard of the set, parts of
-# other calls gather, and are sent together when the last comes back, since a call waits for its
-# slowest shard: so batching needs no timer. If the last message takes twice as long as a shard
-# mostly does (`holds_s`), or a shard's own message longer than usual, the shard's next message is
-# sent, up to `limit`: neither a slow shard nor a stall may hold up the others.
+# other calls gather. They are sent together when the last message comes back, since a call waits
+# for its slowest shard, so batching needs no timer. If the last message takes twice as long as
+# usual (`holds_s`), or if a shard's own message takes longer than usual, the shard's next message
+# is sent, up to `limit`, so that neither a slow shard nor a stall holds up the others.
 #
 # =========  ======================================  =============================================
 # event      while                                   then
@@ -433,14 +432,14 @@ def is_moving(error: DlmError) -> bool:
 #
 # The queue is bounded: in queries, by the size of a few messages; in time, by how fast the shard
 # has answered lately (`Pace`). If the queries ahead would take half of the time that a new call
-# has left, the call is refused at once, while its caller still has time for a fallback. Its pace
-# refuses nothing while nothing is in flight, so a shard that was slow is found to be fast again.
+# has left, the call is refused at once, while its caller still has time for a fallback. Pace is
+# ignored while nothing is in flight, so that a shard that was slow can prove fast again.
 #
-# Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is
-# ours.
+# Paper: DLM 3.3 merges the messages for one position of an utterance; merging them across
+# utterances is our own addition.
 
-MAX_QUEUED_ITEMS = 4096  # limit of waiting parts, whatever their size: a caller waits for each
-# Queries that may wait for a shard: a few messages' worth, and a minimum if messages are small.
+MAX_QUEUED_ITEMS = 4096  # limit on waiting parts of any size, since a caller waits for each part
+# Limit on queries that wait for a shard: a few messages' worth, or MIN_WAITING if that is more.
 MAX_WAITING_MESSAGES = 4
 MIN_WAITING = 4096
 # Busy seconds after which an observation counts half: much longer than one message, and much
@@ -448,17 +447,17 @@ MIN_WAITING = 4096
 HORIZON_S = 1.0
 # The first answers are ignored: their times include connecting and waking up.
 FIRST_ANSWERS = 8
-# A message counts as at least this number of queries in a shard's pace, since waiting queries go in
-# larger messages.
+# In a shard's pace, a message counts as at least this number of queries, since waiting queries are
+# sent in larger messages.
 LEAST_QUERIES = 256
 # The estimated wait may take this share of the time left; the rest covers errors of the estimate.
 PATIENCE = 0.5
 
 
 class Pace(NamedTuple):
-    """How fast a shard answers: messages answered since the start; their queries and the seconds
-    in which anything was in flight, both as sums in which older ones count less; and `at`, when
-    these were last updated."""
+    """How fast a shard answers. `answers` is the number of messages answered since the start.
+    `queries`, and the seconds `busy_s` in which anything was in flight, are sums in which older
+    values count less. `at` is when the sums were last updated."""
 
     answers: int = 0
     queries: float = 0.0
@@ -483,20 +482,20 @@ class Pace(NamedTuple):
         return Pace(answers, self.queries + max(queries, LEAST_QUERIES), self.busy_s, self.at)
 
     def seconds(self, queries: int, since_s: float = 0.0) -> float:
-        """The time that `queries` queries will take, with `since_s` busy seconds after `at`; 0
-        while too little is known."""
+        """Estimates the seconds that `queries` queries will take, if the shard was also busy for
+        `since_s` after `at`; 0 while too little is known."""
         return queries * (self.busy_s + since_s) / self.queries if self.queries > 0.0 else 0.0
 
 
-# Answered callers ask together if all ask again within this many times the answer's duration, and
-# within `LEAST_S`: a later one would wait for the messages of the others.
+# Parts of answered callers are sent together if all callers ask again within this many times the
+# duration of the answer, and within `LEAST_S`; a later part would wait for the others' messages.
 AGAIN = 3.0
 
 
 class Round:
-    """Decides when all shards of a set are asked together: not while messages are in flight to any
-    of them, since `began`; nor before all answered callers have asked again, if all did so in time
-    in the round before."""
+    """Decides when all shards of a set are asked together: not while a message is in flight to any
+    of them (the first was sent at `began`); and, if all answered callers asked again in time in the
+    previous round, not before all have asked again."""
 
     __slots__ = ("_answered_at", "_came", "_expected", "_waits", "began", "under_way")
 
@@ -524,7 +523,7 @@ class Round:
         return self._answered_at + min(AGAIN * (self._answered_at - self.began), LEAST_S)
 
     def free_at(self, usual_s: float) -> float:
-        """When a waiting message may be sent to a shard that has none in flight."""
+        """Returns the time from which a waiting message may go to a shard with none in flight."""
         if self.under_way:
             return self.began + usual_s
         return self._again_by if self._waits and self._came < self._expected else -inf
@@ -536,11 +535,11 @@ class Queue:
     Args
         round        the round of all shards of its set
         limit        maximum number of messages in flight
-        max_queries  maximum queries in one message; larger work is sent alone
+        max_queries  maximum number of queries in a message; a larger part is sent alone
         usual_s      how long a message to this shard usually takes
     Attributes
-        in_flight  number of a message -> its number of queries; `asked` is the sum of these
-        earliest   no waiting work has an earlier deadline
+        in_flight  maps a message's number to its count of queries; `asked` is the sum of the counts
+        earliest   a time; no waiting part has an earlier deadline
     """
 
     __slots__ = (
@@ -606,15 +605,15 @@ class Queue:
         return self._last + self.usual_s if self.in_flight else -inf
 
     def due(self) -> float:
-        """When to look at the queue; inf if nothing waits."""
+        """Returns when to check the queue next; inf if nothing waits."""
         at = self.ready_at()
         if at == -inf:
-            # In time for the first deadline, and no later than other callers' messages take.
+            # The message waits for other callers, but leaves early enough for the first deadline.
             at = min(self.round.free_at(self.holds_s), self.earliest - self.usual_s)
         return min(at, self.earliest)
 
     def take(self, now: float) -> tuple[int, list[Any]] | None:
-        """The next message, if one may be sent: its number, for `done`, and its parts."""
+        """Returns the number (for `done`) and the parts of the next message, if one may be sent."""
         if self.ready_at() > now:
             return None
         self.pace = self.pace.passed(now, busy=bool(self.in_flight))
@@ -635,9 +634,9 @@ class Queue:
         return number, works
 
     def done(self, number: int, now: float, *, answered: bool = True, gone: bool = False) -> bool:
-        """Notes that a message came back; False if it already had. It shows the shard's pace only
-        if `answered`; if `gone`, because no server accepted the message or this client, the known
-        pace is forgotten."""
+        """Notes that a message came back; returns False if it already had. The message shows the
+        shard's pace only if `answered`. If `gone`, since no server accepted the message or this
+        client, the known pace is forgotten."""
         queries = self.in_flight.pop(number, None)
         if queries is None:
             return False

@@ -38,7 +38,7 @@ AVOID_S = 1.0  # for this long, a server that a message did not reach is asked a
 CHECK_S = 1.0  # seconds between checks of queues and messages, while there are any
 # Share of messages that may be sent again when they fail, and the size of a burst.
 RETRIED, RETRY_BURST = 0.1, 20.0
-# The same for messages that may be sent to a second server when they are late.
+# Share of messages that may also go to a second server when they are late, and size of a burst.
 HEDGED, HEDGE_BURST = 0.05, 100.0
 
 # Called with a connection, or with the error that prevented it.
@@ -46,12 +46,12 @@ Connected: TypeAlias = Callable[[Connection | Exception], None]
 
 
 class Runtime:
-    """Fields below "of the loop" are used only on the loop; `lock` guards the rest. The lock is
-    reentrant, since a signal handler may run while its own thread has it. `before` is the watch of
-    the parent process, whose mode stays until this process has a watch; `ready` has the lanes that
-    may have something to send."""
+    """The state of one client. Only the loop uses the fields below "of the loop"; `lock` guards the
+    rest, and is reentrant, since a signal handler may run while its own thread holds the lock.
+    `before` is the parent process's watch, whose mode applies until this process has a watch;
+    `ready` has the lanes that may have something to send."""
 
-    # `core.Lanes` has these for its shards:
+    # The subclass `core.Lanes` defines these attributes:
     table: Any  # `table.Table`
     tracer: Tracer | None
     route: Callable[[Snapshot, Any], None]
@@ -77,10 +77,10 @@ class Runtime:
         # of the loop:
         self.lanes: dict[Any, Any] = {}  # each `lane.Lane`, by its `Place`
         self.ready: dict[Any, Any] = {}
-        self._connecting: dict[str, list[Connected]] = {}  # who waits for a connection, by address
+        self._connecting: dict[str, list[Connected]] = {}  # callbacks, by address
         self._busy = False  # whether a step is running, after which `ready` is sent
         self._flushing = False  # whether `_flush` will follow the waiting steps
-        self._alarms: list[float] = []  # times to check shards at; the last one is due next
+        self._alarms: list[float] = []  # when to check shards; the last time is due next
         self._chance = random.Random()
         self.retrying = TokenBucket(RETRIED, RETRY_BURST)
         self.hedging = TokenBucket(HEDGED, HEDGE_BURST)
@@ -91,7 +91,7 @@ class Runtime:
         self._outage: Outage | None = None  # the current period of bigram-fallback scores
 
     def begin_in_child(self) -> None:
-        """After a fork: leaves all of the parent's objects untouched."""
+        """Begins anew after a fork, and leaves the parent's objects untouched."""
         _INHERITED.append(dict(vars(self)))
         self.begin(self.watch or self.before)
 
@@ -146,9 +146,9 @@ class Runtime:
             found = self.connections.get(address)
         if found is not None:
             return found
-        # Outside the lock: resolving a name may take seconds, and closing the client would wait. If
-        # another thread was faster, its connection is used, since this one has not opened anything
-        # yet.
+        # The connection is made outside the lock: resolving a name may take seconds, for which
+        # closing the client would have to wait. If another thread was faster, that thread's
+        # connection is used, since this one has not opened anything yet.
         made = self.connect(address)
         with self.lock:
             self.check_open()
@@ -178,11 +178,11 @@ class Runtime:
         if found is not None:
             found.close()
 
-    # -- steps on the loop: one after another, so none sees anything half changed ---------------
+    # -- steps run on the loop one by one, so none sees anything half changed -------------------
 
     def tell(self, step: Callable[..., None], *args: Any) -> None:
-        """From any thread: makes the loop carry out a step. If it raises, `cut_off` of its first
-        argument, or of its own object, is called with the error."""
+        """From any thread: makes the loop carry out a step. If the step raises, `cut_off` is called
+        with the error: that of the step's first argument or, without arguments, of its object."""
         try:
             self._home.post(self._take, step, args)
         except Exception as exc:  # noqa: BLE001 - no loop can be started; the step waits for one
@@ -196,8 +196,8 @@ class Runtime:
         self._home.later(delay_s, self.step, step, *args)
 
     def check_by(self, at: float) -> None:
-        """Schedules a check of shards by this time, but within a second: a scheduled check keeps
-        alive a client that nobody references."""
+        """Schedules a check of shards for this time, or for a second from now if that is sooner: a
+        scheduled check keeps alive a client that nobody references."""
         alarms = self._alarms
         if at < (alarms[-1] if alarms else inf):
             now = self.clock()
@@ -208,7 +208,7 @@ class Runtime:
     def _ring(self) -> None:
         self._alarms.pop()
         now = self.clock()
-        next_at = now + CHECK_S  # if a check raises
+        next_at = now + CHECK_S  # used if a check raises
         try:
             lanes = list(self.lanes.values())
             next_at = min([lane.check(now, self.step) for lane in lanes], default=inf)
@@ -217,7 +217,7 @@ class Runtime:
 
     def _take(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
         """Carries out another thread's step. Messages that become ready are sent after all steps
-        that wait now, so that simultaneous parts are sent together."""
+        that are now waiting, so that simultaneous parts are sent together."""
         self._busy = True
         self.attempt(step, *args)
         self._busy = False
@@ -263,8 +263,8 @@ class Runtime:
     def unwell(
         self, replicas: Sequence[str], now: float
     ) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        """Servers that were not reached recently; all servers to avoid; and those that are far
-        slower than another of these replicas."""
+        """Returns the servers that were not reached recently, all servers to avoid, and the
+        replicas that are far slower than another replica."""
         missed = avoided = frozenset(a for a, at in self._missed.items() if now - at < AVOID_S)
         usual = {a: self.usual[a] for a in replicas}
         answer = [a for a, one in usual.items() if one.known(now) and not one.stalls(now)]
@@ -327,8 +327,8 @@ class Runtime:
             log.info("client.bigram_fallback.ended", extra=fields)
 
     def keep_only(self, snapshots: Sequence[Snapshot]) -> None:
-        """From any thread: forgets all shard sets and servers but these and those of messages in
-        flight."""
+        """From any thread: forgets all shard sets and servers except those in `snapshots` and those
+        that messages in flight use."""
         shard_sets = {each.shard_set for each in snapshots}
         replicas = (a for each in snapshots for a in each.topology.addresses.values())
         loop.leave(self._forget, shard_sets, frozenset(chain.from_iterable(replicas)))
@@ -343,6 +343,6 @@ class Runtime:
                 del known[address]
 
 
-# Objects of a parent process: a child never touches or collects them, since the helper threads were
-# not copied.
+# Objects of a parent process. A child never touches or collects them, since a fork does not copy
+# the helper threads.
 _INHERITED: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """Carries bytes to a shard server and back.
 
-Scores travel on streams that stay open (`stream`), everything else as separate calls.
-Sending never waits: a stream that is not open yet is opened on the loop, and the message waits.
+Scores travel on streams that stay open (`stream`), everything else in separate calls. Sending does
+not block: if a stream is not open yet, the loop opens it while the message is queued.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ PAUSE_S = 0.1
 PAUSE_BESIDE_S = 2.0
 # A call that gRPC has not ended this long after its deadline is considered lost.
 END_S = 5.0
-# A new token is used for new streams at once, but open ones stay for this long: servers reread
-# their own files within a second; one that does not know the new token yet still knows the old one.
+# New streams use a new token at once, but open streams stay open for this long: servers reread
+# their token files within a second, and accept the old token until they know the new one.
 TOKEN_SETTLE_S = 2.0
 
 BEAT = "Heartbeat"
@@ -71,14 +71,14 @@ def client_closed() -> ClientClosed:
 
 
 # -------------------------------------------------------------------------------------------------
-# Calls to one server beside its streams, over a channel of its own on the loop: heartbeats,
+# Calls to one server outside its streams, over a separate channel on the loop: heartbeats,
 # descriptions, downloads, and the few messages whose trace is sampled. A call costs three times as
 # much as a message on a stream.
 
 
 class Calls:
-    """Calls over one channel, which is opened for the first, and closed before a fork, or when a
-    call finds no server and the certificates have changed since. On the loop.
+    """Makes calls over one channel, on the loop. The first call opens the channel. It is closed
+    before a fork, or when a call reaches no server and the certificates have changed meanwhile.
 
     Guarantees  each call ends once, or `suspend` returns it
     """
@@ -88,14 +88,14 @@ class Calls:
         self._opened_with: Contents | None = None
         self._out: set[Ask] = set()
         self._channel: grpc.aio.Channel | None = None
-        self._closing: asyncio.Future[None] | None = None  # else it could be collected too early
+        self._closing: asyncio.Future[None] | None = None  # kept, or it could be collected early
 
     def send(self, home: LoopThread, ask: Ask) -> None:
         self._out.add(ask)
         home.start(self._ask(ask))
 
     def suspend(self) -> list[Ask]:
-        """Before a fork: returns the calls in flight, to be sent again after it."""
+        """Before a fork: returns the calls in flight, to be sent again after the fork."""
         out, self._out = list(self._out), set()
         self._close()
         return out
@@ -105,7 +105,7 @@ class Calls:
             ask.end(None, closed_error(self._address))
 
     def _close(self) -> None:
-        """Closes the channel, which never rereads its certificates; the next call opens another."""
+        """Closes the channel, which never rereads certificates; the next call opens a new one."""
         channel, self._channel = self._channel, None
         if channel is not None and loop.is_here():
             self._closing = asyncio.ensure_future(channel.close())
@@ -125,7 +125,7 @@ class Calls:
                 ask.end(data, error)
 
     async def _call(self, ask: Ask) -> tuple[bytes | None, DlmError | None]:
-        if ask not in self._out:  # `suspend` took it meanwhile
+        if ask not in self._out:  # `suspend` took the call
             return None, None
         try:
             if self._channel is None:
@@ -148,13 +148,13 @@ class Calls:
         else:
             return data, None
         finally:
-            method = None  # it references the channel
+            method = None  # the method references the channel
 
 
 class ReceivedFile:
-    """A file being received, over a separate channel, so that it does not delay heartbeats. The
-    loop reads one chunk ahead of the reader of `chunks`; the last item has no data, and an error
-    unless the server sent all."""
+    """A download, over a separate channel so that it does not delay heartbeats. The loop reads one
+    chunk ahead of the reader of `chunks`. The last item has no data, and has an error unless the
+    server sent the whole file."""
 
     def __init__(
         self, address: str, request: bytes, deadline: float, security: SecurityFiles
@@ -167,11 +167,11 @@ class ReceivedFile:
         self._error: DlmError | None = closed_error(address)  # unless the task ends otherwise
 
     def begin(self, home: LoopThread) -> None:
-        if home.ending:  # the caller that wants the file resumes it
+        if home.ending:  # the caller resumes the download
             self._ended()
         else:
             self._task = home.start(self._run())
-            # Not in `_run`, since a task that is cancelled before it starts runs no code.
+            # `_run` cannot do this, since a task that is cancelled before it starts runs no code.
             self._task.add_done_callback(self._ended)
 
     def _ended(self, _: object = None) -> None:
@@ -181,8 +181,8 @@ class ReceivedFile:
         self._more.set()
 
     def end(self) -> None:
-        """On the loop: ends the call when the reader stops early, so that the server is not kept
-        busy, or when the connection is closed."""
+        """On the loop: ends the call when the connection is closed, or when the reader stops early,
+        so that the server is not kept busy."""
         if self._task is not None:
             self._task.cancel()
 
@@ -211,27 +211,27 @@ class ReceivedFile:
 
 
 class Connection:
-    """A connection to one server, over separate gRPC channels that are opened when needed: one per
-    stream, and another when all are busy, since processes that share a port divide the load by
-    connection. Tests replace it with scripted connections to make the network fail.
+    """A connection to one server. Each stream has a gRPC channel, and another stream is opened
+    when all are busy, since processes that share a port divide the load by connection. Tests
+    replace this class with scripted connections to make the network fail.
 
-    A failure is a `DlmError`, raised or passed to `reply`; one that a server sent has its `reason`.
+    A failure is a `DlmError`, raised or passed to `reply`. If a server sent it, it has a `reason`.
     """
 
     def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
         self.address = address
-        # Checked once: the name is not looked up again, even if it later resolves to another
-        # machine.
+        # The address is checked once: its name is not looked up again, even if it later resolves
+        # to another machine.
         self._security = SecurityFiles(security.target(address), security)
         self._most = streams
         self._closed = False
         # of the loop:
         self._streams: list[Exchange | None] = [None]
         self._retired: list[Exchange] = []  # streams with a token that is no longer in the file
-        # On two channels: descriptions are large, and must not delay heartbeats.
+        # There are two channels, so that descriptions, which are large, do not delay heartbeats.
         self._beats = Calls(address, self._security)
         self._calls = Calls(address, self._security)
-        self._files: weakref.WeakSet[ReceivedFile] = weakref.WeakSet()  # the files' tasks hold them
+        self._files: weakref.WeakSet[ReceivedFile] = weakref.WeakSet()  # tasks keep files alive
 
     # -- in any thread ------------------------------------------------------------------------
 
@@ -239,8 +239,8 @@ class Connection:
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw:
         """Sends a ScoreRequest, with a trace context as metadata; `reply` is called once, on any
-        thread. Returns a function that withdraws the request unless it was sent, after which
-        `reply` is still called."""
+        thread. Returns a function that withdraws the request unless it was already sent; `reply`
+        is called even then."""
         deadline = time.monotonic() + timeout_s
         return self._post(Ask("Score", request, deadline, reply, metadata, request))
 
@@ -254,7 +254,7 @@ class Connection:
         return self._post(ask)
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
-        """The server's shards of `shard_set`, or of its default; the checksum is verified."""
+        """Asks for the server's shards of `shard_set` or its default set; verifies the checksum."""
         request = pb.DescribeRequest(shard_set=shard_set).SerializeToString()
         message = codec.parse(pb.DescribeReply(), self._wait("Describe", request, timeout_s))
         if message.checksum != codec.describe_checksum(message):
@@ -262,7 +262,7 @@ class Connection:
         return message
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
-        """Whether the server is alive, and its state; the checksum is verified."""
+        """Asks for the server's state, which shows that it is alive; verifies the checksum."""
         data = self._wait(BEAT, request.SerializeToString(), timeout_s)
         return self._read_beat(request, data)
 
@@ -318,7 +318,7 @@ class Connection:
         return data or b""
 
     def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
-        """The chunks of a file."""
+        """Yields the chunks of a file."""
         deadline = time.monotonic() + timeout_s
         data = request.SerializeToString()
         file = ReceivedFile(self.address, data, deadline, self._security)
@@ -368,7 +368,7 @@ class Connection:
             return
         try:
             self._send(ask)
-        except Exception as exc:  # noqa: BLE001 - whoever waits must get it
+        except Exception as exc:  # noqa: BLE001 - the waiting caller must be told
             ask.end(None, failed(self.address, exc))
 
     def _send(self, ask: Ask) -> None:
@@ -384,17 +384,17 @@ class Connection:
             if not home.ending:
                 (self._beats if ask.method == BEAT else self._calls).send(home, ask)
                 return
-        loop.post(self._start, ask)  # the next loop starts it
+        loop.post(self._start, ask)  # this event loop ends; the next one sends `ask`
 
     def _begin(self, file: ReceivedFile) -> None:
         loop.suspend_at_forks(self)
         self._files.add(file)
         file.begin(loop.running())
-        if self._closed:  # before this step ran
+        if self._closed:  # closed before this step ran
             file.end()
 
     def _stream(self) -> Exchange | None:
-        """On the loop: the stream with the least load; None if the loop is ending for a fork."""
+        """On the loop: returns the least busy stream, or None if the loop is ending for a fork."""
         first = self._streams[0]
         if (
             first is not None
@@ -442,8 +442,8 @@ class Connection:
         self._retired = [old for old in (*self._retired, stream) if old.pending]
 
     def _retire_old(self, now: float) -> None:
-        """Retires streams whose token is no longer in its file: the server ends them when that
-        token is removed."""
+        """Retires streams whose token is no longer in the token file: the server ends such streams
+        when the token is removed there."""
         security = self._security
         security.look(now - LOOK_S)
         if now < security.token_changed + TOKEN_SETTLE_S:
@@ -483,7 +483,7 @@ Connect = Callable[[str], Connection]  # makes a connection to an address
 
 
 # -------------------------------------------------------------------------------------------------
-# The two kinds of message to a shard: scores of words, and all words after contexts.
+# A message to a shard asks either for scores of words or for all words stored after contexts.
 
 
 class ScoreAsks:
@@ -516,8 +516,8 @@ class ScoreAsks:
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """A reply's content for one context, or a part of it: the number of words stored after the
-    context; and, as in `StoredWords`, log10_backoffs (L - 1,), ranks (n,) and their answers."""
+    """What a reply says about one context, in whole or in part: `total`, the number of words stored
+    after the context; and, as in `StoredWords`, log10_backoffs (L - 1,), ranks (n,) and answers."""
 
     total: int
     log10_backoffs: NDArray[np.float32]
@@ -526,8 +526,8 @@ class BlockPart:
 
 
 class BlockAsks:
-    """Asks for all words stored after contexts; answered by one `BlockPart` per context. A context
-    is requested like a word, with the number of words already received as its id."""
+    """Asks for all words stored after contexts; the answer is one `BlockPart` per context. Each
+    context is sent like a query for a word, whose id is the number of words received so far."""
 
     name = "blocks"
 

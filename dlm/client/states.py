@@ -1,6 +1,6 @@
 """Input and output of utterances: states, and scores with the states that follow.
 
-Each carries its `ModelInfo`, so a sentence never mixes scores of two models.
+Each state carries its `ModelInfo`, so a sentence never mixes the scores of two models.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dlm.errors import ModelMismatch, QueryError
 
 FULL_MODEL, LOCAL_MODEL = "full", "local_fallback"
 
-# A state as bytes: this version, the first bytes of its model's id, the number of its words, and
-# order - 1 ids, uint32 LE, right-aligned, zero where unused. With phrases, the version is
+# A state as bytes has STATE_VERSION, the first bytes of the model's id, the number of words, and
+# order - 1 word ids, uint32 LE, right-aligned, zero where unused. With phrases, the version is
 # PHRASE_STATE_VERSION, and the first bytes of the phrases' digest and the node, uint32 LE, stand
 # before the number. DO NOT CHANGE: programs store these bytes.
 STATE_VERSION, PHRASE_STATE_VERSION, MODEL_BYTES, PHRASES_BYTES = 1, 2, 8, 8
@@ -26,7 +26,7 @@ STATE_VERSION, PHRASE_STATE_VERSION, MODEL_BYTES, PHRASES_BYTES = 1, 2, 8, 8
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model that a score belongs to, and the shard set on which it was opened.
+    """The model to which a state belongs, and the shard set on which the model was opened.
 
     kind     "full", or "local_fallback" for the local model of a client whose servers fail
     phrases  digest of the utterance's phrases; "" for none
@@ -38,7 +38,7 @@ class ModelInfo:
     phrases: str = field(default="", repr=False)
 
     def check(self, found: ModelInfo) -> None:
-        """Raises `ModelMismatch` unless a state of model `found` belongs to this one."""
+        """Raises `ModelMismatch` unless a state of model `found` can be used with this model."""
         if found is not self and found != self:
             if found.phrases != self.phrases:
                 raise ModelMismatch(
@@ -55,7 +55,7 @@ class ModelInfo:
 
 @lru_cache(maxsize=64)
 def model_info_of(kind: str, model: str, shard_set: str, phrases: str = "") -> ModelInfo:
-    """The same object for all utterances on a model, so that comparisons are quick."""
+    """Returns the same object for all utterances on a model, so that comparisons are quick."""
     return ModelInfo(kind, model, shard_set, phrases)
 
 
@@ -90,7 +90,7 @@ class States:
     Shapes
         _contexts  shape + (order - 1,)  uint32  right-aligned, zero where unused
         _lengths   shape                 uint8
-        _nodes     shape                 int32   with phrases; else None
+        _nodes     shape                 int32   None without phrases
     """
 
     model_info: ModelInfo
@@ -123,9 +123,9 @@ class States:
 
     @classmethod
     def joined(cls, parts: Sequence[States]) -> States:
-        """The states of all arrays, one after the other, in one dimension.
+        """Joins the states of all arrays, one after the other, in one dimension.
 
-        Raises  ModelMismatch, QueryError (no parts)
+        Raises  ModelMismatch, QueryError (if there are no parts)
         """
         if not parts:
             raise QueryError("found no arrays of states to join; expected at least one")
@@ -141,8 +141,8 @@ class States:
         )
 
     def keys(self) -> list[bytes]:
-        """A bytes key for each state of the flattened array: within a model, two keys are equal
-        exactly if their states are. This is many times faster than creating a `State` for each."""
+        """Returns a bytes key for each state of the flattened array. Within a model, two keys are
+        equal exactly if their states are. This is many times faster than creating each `State`."""
         flat = self.reshape(-1)
         words = np.column_stack([flat._lengths.astype(np.uint32), flat._contexts])
         if flat._nodes is not None:
@@ -151,9 +151,9 @@ class States:
         return [content[at : at + step] for at in range(0, len(content), step)]
 
     def to_bytes(self) -> list[bytes]:
-        """Each state of the flattened array as bytes, for other processes: `states_from_bytes` of
-        an utterance of the same model, with the same phrases, reads them. Two are equal exactly if
-        their states are."""
+        """Encodes each state of the flattened array as bytes for other processes, which read them
+        with `states_from_bytes` of an utterance that has the same model and phrases. The bytes of
+        two states are equal exactly if the states are."""
         rows = self.packed()
         each: list[bytes] = rows.view(f"V{rows.shape[1]}").ravel().tolist()
         return each
@@ -171,7 +171,7 @@ class States:
         return rows
 
     def each(self) -> list[NDArray[np.uint32]]:
-        """The ids of each state of the flattened array, the most recent last."""
+        """Returns the word ids of each state of the flattened array, most recent word last."""
         flat = self.reshape(-1)
         width = flat._contexts.shape[1]
         return [
@@ -197,8 +197,8 @@ class States:
 
 
 def state_head(model_info: ModelInfo) -> tuple[bytes, int]:
-    """The bytes that every state begins with, and the offset of its number of words; with phrases,
-    the node stands just before that number."""
+    """Returns the bytes with which each state of a model begins, and the offset of the number of
+    words in a state; with phrases, the node stands just before that number."""
     model = bytes.fromhex(model_info.model)[:MODEL_BYTES]
     if not model_info.phrases:
         return bytes([STATE_VERSION]) + model, 1 + len(model)
@@ -209,18 +209,18 @@ def state_head(model_info: ModelInfo) -> tuple[bytes, int]:
 
 @dataclass(frozen=True, eq=False)
 class Extension:
-    """K states extended by W words.
+    """The result of extending K states by W words.
 
     Shapes
         log10_prob     (K, W)  float32
         matched_order  (K, W)  uint8   order of the longest n-gram found
-        ngram_length   (K, W)  uint8   the same, as KenLM counts it
+        ngram_length   (K, W)  uint8   that n-gram's length, as KenLM counts it
         states         (K, W)          the state after each word
         source         (K, W)  uint8   `FULL`, or `BIGRAM_FALLBACK` where no shard answered in time;
                                        all `LOCAL_FALLBACK` if the local fallback answered
-        oov            (K, W)  bool    the vocabulary lacks the word; scored as the unknown word
-        bonus          (K, W)  float32 log10, what the utterance's phrases add to `log10_prob`, in
-                                       steps of 2^-10; None without phrases
+        oov            (K, W)  bool    whether the word is scored as the unknown word, since the
+                                       vocabulary lacks it
+        bonus          (K, W)  float32 log10 bonus of the utterance's phrases; None without phrases
     """
 
     log10_prob: NDArray[np.float32]
@@ -233,7 +233,7 @@ class Extension:
 
     @property
     def biased(self) -> NDArray[np.float64]:
-        """(K, W) float64: the log10 probability and the bonus together."""
+        """(K, W) float64: the sum of the log10 probability and the bonus."""
         exact = self.log10_prob.astype(np.float64)
         return exact if self.bonus is None else exact + self.bonus
 
@@ -243,13 +243,13 @@ class SentenceScore:
     """A sentence's score.
 
     log10_prob   sum over its tokens, in float64
-    tokens       words, and the sentence end if it was asked for
-    oovs         tokens that the vocabulary lacks
-    log10_oovs   their share of log10_prob
+    tokens       number of words, plus one if the sentence end was scored
+    oovs         number of tokens that the vocabulary lacks
+    log10_oovs   sum over the tokens that the vocabulary lacks
     token_log10_prob (tokens,) float32; token_matched_order (tokens,) uint8;
     token_oov (tokens,) bool; token_source (tokens,) uint8, `FULL`, `BIGRAM_FALLBACK` or
     `LOCAL_FALLBACK`
-    bonus        log10, the sum over the utterance's phrases, as often as each occurs
+    bonus        log10, the sum of the bonuses of all occurrences of phrases
     """
 
     log10_prob: float
@@ -264,5 +264,5 @@ class SentenceScore:
 
     @property
     def biased(self) -> float:
-        """The log10 probability and the bonus together."""
+        """The sum of the log10 probability and the bonus."""
         return self.log10_prob + self.bonus

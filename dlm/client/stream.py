@@ -1,8 +1,8 @@
-"""Scores over a stream that stays open: dlm.v1.Shard/Exchange (proto/README.md).
+"""Gets scores over a stream that stays open: dlm.v1.Shard/Exchange (proto/README.md).
 
 A message on a stream costs a third of the processor time of a call, on both sides; in return, this
-module matches replies to requests, and handles timeouts. While one message is in flight, the next
-takes another gRPC call on the same connection.
+module must match replies to requests and handle timeouts. While one message is in flight, the next
+one uses another gRPC call on the same connection.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ LATE_TOO_SOON_S = 0.02
 SILENT_S = 5.0
 MAX_SILENT = 2
 MAX_CALLS = 32  # per stream: far more messages in flight than a client has by default
-MOST_FREE = 1  # idle calls that stay open: a server counts them, and opening one takes time
-# Files of tokens and certificates are read again every LOOK_S while they are used; callers wait
-# LOOK_WAIT_S for a file system that stalls.
+MOST_FREE = 1  # number of idle calls kept open: servers count them, but opening one takes time
+# Files of tokens and certificates are read again every LOOK_S while they are used. If a file system
+# stalls, callers wait for at most LOOK_WAIT_S.
 LOOK_S = 1.0
 LOOK_WAIT_S = 0.1
-FROM_CORE = "Internal error from Core"  # from gRPC's asyncio API
+FROM_CORE = "Internal error from Core"  # an error text of gRPC's asyncio API
 
 log = EventLog(__name__)
 
@@ -60,8 +60,8 @@ def error_of_call(exc: grpc.RpcError, address: str) -> DlmError:
 
 
 def is_lost(exc: grpc.RpcError) -> bool:
-    """Whether gRPC lost a stream and the reason: if a write finds the stream ended, gRPC does not
-    read its status."""
+    """Whether gRPC lost a stream without learning why: if a write finds that the stream has ended,
+    gRPC does not read the stream's status."""
     return (
         exc.code() is grpc.StatusCode.INTERNAL
         and reason_of(exc) is None
@@ -94,9 +94,9 @@ class NotSent(DlmError):
 class Ask:
     """A request to a server; it keeps its bytes, so that it can be sent again after a fork.
 
-    carried  the part that a stream carries; None if it is sent as a separate call
-    unpack   turns its reply on a stream into that of a separate call; may raise DlmError
-    wanted   whether anybody still wants its answer; else it is not sent
+    carried  the part that a stream carries; None if the request is sent as a separate call
+    unpack   turns the reply of a stream into the reply of a separate call; may raise DlmError
+    wanted   whether anybody still wants the answer; if not, the request is not sent
     """
 
     method: str
@@ -119,7 +119,7 @@ class Ask:
         """Calls `reply`; an exception in it must not harm other messages."""
         try:
             self.reply(data, error)
-        except Exception as exc:  # noqa: BLE001 - and its text may contain queries
+        except Exception as exc:  # noqa: BLE001 - the error's text may contain queries
             log.error("client.reply.failed", extra={"error": type(exc).__name__})
 
     def answer(self, data: bytes) -> None:
@@ -153,7 +153,7 @@ REFUSED = (AuthenticationError, ShardDown)  # errors that another token may prev
 
 
 class SecurityFiles:
-    """The last content of a connection's token and certificate files, and channels that use it. The
+    """Keeps what a connection's token and certificate files last said, and opens channels. The
     files are read in a thread, since the loop must not wait for a file system that stalls. The
     first read blocks, and raises ConfigError if a file is missing or unusable."""
 
@@ -211,7 +211,7 @@ class SecurityFiles:
         self._looking = None
 
     def open_channel(self) -> grpc.aio.Channel:
-        """A channel that connects at its first call, which must carry the token."""
+        """Opens a channel, which connects at its first call; each call must carry the token."""
         security = self._security
         options: tuple[tuple[str, Any], ...]
         options = (*OPTIONS, ("grpc.enable_http_proxy", int(security.use_proxy)))
@@ -224,8 +224,8 @@ class SecurityFiles:
 
 
 class Exchange:
-    """One connection to one server; used only on the loop. Calls of Exchange carry its messages,
-    each call one at a time; one call stays open when idle.
+    """One connection to one server; used only on the loop. Messages travel on calls of Exchange,
+    one at a time on each call; one idle call stays open.
 
     Args
         again  called for each message in flight if the server ended the stream, with whether the
@@ -271,7 +271,7 @@ class Exchange:
         return len(self.pending) + self._silent
 
     def send(self, ask: Ask) -> None:
-        """Sends a message, if the stream has not `ended`."""
+        """Sends a message; the stream must not have `ended`."""
         deadline = ask.deadline
         self._sequence += 1
         self.pending[self._sequence] = ask
@@ -298,7 +298,7 @@ class Exchange:
                 ask.end(None, error)
 
     def retire(self) -> None:
-        """Accepts nothing new; messages in flight are still answered, then the stream is closed."""
+        """Accepts no further messages; closes the stream once those in flight are answered."""
         self.ended = True
         self._close_if_done()
 
@@ -307,7 +307,7 @@ class Exchange:
         self._task.cancel()
 
     def suspend(self) -> list[Ask]:
-        """Accepts nothing new; returns the messages in flight, to be sent again after a fork."""
+        """Accepts no further messages; returns those in flight, to be sent again after a fork."""
         self.ended = True
         pending, self.pending = self.pending, {}
         self._outgoing.clear()
@@ -317,7 +317,7 @@ class Exchange:
         if self._looks != planned:
             return  # a check that is due sooner was scheduled, and schedules the next
         now = time.monotonic()
-        self._looks = inf  # if this fails, the next message schedules a check
+        self._looks = inf  # if this check fails, the next message schedules one
         late = [self.pending.pop(n) for n, a in list(self.pending.items()) if a.deadline <= now]
         self._silent += len(late)
         if self._silent >= MAX_SILENT and now - self._heard >= SILENT_S:
@@ -364,7 +364,7 @@ class Exchange:
         except Exception as exc:  # noqa: BLE001 - the messages in flight must end
             self._broken = exc
         finally:
-            broken, self._broken = self._broken, None  # its traceback references the call
+            broken, self._broken = self._broken, None  # the traceback references the call
             error, lost = self._error_of(broken)
             del broken
             self.ended = True
@@ -423,7 +423,7 @@ class Exchange:
         self._task.cancel()
 
     async def _connect(self, call: Any) -> None:
-        """Continues once messages can be sent, or the call has ended: then reading shows why."""
+        """Continues once messages can be sent, or the call has ended: a read will show why."""
         with contextlib.suppress(grpc.RpcError):
             await call.wait_for_connection()
         self._connecting.discard(asyncio.current_task())
@@ -453,7 +453,7 @@ class Exchange:
     def _bytes_of(self, sequence: int) -> bytes:
         ask, now = self.pending[sequence], time.monotonic()
         assert ask.carried is not None
-        # The remaining time: the message may have waited for a call.
+        # The server gets the remaining time, since the message may have waited for a call.
         timeout_us = min(max(int((ask.deadline - now) * 1e6), 1), MAX_TIMEOUT_US)
         sent_us = int((now - self._opened) * 1e6)
         return ask.carried + codec.exchange_tail(sequence, timeout_us, sent_us)
@@ -472,7 +472,7 @@ class Exchange:
             self._work(call, self._read(call))
             return
         try:
-            self._next(call)  # first: messages that the reply releases may take this call
+            self._next(call)  # goes first, so that messages sent on this reply can use the call
             self._receive(data, sequence)
         except Exception as exc:  # noqa: BLE001 - the other messages must end
             self._break(exc)
@@ -483,7 +483,7 @@ class Exchange:
             self._work(call, self._read(call))
 
     async def _read(self, call: Any) -> None:
-        """Reads, or raises the error that a call ended with."""
+        """Reads a reply, or raises the error with which the call ended."""
         self._receive(await call.read())
 
     async def _close(self, call: Any) -> None:
@@ -492,7 +492,7 @@ class Exchange:
         await call.read()
 
     def _wants(self, sequence: int) -> bool:
-        """Whether to send a message; ends it if it was withdrawn."""
+        """Returns whether to send a message; ends a message that was withdrawn."""
         ask = self.pending.get(sequence)
         if ask is None or ask.wanted:
             return ask is not None
@@ -509,7 +509,7 @@ class Exchange:
         self._heard = time.monotonic()
         self._silent = 0
         message = codec.parse(pb.ScoreReply(), data)
-        if message.sequence != sequence:  # the right reply would stay unread for a while
+        if message.sequence != sequence:  # a call carries one message at a time
             raise ProtocolError(
                 f"{self.address} replied to message {message.sequence}; expected a reply to "
                 f"message {sequence}"
@@ -534,9 +534,9 @@ class Exchange:
         if message.reason == Reason.LATE and time.monotonic() < ask.deadline - LATE_TOO_SOON_S:
             # The server's estimate of our clock is wrong (a machine was paused): a new stream makes
             # a new estimate. Messages in flight on this stream are still answered.
-            self.ended = True  # before the caller gets the error, since it may send again at once
+            self.ended = True  # set first, since a caller may send again once it has the error
         if message.reason == Reason.DRAINING:
-            # If several servers share the address, a new connection may reach another.
+            # If several servers share the address, a new connection may reach another server.
             self.ended = True
         return error
 

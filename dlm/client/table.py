@@ -1,8 +1,8 @@
-"""A client's shard set, the places of its shards, and its low orders; refreshed when stale.
+"""Keeps a client's shard sets, their servers' addresses, and low orders; refreshes them when stale.
 
-One helper thread refreshes the table, so many calls that find it stale at once cause one refresh; a
-second fetches the low orders of the next model, while calls continue with the current one. Models
-to which open utterances are pinned stay in the table as long as servers hold them.
+One helper thread refreshes the table, so many calls that find it stale at once cause one refresh. A
+second thread fetches the next model's low orders, while calls continue with the current model.
+Models to which open utterances are pinned stay in the table as long as servers hold them.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ KERNELS = (
 
 log = EventLog(__name__)
 
-MAX_ASKED = 256  # servers asked at the same time; a silent one takes its whole timeout
-STAMP_S = 1.0  # how often new utterances check whether cluster.toml has changed, in seconds
+MAX_ASKED = 256  # number of servers asked at once, since silent ones take their whole timeout
+STAMP_S = 1.0  # seconds between checks for changes of cluster.toml, made when utterances open
 LOOK_AGAIN_S = 1.0  # seconds between searches for servers while a shard is down
 FOLLOW_S = 10.0  # seconds between checks of servers, if no heartbeats notice new ones
 
 
 class Table:
-    """The snapshots in use: `known` is the one for new utterances, None before it is found. The
-    endpoints, with the default model, are read again whenever the table is stale; `model`
+    """The snapshots in use. `known` is the snapshot for new utterances, or None until one is found.
+    The endpoints, with the default model, are read again whenever the table is stale; `model`
     overrides the default."""
 
     def __init__(self, endpoints: Servers, model: str | None, runtime: Runtime) -> None:
@@ -83,10 +83,10 @@ class Table:
         self.known: Snapshot | None = None
         self._others: Mapping[str, Snapshot] = {}  # snapshots by model; replaced as a whole
         self._gone = False  # no server holds `known`
-        self._missed: frozenset[str] = frozenset()  # models that utterances ask for in vain
+        self._missed: frozenset[str] = frozenset()  # utterances' models that no server holds
         self._kept: frozenset[str] = frozenset()  # settings that changed without effect
         self._unread = ""  # why the last look failed
-        self._rollout: Rollout | None = None  # its model is one of `_others`, by its complete id
+        self._rollout: Rollout | None = None  # names a model of `_others` by its complete id
         self._unserved: str | None = None  # the default model, while servers lack shards of it
         self._stamp = endpoints.stamp()
         self._runtime, self._config, self._clock = runtime, runtime.config, runtime.clock
@@ -96,15 +96,15 @@ class Table:
     def begin(self) -> None:
         """Begins with no look in progress: at creation, and in a forked child."""
         self._refreshing: Future[Snapshot] | None = None
-        self._queued: Future[Snapshot] | None = None  # the last refresh, which many may share
+        self._queued: Future[Snapshot] | None = None  # the last refresh, which callers may share
         self._looking = False  # whether a quiet refresh is queued or runs
         self._looked = -LOOK_AGAIN_S
         self._fetching: Future[None] | None = None  # low orders of the next model
         self._fetched: dict[str, LowGrams] = {}  # fetched low orders, until they are in use
 
     def snapshot(self) -> Snapshot:
-        """The current shard set; found and fetched at the first call. Raises UnavailableError,
-        ProtocolError, ConfigError."""
+        """Returns the current shard set, which the first call finds and fetches. Raises
+        UnavailableError, ProtocolError, ConfigError."""
         known = self.known
         return self._refresh_shared() if known is None else known
 
@@ -127,10 +127,10 @@ class Table:
     def current(
         self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
     ) -> Snapshot:
-        """The snapshot for a new utterance: `snapshot`; if servers no longer hold that model (or
-        refused `unlike`), its replacement, once that is fetched; in a roll-out, the next model if
-        `key` falls into its share. Raises StaleShardSet if the replacement is not ready in time,
-        and what `snapshot` raises."""
+        """Returns the snapshot for a new utterance. In a roll-out, if `key` falls into its share,
+        that is the next model's. If servers no longer hold the current model (or refused model
+        `unlike`), it is the replacement's, once that is fetched. Raises StaleShardSet if the
+        replacement is not ready in time, and what `snapshot` raises."""
         self.follow()
         known, rollout = self.snapshot(), self._rollout
         if rollout is not None and unlike is None and rollout.takes(key):
@@ -157,7 +157,7 @@ class Table:
         return self.snapshot()
 
     def _refresh_soon(self, known: Snapshot) -> Future[Snapshot]:
-        """A refresh that has not begun yet, shared by all that request one before it begins."""
+        """Queues a refresh, or returns the queued one, so that callers share it until it begins."""
         runtime = self._runtime
         with runtime.lock:
             queued = self._queued
@@ -167,15 +167,15 @@ class Table:
 
     def follow(self) -> None:
         """Refreshes in the background if the default model may have changed. New utterances call
-        it; for clients that keep one utterance for days, so do heartbeats or, without them,
-        calls."""
+        this method. So do heartbeats (or calls, if there are no heartbeats), for clients that keep
+        an utterance for days."""
         known = self.known
         if known is None:
             return
         now, runtime = self._clock(), self._runtime
         if now - self._stamp_seen >= STAMP_S:
             self._stamp_seen = now
-            if self.endpoints.stamp() != self._stamp:  # true until a refresh has read it
+            if self.endpoints.stamp() != self._stamp:  # true until a refresh has read the file
                 self.refresh_later()
                 return
         # Heartbeats go only to the servers in use, not to others that are listed.
@@ -208,7 +208,7 @@ class Table:
             self._looking = False
 
     def may_look(self) -> bool:
-        """Whether the last look at the servers is long enough ago for another."""
+        """Whether the last look at the servers was at least `LOOK_AGAIN_S` ago."""
         return self._clock() - self._looked >= LOOK_AGAIN_S
 
     def look_quietly(self, snapshot: Snapshot) -> None:
@@ -217,8 +217,8 @@ class Table:
         self._runtime.help(self.refresh_quietly, snapshot)
 
     def look(self, snapshot: Snapshot, timeout_s: float, stale: bool) -> None:
-        """On the helper thread: refreshes, unless another call has done so since `snapshot`, or the
-        last look was recent and the table is not `stale`."""
+        """On the helper thread: refreshes, unless another call has replaced `snapshot`, or the last
+        look was recent and the table is not `stale`."""
         if self.of(snapshot.model) is snapshot and (stale or self.may_look()):
             self.refresh(snapshot, timeout_s)
 
@@ -233,7 +233,7 @@ class Table:
                 if running is None:
                     running = self._refreshing = runtime.helper.submit(self.refresh, None)
             except RuntimeError as exc:
-                self._runtime.check_open()  # raises if closed; else no thread can be started
+                self._runtime.check_open()  # if the client is open, no thread can be started
                 raise _unread(exc) from exc
         try:
             return running.result()
@@ -248,8 +248,8 @@ class Table:
 
     def refresh(self, before: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
         """On the helper thread: finds the servers and what they hold, in connect_s by default. The
-        first time it also fetches the low orders; later, those of another model are fetched in the
-        background, and the model is used once they are there."""
+        first refresh also fetches the low orders. Later, the low orders of another model are
+        fetched in the background, and that model is used once they have arrived."""
         runtime, known = self._runtime, self.known
         stamp = self.endpoints.stamp()  # taken before the servers are read
         try:
@@ -300,8 +300,8 @@ class Table:
         return snapshot
 
     def _next(self, census: Census, now: Snapshot, rollout: Rollout | None) -> Snapshot | None:
-        """The next model, as soon as servers hold all of it and its low orders are fetched; until
-        then, and for another sharding of the same model, new utterances get the default."""
+        """Returns the next model's snapshot once servers hold all its shards and its low orders are
+        fetched; None until then, and if the next model is a resharding of the model in use."""
         found = None if rollout is None else census.whole(rollout.model)
         if found is None or found.manifest.model == now.model:
             return None
@@ -379,7 +379,7 @@ class Table:
         def get() -> None:
             try:
                 grams = self._fetch(topology)
-                _ = grams.vocabulary.ids  # made now, not while a caller waits
+                _ = grams.vocabulary.ids  # builds the ids now, not while a caller waits
                 self._fetched = {model: grams}
                 runtime.helper.submit(self.refresh, self.known).result()
             except Exception as exc:
@@ -407,9 +407,9 @@ class Table:
             # A model that no server holds stays in use until the next one is fetched.
             if snapshot is self.known or snapshot is None or self.of(snapshot.model) is snapshot:
                 self.refresh(snapshot, self._config.deadline_s)
-        except Exception as exc:  # noqa: BLE001 - nobody waits for it
+        except Exception as exc:  # noqa: BLE001 - nobody waits for the result
             error = " ".join([str(exc) or repr(exc), *getattr(exc, "__notes__", [])])
-            # Logged once, and not if the client was closed meanwhile.
+            # Each error is logged once, and none is logged if the client was closed meanwhile.
             if error != self._unread and not self._runtime.closed:
                 self._unread = error
                 log.warning("client.cluster_file.rejected", extra={"error": error})
@@ -422,8 +422,8 @@ def _describe(
     census: Census,
     clock: Callable[[], float],
 ) -> list[pb.DescribeReply | DlmError]:
-    """A server's descriptions of its default shard set, then of its others, within `timeout_s`,
-    which includes reading the manifests."""
+    """Gets a server's descriptions of its default shard set and then of its other sets. `timeout_s`
+    covers all of them, and the time to read the manifests."""
     until = clock() + timeout_s
     replies: list[pb.DescribeReply | DlmError] = []
     wanted = [b""]
@@ -442,7 +442,7 @@ def _describe(
                 wanted += others[:MAX_SHARD_SETS]
             census.read(endpoint.address, reply, shard_set)
         except ConfigError:
-            raise  # not the server's fault, and the same for every server
+            raise  # a fault of this client, the same for every server
         except DlmError as exc:
             replies.append(exc)
         else:
@@ -471,7 +471,7 @@ def take_census(
 
 
 def _with(topology: Topology, grams: LowGrams) -> Snapshot:
-    """A shard set with low orders that may be of another sharding of its model; raises
+    """Joins a shard set with low orders, perhaps from another sharding of its model; raises
     `ProtocolError` if the manifests contradict each other."""
     known, found = grams.manifest, topology.manifest
     for name in ("order", "counts", "blanks", "unk_in_model"):

@@ -30,7 +30,7 @@ from dlm.ngram.vocab import UNK_ID
 T = TypeVar("T")
 P = ParamSpec("P")
 Query: TypeAlias = Callable[Concatenate[Asking, P], Steps[T]]
-UNKNOWN_S = 60.0  # seconds for which servers that do not know ContextBlock are not asked again
+UNKNOWN_S = 60.0  # servers that do not know ContextBlock are asked again after this many seconds
 # The arguments of an utterance, see `BaseUtterance`.
 Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str, Phrases | None, bool]
 
@@ -46,8 +46,8 @@ Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str, Phrases | No
 class ContextBlocks:
     """K states with everything the model stores after them; scoring a word needs no message.
 
-    Made by `Utterance.context_blocks`; any thread may use it. The answers are those of
-    `Utterance.extend`, bit for bit.
+    `Utterance.context_blocks` makes these objects, which any thread may use. The answers are those
+    of `Utterance.extend`, bit for bit.
 
     Shapes  states (K,)
     """
@@ -66,7 +66,7 @@ class ContextBlocks:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """(K,) words stored for each state; each takes 11 bytes."""
+        """(K,) number of words stored for each state; a word takes 11 bytes."""
         return np.array([len(block.words) for block in self._blocks], np.int64)
 
     def extend(self, words: Any = None) -> Extension:
@@ -109,15 +109,15 @@ class ContextBlocks:
         )
 
     def answers(self, row: int, words: NDArray[np.uint32]) -> Answers:
-        """Answers to words, given by id, after the state in `row`.
+        """Scores words, given by id, after the state in `row`.
 
         Trusts  the ids are below the vocabulary's size
         """
         return self._blocks[row].score(words)
 
     def score(self, row: int, word: Word) -> tuple[float, State]:
-        """log10 P of one word after one of the states, and the state after it. What phrases add is
-        `Utterance.bonus` of both states."""
+        """Returns log10 P of one word after one of the states, and the state after the word.
+        `Utterance.bonus` of these two states says what phrases add."""
         block, inputs = self._blocks[row], self._inputs
         known = type(word) is int and 0 <= word < inputs.vocabulary_size
         number: int = word if known else inputs.id_of(word)  # type: ignore[assignment]
@@ -155,14 +155,14 @@ class _Fetched:
 
 
 class BlockFetch:
-    """The blocks of some states as they arrive, and what to request next until they are complete.
+    """Collects the blocks of some states, and says what to request until all blocks are complete.
 
     Args
         states  (K,)
         source  the source of the low orders' answers
     Attributes
-        wanted  (n,) int64: rows to ask for, starting at `skips`. At first, those whose contexts may
-                have something stored after them that the low orders lack
+        wanted  (n,) int64: rows to request, without the first `skips` words of each. At first,
+                these are the states after which shards may store words that low orders lack
     """
 
     def __init__(self, states: States, source: int) -> None:
@@ -172,12 +172,12 @@ class BlockFetch:
 
     @property
     def skips(self) -> NDArray[np.uint32]:
-        """Words already fetched for each wanted row."""
+        """(n,) number of words already fetched for each wanted row."""
         return np.array([self._fetched[row].words for row in self.wanted], np.uint32)
 
     def take(self, answered: list[tuple[list[BlockPart | None], NDArray[np.uint8]]]) -> None:
-        """Takes what arrived for the wanted rows; raises `ProtocolError` for words that cannot
-        follow those before them."""
+        """Adds the answers for the wanted rows; raises `ProtocolError` if the answers for a row do
+        not continue the answers that came earlier."""
         left = []
         parts = [part for some, _ in answered for part in some]
         sources = [source for _, some in answered for source in some.tolist()]
@@ -201,7 +201,7 @@ class BlockFetch:
         self.wanted = np.array(left, np.int64)
 
     def skip_all(self) -> None:
-        """Requests nothing more, since the servers do not know the call."""
+        """Gives up the remaining requests, since the servers do not know the call."""
         for row in self.wanted.tolist():
             self._fetched[row].source = UNKNOWN
         self.wanted = self.wanted[:0]
@@ -210,7 +210,7 @@ class BlockFetch:
         return [row for row, f in enumerate(self._fetched) if f.source == UNKNOWN]
 
     def blocks(self, low: LowOrders, instead: dict[int, Answers]) -> tuple[ContextBlock, ...]:
-        """The block of each row; `instead` has the answers to every word for each `unknown` row."""
+        """Makes each row's block; `instead` has the answers to all words for each `unknown` row."""
         return tuple(
             _block(low, context, fetched, instead.get(row))
             for row, (context, fetched) in enumerate(
@@ -237,15 +237,15 @@ def _block(
 
 
 # -------------------------------------------------------------------------------------------------
-# The utterances: handles by which callers use a model.
+# Utterances are the handles by which callers use a model.
 
 
 def _no_memory(cause: MemoryError) -> DlmError:
-    return DlmError(f"this call ran out of memory ({cause!r}); split it into smaller ones")
+    return DlmError(f"this call ran out of memory ({cause!r}); split it into smaller calls")
 
 
 def waited(steps: Steps[T]) -> T:
-    """The result of a call, for which the caller's thread waits."""
+    """Runs a call to its result; the caller's thread waits."""
     try:
         try:
             while True:
@@ -265,7 +265,7 @@ def waited(steps: Steps[T]) -> T:
 
 
 async def awaited(steps: Steps[T]) -> T:
-    """The result of a call, for which a task waits on an event loop."""
+    """Runs a call to its result; the caller's task waits on an event loop."""
     try:
         try:
             while True:
@@ -312,7 +312,7 @@ class WithBlocks(BaseUtterance):
     def _context_blocks(
         self, asking: Asking, states: States | Sequence[State]
     ) -> Steps[ContextBlocks]:
-        self._core.check_open()  # else low orders would answer after `close`
+        self._core.check_open()  # or low orders would answer after `close`
         file = self._core.local_model
         if isinstance(file, KenlmFile):  # a KenLM file cannot list the words after a context
             asked = self._inputs.states(states)
@@ -321,7 +321,7 @@ class WithBlocks(BaseUtterance):
         is_known = time.monotonic() >= self._blocks_unknown_until
 
         def first() -> Parts:
-            # Made only now, since a new utterance may switch to another model with its first call.
+            # The fetch is made here, since a new utterance may switch models in its first call.
             source = LOCAL_FALLBACK if self.model_info.kind == LOCAL_MODEL else FULL
             fetch = BlockFetch(self._inputs.states(states), source)
             fetches.append(fetch)
@@ -354,8 +354,8 @@ class WithBlocks(BaseUtterance):
 class Utterance(WithBlocks):
     """A synchronous utterance, created by `Client.utterance`. Any thread may use it.
 
-    It is pinned to a model, and its states carry that model: a state given to an utterance of
-    another model is a type error, and never a wrong score.
+    It is pinned to a model, and its states carry that model. A state that is given to an utterance
+    of another model raises a TypeError (ModelMismatch); it never gives a wrong score.
     """
 
     def _run(
@@ -390,7 +390,7 @@ class Utterance(WithBlocks):
 
         Args
             words  W words for all states, or K rows of W words: strings, bytes or ids. A string is
-                   one word, even with spaces in it; `oov` marks those that the model lacks
+                   one word, even with spaces in it; `oov` marks words that the model lacks
         Raises  ModelMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
         """
         return self._run(self._extend, deadline_s, states, words)
@@ -438,11 +438,11 @@ class Utterance(WithBlocks):
     def context_blocks(
         self, states: States | Sequence[State], *, deadline_s: float | None = None
     ) -> ContextBlocks:
-        """Everything stored after each of K states, to score any word without a message.
+        """Fetches everything stored after each of K states, to score any word without a message.
 
-        It suits decoders that query many words after few states. It takes one message per shard, or
-        several if much is stored. If the servers do not know the call, it asks for every word of
-        the vocabulary.
+        This suits decoders that query many words after few states. The call takes one message per
+        shard, or several if much is stored. If the servers do not know the call, the client asks
+        for every word of the vocabulary.
 
         Raises  ModelMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
         """
@@ -452,7 +452,7 @@ class Utterance(WithBlocks):
 class AsyncUtterance(WithBlocks):
     """An asynchronous utterance from `AsyncClient.utterance`, with the methods of `Utterance`.
 
-    Awaiting the utterance returns it; if its client has not connected yet, it connects first.
+    Awaiting an utterance connects its client, if not yet connected, and returns the utterance.
     """
 
     _open_later: Callable[[], Opened] | None = None
@@ -462,7 +462,7 @@ class AsyncUtterance(WithBlocks):
     def later(
         cls, opened: Callable[[], Opened], core: Scorer, deadline_s: float | None
     ) -> AsyncUtterance:
-        """An utterance of `core` whose first call runs `opened` in a thread to connect."""
+        """Returns an utterance whose first call connects: it runs `opened` in a thread."""
         handle = cls.__new__(cls)
         handle._core, handle._deadline_s = core, deadline_s
         handle._open_later = opened
@@ -478,10 +478,10 @@ class AsyncUtterance(WithBlocks):
         if self._open_later is not None:
             if self._opening is None or self._opening.done():
                 self._opening = asyncio.create_task(self._connect(self._open_later))
-                # When it fails, possibly nobody is waiting any longer.
+                # Reads the error of a failed task, for which nobody may be waiting any longer.
                 self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
             opening = self._opening
-            # It is not cancelled at the deadline: others may wait for it, and the next call will.
+            # The task is not cancelled at the deadline: other or later calls may wait for it.
             await asyncio.wait([opening], timeout=None if asking is None else asking.left_s)
             if not opening.done():
                 raise DeadlineExceeded(

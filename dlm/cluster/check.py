@@ -17,7 +17,7 @@ from dlm.client.phrases import split_words
 from dlm.ngram.backoff import DictModel
 from dlm.wire._pb import shard_pb2 as pb
 
-# Hypotheses by state: the total log10 P, and the words so far.
+# Maps the state of each hypothesis to its total log10 P and its words so far.
 Beam: TypeAlias = dict[State, tuple[float, tuple[int, ...]]]
 
 HYPOTHESES = 10
@@ -58,9 +58,9 @@ def check_sentences(
 def check_rescoring(
     client: Client, oracle: DictModel, lines: list[bytes]
 ) -> tuple[Checked, tuple[Stats, Stats]]:
-    """Walks each sentence with a beam of the true word and words it could be confused with: at each
-    position every hypothesis is extended by every candidate in one call, and the best with distinct
-    states are kept (DLM 3.3)."""
+    """Walks each sentence with a beam. At each position, one call extends every hypothesis by every
+    candidate (the true word, and words that could be confused with it), and the best hypotheses
+    with distinct states are kept (DLM 3.3)."""
     before = replace(client.stats)
     checked = Checked()
     rng = random.Random(1)
@@ -85,7 +85,7 @@ def _position(
     ids: NDArray[np.uint32],
     checked: Checked,
 ) -> Beam:
-    """Compares one position of the beam with the oracle, whose `ids` make up each history."""
+    """Extends the beam by one position, and compares scores with the oracle's, which uses `ids`."""
     began = time.perf_counter()
     extension = utterance.extend(list(beam), candidates)
     checked.calls_ms.append((time.perf_counter() - began) * 1e3)

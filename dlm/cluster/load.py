@@ -1,4 +1,4 @@
-"""The load of each slot, as servers report it on pages of /load, from servers or from files."""
+"""Reads the load of each slot from the /load pages of servers, or from files with such pages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dlm.errors import ConfigError
 from dlm.index.layout import Manifest
 from dlm.ngram.partition import SLOTS
 
-MAX_BYTES = 16 << 20  # limit of a page: a hundred models of 4,096 numbers of 20 digits take less
+MAX_BYTES = 16 << 20  # limit of a page's size; 100 models with 4,096 numbers of 20 digits take less
 TIMEOUT_S = 10.0
-MOST_QUERIES = 1 << 50  # limit of a slot: sums stay far below 2^63
+MOST_QUERIES = 1 << 50  # limit of a slot's count, so that sums stay far below 2^63
 
 
 def slot_load(places: Sequence[str], manifest: Manifest) -> NDArray[np.int64]:
-    """(4096,) queries answered for each slot, summed over the pages at `places` (files or HTTP
-    addresses, one per server). Raises ConfigError if a page cannot be read, or
-    a shard of this set has no page."""
+    """Returns the number of queries answered for each slot, (4096,), summed over the pages at
+    `places` (files or HTTP addresses, one per server). Raises ConfigError if a page cannot be read,
+    or if a shard of this set has no page."""
     total = np.zeros(SLOTS, np.int64)
     shards: set[int] = set()
     others: set[str] = set()

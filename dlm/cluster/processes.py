@@ -28,32 +28,32 @@ from dlm.server.config import is_loopback
 from dlm.server.sets import FileWatcher, read_sets
 from dlm.units import counted
 
-START_S = 120.0  # seconds; the first start compiles kernels, slowly on a busy machine
+START_S = 120.0  # seconds for a start; the first one compiles kernels, slowly on a busy machine
 STOP_S = 10.0
 LOOK_S = 0.2  # seconds between checks of the processes
-RESTART_S = 2.0  # a server that ends at once is restarted at this interval
-HELD_S = 5.0  # a killed server's port is free again sooner
+RESTART_S = 2.0  # seconds between restarts of a server that ends at once
+HELD_S = 5.0  # seconds; a killed server's port is free again before that
 SHARED = "--share-port"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server process, with the words of its command after `dlm`; others may share its address."""
+    """A server process, with the arguments of `dlm`; other processes may share its address."""
 
     process: subprocess.Popen[bytes]
     endpoint: Endpoint
     command: Sequence[str]
 
     def again(self) -> Server:
-        """Starts another server in its place, on the same port; it is not ready yet."""
+        """Starts a server to replace this one, on the same port; returns it before it is ready."""
         command = self._words({"--port": self.endpoint.address.rsplit(":", 1)[1]})
         process = _start(command)
         return Server(process, replace(self.endpoint, pid=process.pid), command)
 
     def beside(self, shard: int, ready: Path) -> Server:
-        """Starts a server of another shard with the same options, at another free port; returns it
-        once it is ready. Raises ShardDown or ConfigError if it did not start; its message is on
-        standard error."""
+        """Starts a server of another shard with the same options, on a free port; returns it once
+        it is ready. Raises ShardDown or ConfigError if the server did not start; the server's
+        message is on standard error."""
         own = {"--shard": str(shard), "--ready-file": str(ready), "--port": "0"}
         command = [part for part in self._words(own) if part != SHARED]
         process = _start(command)
@@ -65,7 +65,7 @@ class Server:
         return Server(process, endpoint, command)
 
     def by_hand(self, changes: Mapping[str, str] | None = None) -> str:
-        """The command line, with these changes, with which a user can start a replacement."""
+        """Returns the command line, with `changes` to options, that starts a replacement."""
         port = self.endpoint.address.rsplit(":", 1)[1]
         left_out: dict[str, str | None] = {"--ready-file": None}
         if self.command[self.command.index("--metrics-port") + 1] == "0":
@@ -81,7 +81,7 @@ class Server:
 
 
 def by_number(address: str) -> str:
-    """An address, with 127.0.0.1 for any name of this machine, as `running_servers` writes it."""
+    """Replaces any name of this machine in an address by 127.0.0.1, as `running_servers` does."""
     host, port = address.rsplit(":", 1)
     return f"127.0.0.1:{port}" if is_loopback(host) else address
 
@@ -96,7 +96,7 @@ def _is_free(address: str, *, shared: bool) -> bool:
 def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
     found = socket.socket()
     try:
-        # Otherwise connections of a server that has ended would keep its port in use.
+        # This stops connections of a server that has ended from keeping its port in use.
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
         found.bind((host, port))
@@ -127,7 +127,7 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def holders(manifests: Sequence[Manifest]) -> list[list[int]]:
-    """For each server of a cluster, the indices in `manifests` of the sets that have its shard."""
+    """Returns, for each server of a cluster, indices in `manifests` of the sets with its shard."""
     return [
         [at for at, manifest in enumerate(manifests) if index < manifest.shards]
         for index in range(max(manifest.shards for manifest in manifests))
@@ -147,18 +147,18 @@ def running_servers(
     sets: Path | None = None,
     compiling: Callable[[Sequence[Any]], object] = compile_ahead,
 ) -> Iterator[list[Server]]:
-    """Servers for each shard index of the shard sets in `directories`; stopped at the end.
+    """Runs servers for each shard index of the shard sets in `directories`; stops them at the end.
 
     Server i holds shard i of every set that has one; its default is the first of these sets. The
     list has the first replica of each shard, then the second of each, and so on; processes of one
     port follow each other. Code that starts a server `again` must replace the old one in the list.
 
-    Args    processes   number on each port;  replicas  number of ports of each shard
+    Args    processes, replicas  number of processes per port, and of ports per shard
             first_port  port i is first_port + i; 0 means free ports
             first_metrics_port  process i gets first_metrics_port + i; 0 means no metrics
-            sets        a file that lists the folders, which the servers then follow
+            sets        a file that lists the folders; servers follow changes of this file
             compiling   compiles kernels that an earlier start did not cache
-    Raises  ShardDown, ConfigError  a server did not start; its message is on standard error
+    Raises  ShardDown, ConfigError  if a server did not start; its message is on standard error
     """
     compiling(KERNELS)  # otherwise all servers would compile the same kernels at once
     held = holders([read_manifest(directory) for directory in directories])
@@ -171,7 +171,7 @@ def running_servers(
         try:
             for index, held_sets in enumerate(held * replicas):
                 port = first_port + index if first_port else 0
-                if processes > 1:  # this socket keeps the port while they start
+                if processes > 1:  # this socket keeps the port while processes start
                     kept = ports.enter_context(_bound("127.0.0.1", port, shared=True))
                     port = int(kept.getsockname()[1])
                 folders = [os.fspath(directories[at]) for at in held_sets]
@@ -245,9 +245,9 @@ def stop(processes: list[subprocess.Popen[bytes]]) -> None:
 def running_gateway(
     cluster_file: Path, options: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
-    """A gateway to the servers of a file, on free ports unless `options` name others; and the facts
-    that it wrote when ready: `port`, `http_port`, `pid`. The gateway is stopped at the end. Raises
-    what `running_servers` raises."""
+    """Runs a gateway to the servers of a cluster file, on free ports unless `options` name others,
+    and stops it at the end. Yields its process, and the facts that it wrote when ready: `port`,
+    `http_port`, `pid`. Raises what `running_servers` raises."""
     with scratch_folder(None, "dlm-gateway") as scratch:
         ready = scratch / "gateway.json"
         command = [
@@ -267,7 +267,7 @@ def running_gateway(
 
 
 def shards_listed(sets: Path) -> int:
-    """The shards of the largest set in a list; 0 if the list is wrong, which servers report."""
+    """Returns the number of shards of the largest listed set; 0 if the list is invalid."""
     try:
         return max(manifest_of(folder).shards for folder in read_sets(sets))
     except (DlmError, OSError):
@@ -298,19 +298,19 @@ def supervise(
 ) -> Iterator[str]:
     """Yields a line for each event of a server, until `stopping()`.
 
-    The other servers keep running, even if a shard has none left: clients with `bigram_fallback`
-    answer for it.
+    If a server ends, the others keep running, even if its shard has no server left: clients with
+    `bigram_fallback` answer for that shard.
 
-    Args    restart  whether a server that ended is restarted, in its place in `servers`
-            is_listed  whether clients know a server; a server that they do not know is retired if
-                     it ends, until they know it again
+    Args    restart  whether a server that ended is replaced in `servers` by a new one
+            is_listed  whether clients know a server; an unknown server that ends is not restarted
+                     until clients know it again
             changed  called after a restart
-    Raises  ShardDown  every server ended, and none is restarted
+    Raises  ShardDown  if every server has ended, and none is restarted
     """
     listing, known = FileWatcher([sets]), 1 + max(one.endpoint.shard or 0 for one in servers)
-    gone: set[int] = set()  # ended servers, by their index in `servers`
+    gone: set[int] = set()  # indices in `servers` of servers that have ended
     started: dict[int, float] = {}
-    held: dict[int, float] = {}  # by server: when to report that its port is not free
+    held: dict[int, float] = {}  # index of a server -> when to report its port as in use
     while not stopping():
         time.sleep(LOOK_S)
         if listing.changed():
@@ -352,7 +352,7 @@ def supervise(
             left = [one.endpoint.shard for n, one in enumerate(servers) if n not in gone]
             what += "" if listed else "; it is retired, since the cluster file does not list it"
             if not left:
-                advice = "Start the cluster again" if restart else "Start again with --restart"
+                advice = "Start the cluster again" if restart else "Run it again with --restart"
                 raise ShardDown(
                     f"{what}; every server that this command started has exited. {advice}"
                 )
@@ -382,8 +382,8 @@ def write_pids(cluster_file: Path, servers: Sequence[Server]) -> None:
 
 @contextlib.contextmanager
 def claim(cluster_file: Path) -> Iterator[None]:
-    """Locks `cluster_file` for the cluster of this process, by a file beside it. Raises ConfigError
-    if it belongs to a cluster that is starting or running, or if dlm did not write it."""
+    """Locks `cluster_file` for this process's cluster, with a lock file next to it. Raises
+    ConfigError if another cluster is starting or running with the file, or dlm did not write it."""
     with locked(
         cluster_file.with_name(f".{cluster_file.name}.lock"),
         ConfigError(

@@ -1,5 +1,5 @@
-"""Carries out a roll-out: looks at the servers, and writes the files that they and clients follow,
-as `rollout` decides. It writes nothing else, so a run can continue from a killed run's files."""
+"""Carries out a roll-out: looks at the servers, and writes the files that servers and clients
+follow, as `rollout` decides. It writes nothing else, so a run can continue a killed run."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ TELL_S = 10.0
 CENSUS_S = 5.0
 
 
-# A comparison's sentences, words of each, choices per word, and minimum calls of each model.
+# A comparison's number of sentences, words per sentence, choices per word, and calls per model.
 SENTENCES, WORDS, CHOICES, CALLS = 32, 8, 16, 384
 SEED = 20191201
 
 
 def sample(client: Client, sentences: int = SENTENCES, seed: int = SEED) -> list[str]:
-    """Sentences drawn from a served model: each word is among the most probable ones."""
+    """Draws sentences from a served model; each word is one of the most probable next words."""
     rng, utterance = np.random.default_rng(seed), client.utterance()
     words = client.vocabulary.words
     out = []
@@ -79,7 +79,7 @@ def sample(client: Client, sentences: int = SENTENCES, seed: int = SEED) -> list
 def compare(
     old: Client, new: Client, files: Client | None, sentences: Sequence[str], calls: int = CALLS
 ) -> Comparison:
-    """Queries both models in turn for each sentence, until each has had this many calls."""
+    """Queries both models in turn for each sentence, until each model has had `calls` calls."""
     took: list[tuple[float, float]] = []
     failed, wrong = [0, 0], 0
     differences: list[float] = []
@@ -125,9 +125,9 @@ def _call(client: Client, sentence: str) -> tuple[float, NDArray[np.float32]] | 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlaces:
-    """The files that a roll-out may write (`cluster`, and the servers' list `sets`, which is None
-    if a configuration tool writes it); the `folders` of its two sets; and the `others` of the list,
-    which it does not touch."""
+    """The files that a roll-out may write (`cluster`, and the servers' list `sets`, or None if a
+    configuration tool writes that list); the `folders` of the roll-out's two shard sets; and the
+    `others` in the list, which stay unchanged."""
 
     cluster: AnyPath
     sets: AnyPath | None
@@ -146,7 +146,7 @@ class Pair:
 
 @contextmanager
 def only_one(cluster: AnyPath) -> Iterator[None]:
-    """Raises `ConfigError` during other roll-outs of the cluster; in a store, writing raises it."""
+    """Raises `ConfigError` if another roll-out of the cluster runs; in a store, writing does so."""
     if isinstance(cluster, RemotePath):
         yield
         return
@@ -163,9 +163,9 @@ def only_one(cluster: AnyPath) -> Iterator[None]:
 def models_served(
     toml: ClusterToml, connect: Callable[[str], Connection]
 ) -> tuple[dict[str, Manifest], str, frozenset[str]]:
-    """The shard sets that servers hold; the one that new utterances get; and the models that this
-    token names, if any. Raises ConfigError if no server answers, or none holds cluster.toml's
-    default."""
+    """Returns the shard sets that servers hold, the id of the set that new utterances get, and the
+    models that this token names, if any. Raises ConfigError if no server answers, or none holds the
+    default of cluster.toml."""
     census = take_census(toml.servers(), connect, CENSUS_S)
     held = {name: found.manifest for name, found in census.held.items()}
     if not held:
@@ -185,9 +185,9 @@ def find_pair(
     *,
     undo: bool,
 ) -> Pair:
-    """The models of the roll-out that cluster.toml describes or, if none, of one to `new` (None: go
-    back). Raises ConfigError if another roll-out is under way, there is none to undo, or the new
-    set is served already."""
+    """Returns the models of the roll-out that cluster.toml describes; if it describes none, those
+    of a roll-out to `new` (None for an undo). Raises ConfigError if another roll-out is under way,
+    if there is none to undo, or if the new set is already served."""
     under_way = toml.rollout()
     if under_way is None:
         if undo:
@@ -250,7 +250,7 @@ def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) 
     missing = sorted(set(range(new.shards)) - shards)
     if missing:
         raise ConfigError(
-            f"shard set {new.shard_set} has {new.shards} shards, and cluster.toml lists no server "
+            f"shard set {new.shard_set} has {new.shards} shards, but cluster.toml lists no server "
             f"of shard {', '.join(map(str, missing))}. Add the set's folder to the servers' list, "
             "start servers of these shards with that list (dlm serve --sets FILE --shard N), and "
             "add them to cluster.toml"
@@ -258,7 +258,7 @@ def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) 
 
 
 def not_needed(endpoints: Sequence[Endpoint], manifest: Manifest) -> tuple[str, ...]:
-    """Addresses of the servers whose shard a set with fewer shards does not have."""
+    """Returns the addresses of servers whose shard the set of `manifest` does not have."""
     return tuple(one.address for one in endpoints if (one.shard or 0) >= manifest.shards)
 
 
@@ -281,7 +281,7 @@ def check_token(named: frozenset[str], pair: Pair) -> None:
 def check_files_whole(
     folder: Path, manifest: Manifest, available: Callable[[], int] = available_bytes
 ) -> None:
-    """Raises `ConfigError` if a file is missing or half-copied, or memory cannot hold the files."""
+    """Raises `ConfigError` if a file is missing or incomplete, or if memory is too small."""
     for entry in manifest.files:
         path = folder / entry.name
         size = path.stat().st_size if path.is_file() else -1
@@ -306,13 +306,13 @@ def places_of(
     pair: Pair,
     folder: AnyPath | None,
 ) -> RolloutPlaces:
-    """The folders of a roll-out's sets, from the servers' list and the given folder. Raises
-    ConfigError if the list is wrong, or does not have the set that is served."""
+    """Finds the folders of a roll-out's sets in the servers' list, and takes `folder` for the new
+    set. Raises ConfigError if the list is invalid, or has neither of the sets."""
     folders = {pair.new.shard_set: folder.absolute()} if folder is not None else {}
     if sets is None:
         return RolloutPlaces(cluster, None, folders)
     others = []
-    for left in replaced_sets(sets):  # servers were told to unload them
+    for left in replaced_sets(sets):  # servers were told to unload these sets
         if (left / MANIFEST).is_file():
             folders.setdefault(manifest_of(left).shard_set, left)
     listed = read_sets(sets)
@@ -335,11 +335,11 @@ def places_of(
 
 
 def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
-    """One look at the servers, in the form that `rollout.step` takes."""
+    """Converts one look at the servers to the form that `rollout.step` takes."""
     lacking: dict[str, tuple[str, ...]] = {}
     holding: dict[str, tuple[str, ...]] = {}
     busy = set()
-    both = min(pair.old.shards, pair.new.shards)  # a server of any other shard has only one of them
+    both = min(pair.old.shards, pair.new.shards)  # servers of further shards hold only one set
     for manifest in (pair.old, pair.new):
         name = manifest.shard_set
         rows = [row for row in snapshot.rows if (row.shard or 0) < manifest.shards]
@@ -355,10 +355,10 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
     answering = {row.shard for row in snapshot.rows if row.state == "ready"}
     silent = {row.address for row in snapshot.rows if row.state == "silent"}
     partly = {row.address for row in snapshot.rows if row.error is not None}
-    if not answering:  # then no server can report that a set is unused
+    if not answering:  # no server can report that a set is unused
         busy = {pair.old.shard_set, pair.new.shard_set}
     if set(range(max(pair.old.shards, pair.new.shards))) <= answering:
-        answering.add(None)  # a silent server whose shard cluster.toml does not give
+        answering.add(None)  # spares a silent server if cluster.toml does not give its shard
     spared = {row.address for row in snapshot.rows if row.shard in answering} & silent
     processes = max((row.processes or 1 for row in snapshot.rows), default=1)
     return Seen(
@@ -367,8 +367,8 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
 
 
 class Rolling:
-    """Runs a roll-out to its end, in this thread. The credentials given take precedence over
-    cluster.toml."""
+    """Runs a roll-out to its end, in this thread. The `given` credentials take precedence over
+    those in cluster.toml."""
 
     def __init__(
         self,
@@ -386,14 +386,14 @@ class Rolling:
         self._tell, self._pause, self._clock = tell, pause, clock
         self._sentences = list(sentences)
         self._clients: tuple[Client, Client, Client | None] | None = None
-        self._stack, self._asking = ExitStack(), ExitStack()  # the latter holds the clients
+        self._stack, self._asking = ExitStack(), ExitStack()  # `_asking` holds the clients
         self._waited: tuple[str, ...] = ()
         self.last: Comparison | None = None
         self.ended: End | None = None
         self.written: list[str] = []
 
     def run(self, *, undo: bool) -> End:
-        """Continues until the roll-out ends; if it is interrupted, the files stay as written."""
+        """Runs until the roll-out ends. If interrupted, it leaves the files as they are."""
         pair, rules = self._pair, self._rules
         toml = ClusterToml(self._places.cluster)
         security = self._given.over(toml.security())
@@ -456,9 +456,9 @@ class Rolling:
                     self._tell(action.failure)
                 if action.silent:
                     self._tell(
-                        f"{shown(action.silent)} did not answer: it is not known whether the set "
-                        "is unloaded there. A server reads the list again when it resumes or "
-                        "starts; check it with dlm status"
+                        f"{shown(action.silent)} did not answer and may still hold the set that "
+                        "was to be unloaded. A server reads the list again when it resumes or "
+                        "starts; check its state with dlm status"
                     )
         return state
 
@@ -483,8 +483,8 @@ class Rolling:
             f"dlm rollout: default {told.model[:ID_DIGITS]}, {share}",
         )
         if told.rollout is None and places.sets is not None and replaced_sets(places.sets):
-            # The roll-out is over: the only other set in the list is the one to which `--undo` goes
-            # back.
+            # The roll-out is over: as a replaced set, the list keeps only the set to which `--undo`
+            # returns.
             pair, listed = self._pair, read_sets(places.sets)
             before = (places.folders.get(one.shard_set) for one in (pair.old, pair.new))
             write_sets(places.sets, listed, [one for one in before if one and one not in listed])
@@ -520,7 +520,7 @@ class Rolling:
             files = self._asking.enter_context(Client.local(folder, verify=False))
         if not self._sentences:
             self._sentences = sample(old)
-        # Opens the connections, and makes the first look-ups.
+        # This first comparison opens the connections, and makes the first look-ups.
         compare(old, new, files, self._sentences[:4], calls=1)
         self._clients = old, new, files
         return self._clients

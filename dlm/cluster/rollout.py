@@ -1,17 +1,17 @@
-"""Decides what a roll-out does next: `step(state, event, rules, now) -> (state, actions)`. Pure.
+"""Decides what a roll-out does next: `step(state, event, rules, now) -> (state, actions)`.
 
-Its state on disk is the two files that it writes: the servers' list of shard sets, and
-cluster.toml, from which `resumed` finds where a killed roll-out was.
+These functions are pure. On disk, a roll-out's state is the two files that it writes: the servers'
+list of shard sets, and cluster.toml, from which `resumed` finds where a killed roll-out was.
 
     stage    cluster.toml               servers     until
     LOAD     share 0                    old, new    every server holds the new set
     COMPARE  share 0                    old, new    both answered sampled queries
     SHARE    share as asked             old, new    the time is over; comparisons go on
     ALL      new the default, share 1   new, old    the old set is quiet, or the time is over
-    UNLOAD   the same                   new         no server holds the old set
+    UNLOAD   as in ALL                  new         no server holds the old set
     RELOAD   new the default, share 1   new, old    an undo: every server holds the old set again
     RETREAT  old the default, share 0   old, new    the new set is quiet, or the time is over
-    CLEAR    the same                   old         no server holds the new set
+    CLEAR    as in RETREAT              old         no server holds the new set
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dlm.client.cluster_file import Rollout
 from dlm.config import check, setting
 
 ADDRESSES_SHOWN = 4
-SPARE_S = 10.0  # a server that is started again answers sooner
+SPARE_S = 10.0  # seconds; a restarted server answers again before that
 RARELY = 10_000  # in one of this many comparisons, a model seems slow by chance
 
 
@@ -101,8 +101,8 @@ class Rules:
         check("rollout", self)
 
     def broken(self, found: Comparison) -> str:
-        """Why the new model must not continue, or "". If as many sentences fail on the old model,
-        it is just this machine or the servers that are busy."""
+        """Says why the roll-out must not continue; "" if it may. If as many sentences fail on the
+        old model, the cause is just that this machine or the servers are busy."""
         if found.failed > found.old_failed or found.failed == found.sentences:
             return (
                 f"{found.failed} of {found.sentences} sampled sentences failed on the new model, "
@@ -128,7 +128,7 @@ class Rules:
 
 
 def most_by_chance(calls: int) -> int:
-    """The most heads that this many coins reach more often than once in `RARELY` trials."""
+    """Returns the most heads that `calls` tosses reach more often than once in `RARELY` trials."""
     tail, most = 0, 2**calls // RARELY
     for heads in range(calls, -1, -1):
         tail += math.comb(calls, heads)
@@ -139,12 +139,12 @@ def most_by_chance(calls: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The results of the same sentences on both models: how many failed on the new and on the old
-    one, and how many got scores from servers that differ from the new model's files (`wrong`).
+    """The results of the same sentences on both models. `failed` and `old_failed` sentences failed
+    on the new and the old one; for `wrong` ones, servers' scores differ from the new model's files.
 
-    old_ms, new_ms  medians of the calls
-    ratios      of each pair of calls for the same sentence: the new model's time over the old one's
-    difference, largest  mean and largest difference of a word's log10 probability, new less old
+    old_ms, new_ms  median times of the calls
+    ratios      for each pair of calls with one sentence, the new model's time over the old model's
+    difference, largest  mean and largest difference of a word's log10 probability, new minus old
     """
 
     sentences: int
@@ -168,8 +168,8 @@ class Seen:
     lacking  shard set -> servers that should hold it but do not, or that do not answer
     holding  shard set -> servers that hold it
     busy     shard sets that may have got queries since the last look
-    spared   servers that do not answer while another of their shard does
-    processes  of the server that has the most; a look reaches one of them
+    spared   servers that do not answer while another server of their shard does
+    processes  number of processes of the largest server; a look reaches only one process
     """
 
     lacking: Mapping[str, tuple[str, ...]]
@@ -228,8 +228,8 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Stop. `failure` says why it did not end as the operator wanted; servers that did not answer
-    may still hold the set that was to be unloaded."""
+    """Stop the roll-out. `failure` says why it did not end as the operator wanted; the `silent`
+    servers may still hold the set that was to be unloaded."""
 
     failure: str = ""
     undone: bool = False
@@ -242,9 +242,9 @@ Actions: TypeAlias = tuple[Action, ...]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a roll-out is: when the stage began, when the set that is to be unloaded was last busy,
-    when the models were last compared; whether clients may have open utterances on the new model;
-    and why the roll-out is being undone, unless the operator undid it."""
+    """How far a roll-out is. The stage began at `since`; the set that is to be unloaded was last
+    busy at `quiet_since`. If `shared`, clients may have open utterances on the new model. `failure`
+    says why the roll-out is being undone; it is empty if the operator undid it."""
 
     old: str
     new: str
@@ -263,7 +263,7 @@ class Progress:
 def resumed(
     old: str, new: str, rollout: Rollout | None, rules: Rules, now: float
 ) -> tuple[Progress, Actions]:
-    """The state in which a roll-out begins, or continues from what cluster.toml says."""
+    """Returns the state in which a roll-out begins, or resumes from what cluster.toml says."""
     # It is not known whether clients got the new model in an earlier run.
     state = Progress(old, new, Phase.LOAD, now, shared=rollout is not None)
     if rollout is None or rollout.share == 0.0:
@@ -272,15 +272,15 @@ def resumed(
 
 
 def lasting(seen: Seen, since: Mapping[str, float], now: float) -> tuple[Seen, dict[str, float]]:
-    """What was seen, sparing only servers that have been silent for longer than a start takes; and
-    since when each has been silent."""
+    """Returns `seen`, but spares only servers that have been silent for longer than a start takes;
+    also returns since when each server has been silent."""
     since = {one: since.get(one, now) for one in seen.spared}
     lost = frozenset(one for one, begun in since.items() if now - begun >= SPARE_S)
     return replace(seen, spared=lost), since
 
 
 def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progress, Actions]:
-    """The next state, and what to do.
+    """Returns the next state, and what to do.
 
     Guarantees  clients are never sent to a set that an answering server may lack, and a set is
                 unloaded only after clients were sent away from it
@@ -359,7 +359,7 @@ def _compared(
 
 
 def _retreat(state: Progress, why: str, rules: Rules, now: float) -> tuple[Progress, Actions]:
-    """Unloads a new set at once if no client was sent to it."""
+    """Undoes the roll-out; if no client was sent to the new set, unloads it at once."""
     state = replace(state, failure=why)
     if state.shared:
         return _enter(state, Phase.RETREAT, rules, now)

@@ -1,5 +1,5 @@
-"""The state of a cluster's servers, from heartbeats for each model that a server holds. Several
-processes may share a port; each reports how many there are, and how many of them hold the same
+"""Finds the state of a cluster's servers from heartbeats for each model that a server holds. If
+several processes share a port, each reports how many they are, and how many of them hold the same
 models."""
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from dlm.wire.ids import MAX_SHARD_SETS
 
 Clock = Callable[[], float]
 
-HEARTBEATS = HeartbeatConfig()  # the default of clients
+HEARTBEATS = HeartbeatConfig()  # the default settings of clients
 ID_DIGITS = 12
-# Number of heartbeats, of which the shortest is used: the first on a connection includes the
-# handshake, and a delay of this machine must not count as the server's.
+# Number of heartbeats, of which the shortest counts: the first heartbeat on a connection includes
+# the handshake, and a delay of this machine must not count as a delay of the server.
 BEATS = 3
-ROUNDS = 3  # measurements one after another, before a server counts as slow compared with another
+ROUNDS = 3  # number of measurements before a server counts as slower than another server
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """A model that a server process holds, or a server that does not answer; None means unknown.
 
-    shard          the shard it reports; the hint of cluster.toml while it is silent
+    shard          the shard that the server reports or, while it is silent, that of cluster.toml
     state          "warming", "ready", "draining"; "silent" if it does not answer, "refused" if it
                    rejects this client
-    processes, alike  number that listen on the port, and how many of them hold the same models
-    model, shard_set  their first 12 hex digits
-    refused        messages refused since it started;  failing_percent  share of the messages
-                   between the last two beats that it refused; rates are for that time, too
-    cpu_percent    of one core;  memory_bytes  private memory;  idle_s  since the last message
+    processes, alike  number of processes on the port, and of those that hold the same models
+    model, shard_set  the first 12 hex digits of their ids
+    refused        number of messages that the process has refused since its start
+    failing_percent  share of messages refused between the last two beats; rates use the same two
+    cpu_percent, memory_bytes, idle_s  share of a core, private memory, time since the last message
     round_trip_ms  of the last poll: the shortest of up to three beats, on an open connection
     delay_ms       the shortest of the last five round trips, as clients measure it
-    delay_ratio    delay over its baseline, after eight beats; slow: above 2 and over 20 ms longer
-    slow           compared with its baseline, or with another server of its shard
+    delay_ratio    the delay divided by its baseline, after eight beats
+    slow           if the delay is over twice, and 20 ms above, its baseline or another server's
     error          why data are missing from the row
     """
 
@@ -75,15 +75,15 @@ class Row:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all processes of its port hold this model."""
+        """Whether all processes on the row's port hold this model."""
         return self.error is None and self.alike == self.processes
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """All rows of one poll, and what follows from them: the expected shards, as far as known; those
-    without a ready server, unless a server that refuses the client may hold them; and the default
-    model of cluster.toml if no server holds it."""
+    """All rows of one poll, and what follows from them: the expected `shards`, as far as known; the
+    `missing` shards, which have neither a ready server nor one that refuses this client; and
+    `unserved`, the default model of cluster.toml, if no server holds that model."""
 
     rows: tuple[Row, ...]
     shards: tuple[int, ...]
@@ -99,7 +99,7 @@ class ClusterSnapshot:
 
     @property
     def whole(self) -> bool:
-        """Whether every server is ready, and so is every shard."""
+        """Whether every server and every shard is ready."""
         ready = all(row.state == "ready" and row.is_whole for row in self.rows)
         return ready and not (self.missing or self.refused or self.down)
 
@@ -120,7 +120,7 @@ class ClusterSnapshot:
         return None if self.refused or self.unserved else Mode.FULL
 
     def facts(self) -> dict[str, Any]:
-        """The facts for JSON: `servers` (rows, field by field), and others, by attribute name."""
+        """Returns the facts for JSON: `servers` has the rows' fields; other keys are attributes."""
         return {
             "servers": [asdict(row) for row in self.rows],
             "shards": list(self.shards),
@@ -201,7 +201,7 @@ def _state(state: int) -> str:
 
 class _Server:
     """One address, and the process that a connection to it reached, with the beats of each shard
-    set that it holds; the default, which also reports on the process, comes first."""
+    set that it holds. The default set, whose beats also report on the process, comes first."""
 
     def __init__(
         self, endpoint: Endpoint, connect: Connect, timeout_s: float, clock: Clock
@@ -221,7 +221,7 @@ class _Server:
         for _ in range(1, BEATS):
             if beat.round_trip_s <= HEARTBEATS.slow_floor_s:
                 break
-            with contextlib.suppress(DlmError):  # since it has already answered this poll
+            with contextlib.suppress(DlmError):  # the server has already answered
                 again = self._beat_once(shard_set, shard)
                 least = min(beat.round_trip_s, again.round_trip_s)
                 beat = replace(again, round_trip_s=least)
@@ -306,7 +306,7 @@ def _text_of(error: DlmError) -> str:
 
 
 def mark_slow(rows: list[Row]) -> list[Row]:
-    """The rows, marked slow if their delay is far above that of another server of their shard."""
+    """Marks those rows as slow whose delay is far above that of another server of their shard."""
     least: dict[tuple[str | None, int | None], float] = {}
     for row in rows:
         if row.state == "ready" and row.delay_ms is not None:
@@ -344,7 +344,7 @@ class ClusterStatus:
         self._servers = [_Server(e, connect, timeout_s, clock) for e in endpoints]
 
     def poll(self) -> ClusterSnapshot:
-        """Polls all servers at once; a server's failure raises nothing."""
+        """Polls all servers at once; the failure of a server raises no error."""
         if self._fresh:
             self.close()
         with ThreadPoolExecutor(max_workers=min(len(self._servers), MAX_ASKED) or 1) as pool:
@@ -374,8 +374,8 @@ class ClusterStatus:
         return None if any(name.startswith(beginning) for name in held) else self._model
 
     def _remeasure_slow(self, rows: list[Row]) -> list[Row]:
-        """The rows, after measuring again, one after another, the servers that seem slow. Measured
-        all at once, they would also wait for this process."""
+        """Measures the servers that seem slow again, one after another, and returns all rows. If
+        measured all at once, servers would also wait for this process."""
         for _ in range(ROUNDS):
             shards = {(row.shard_set, row.shard) for row in rows if row.slow}
             if not shards:

@@ -23,8 +23,8 @@ from dlm.federated.training.trained import load_model
 from dlm.federated.words import WordList
 from dlm.units import LN_10
 
-SENTENCES = 2048  # evaluated together
-_HISTORIES = 16  # histories per step: each takes a whole distribution
+SENTENCES = 2048  # number of sentences evaluated together
+_HISTORIES = 16  # histories per step; each needs the probability of every word
 
 Sentence = list[str]
 
@@ -39,7 +39,7 @@ class Judge(Protocol):
     def each(
         self, sentences: Sequence[Sentence], known: Sequence[NDArray[np.bool_]]
     ) -> list[Metrics]:
-        """Metrics of each sentence; `known` marks the words that count as known."""
+        """Returns the metrics of each sentence; `known` marks the words that count as known."""
 
 
 class NgramJudge:
@@ -99,15 +99,15 @@ class NgramJudge:
 
 
 class NetworkJudge:
-    """The network of a run of `dlm federate`; raises what `training.trained.load_model` does. With
-    pieces, the most likely next word is not computed: that takes hundreds of steps (FNG 7.1)."""
+    """The network of a `dlm federate` run; raises the errors of `training.trained.load_model`. For
+    wordpieces, the most likely next word is not computed: it takes hundreds of steps (FNG 7.1)."""
 
     def __init__(self, name: str, run: Path) -> None:
         self.name = name
         model = load_model(run)
         if model.vocabulary is None:
             raise ConfigError(
-                f"{run} has no vocabulary to turn its ids into words; train it with a vocabulary"
+                f"{run} has no vocabulary to spell the network's words; train with a vocabulary"
             )
         self._network, self._params = model.network, model.params
         words = model.vocabulary.words
@@ -165,7 +165,7 @@ _FIELDS = [field.name for field in dataclasses.fields(Metrics)]
 
 @dataclass(frozen=True)
 class Figure:
-    """A model's figure, and its interval from resampled users, if any."""
+    """A model's figure; `low` and `high` bound its interval over resampled users, if computed."""
 
     value: float | None
     low: float | None = None
@@ -174,8 +174,8 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The models' metrics on a text: (m, u, 7) float64, the fields of `Metrics` for m models and u
-    users; u is 1 if users are not known."""
+    """The models' metrics on a text. `sums` (m, u, 7), float64, has the fields of `Metrics` for m
+    models and u users; u is 1 if users are not known."""
 
     judges: Sequence[Judge]
     sums: NDArray[np.float64]
@@ -184,11 +184,11 @@ class Evaluation:
         return _metrics(self.sums[model].sum(axis=0))
 
     def figures(self, draws: int, seed: int = 0) -> list[dict[str, Figure]]:
-        """Each model's figures by name ("perplexity" and so on), and, for all but the first model,
-        the difference from the first ("perplexity_difference"), with intervals from `draws`
-        resamples of all users, the same for all models.
+        """Returns each model's figures by name ("perplexity" and so on) and, for all models but the
+        first, the differences from the first ("perplexity_difference"). Intervals come from `draws`
+        resamples of the users, which are the same for all models.
 
-        Paper  Efron and Tibshirani 1993, section 13.3: percentiles, 95 %
+        Paper  Efron and Tibshirani 1993, section 13.3 (percentile intervals, here of 95 %)
         """
         values = self._values(self.sums.sum(axis=1))
         users = self.sums.shape[1]
@@ -250,7 +250,7 @@ def evaluate(judges: Sequence[Judge], users: Iterable[Iterable[Sentence]]) -> Ev
             for user, found in zip(owners, judge.each(sentences, there), strict=True):
                 rows[user][place] += dataclasses.astuple(found)
     if not rows:
-        raise ConfigError("the text has no words to evaluate models on; give text with sentences")
+        raise ConfigError("the text has no words to evaluate models on; give a text with words")
     return Evaluation(judges, np.stack(rows, axis=1))
 
 

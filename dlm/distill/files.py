@@ -205,8 +205,8 @@ def _record(what: str, record: Provenance | None, public: str) -> Provenance:
 
 
 def _digest(request: DistillRequest) -> str | None:
-    """SHA-256 of a network's checkpoint and casing model; None for sources identified by their
-    answers."""
+    """Returns the SHA-256 of a network's checkpoint and casing model, or None for a source that is
+    identified by its answers."""
     path = Path(request.source)
     if request.kind != "network":
         return None
@@ -217,7 +217,7 @@ def _digest(request: DistillRequest) -> str | None:
 
 
 def _given(path: Path, public: str) -> GivenText:
-    """A text whose contexts are counted; PrivacyError if users' text is declared public."""
+    """Names a text whose contexts are counted; PrivacyError if users' text is declared public."""
 
     def blocks() -> Iterator[bytes]:
         return (b.lines for b in Reader([str(path)], scored=True).read() if b.size)

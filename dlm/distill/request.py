@@ -1,4 +1,4 @@
-"""What to distill and how, and which options go together."""
+"""Describes what to distill and how, and checks that the options go together."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class DistillRequest(DistillSettings):
         topology      an ARPA file, whose values are ignored; `self` for n-grams that the source
                       produces; `self+FILE` for both
         output        ARPA file, compressed according to its suffix; None to only count into `work`
-        samples       None for the exact counts of an ARPA file
+        samples       number of sentences to sample; None for the exact counts of an ARPA file
         text          file whose contexts are counted instead of samples, one sentence per line
         work          folder for counts; the same request resumes from it
-        counts        the `work` folders of all parts, which are added up; then nothing is counted
+        counts        the `work` folders of all parts; their counts are added up instead of counting
         capitalize    ARPA file of cased text, for a network of words in lower case
         unigrams      counts of words that replace the model's unigrams or, with a weight below 1,
                       are mixed with them
         public        who attests that inputs without a privacy record contain no user's text
-        memory_bytes  limit; None for the free memory
+        memory_bytes  memory limit; None means the free memory
     """
 
     source: str

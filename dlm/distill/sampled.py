@@ -1,5 +1,5 @@
-"""Samples a source, or follows it along a text, and fits the nearest models. A model in Python or a
-network is counted by its visits, a backoff model by the states of its automaton."""
+"""Samples a source, or follows it along a text, and fits the nearest models. For a network or a
+model in Python, visited histories are counted; for a backoff model, states of its automaton."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from dlm.units import counted
 Tell = Callable[[str], None]
 
 U32 = np.uint32
-# The number of sentences begun, and words with `</s>` after each sentence.
+# (number of sentences that were begun, ids of words, with `</s>` after each sentence).
 Said: TypeAlias = tuple[int, NDArray[np.uint32]]
 SentenceBlocks: TypeAlias = Callable[[Sampling], Iterator[Iterator[Said]]]
-WHOLE_PRIOR = 0.01  # visits, for sources with whole distributions
+WHOLE_PRIOR = 0.01  # default prior, in visits, for sources that give full distributions
 
 
 class SampledSource:
-    """A protocol source or a backoff model, ready to be counted; raises what `SourceReader` raises.
-    Without the `sha256` of its file, its answers identify it."""
+    """A `Source` or a backoff model that can be counted; raises the errors of `SourceReader`.
+    Without the `sha256` of its file, the source is identified by its answers."""
 
     def __init__(
         self, source: Source | ModelColumns, name: str = "the source", sha256: str | None = None
@@ -73,13 +73,13 @@ class SampledSource:
         self._sha256 = sha256
 
     def identity(self) -> dict[str, object]:
-        """The facts that must be the same when a run resumes."""
+        """Returns the facts that must not have changed when a run resumes."""
         return self._identity() if self._sha256 is None else {"sha256": self._sha256}
 
     def prior(
         self, topology: ModelColumns, counts: NgramCounts, visits: float | None
     ) -> float | Prior:
-        """The prior for the source's counts: `visits`, or the default for the source."""
+        """Returns the prior for the source's counts: `visits`, or else the source's default."""
         if self._base is not None:
             return as_backed_off(topology, counts, self._base, visits)
         return WHOLE_PRIOR if visits is None else visits
@@ -89,8 +89,8 @@ class SampledSource:
 class Inference:
     """How to infer a topology: its `order`, 1 to 5, and its number of `ngrams`, including words.
 
-    `ngrams` None keeps all that were sampled. With an external topology, `interpolated` returns the
-    interpolation (A_m) itself, not the model fitted again on its n-grams (A_r).
+    If `ngrams` is None, all sampled n-grams are kept. With an external topology, `interpolated`
+    selects the interpolation (A_m) itself, not the model fitted again on its n-grams (A_r).
     """
 
     order: int = 3
@@ -107,9 +107,9 @@ def count_source(
     added: Sequence[Path] = (),
     progress: Tell | None = None,
 ) -> tuple[NgramCounts, float]:
-    """Counts for a closed topology, and the source's entropy summed over all visits, in nats; saved
-    in `folder`, or `added` up from several workers without counting. Raises ConfigError
-    and FormatError as `work.count_all` and `work.add_parts` do."""
+    """Returns the counts for a closed topology, and the source's entropy summed over all visits, in
+    nats. Saves them in `folder`; if `sampling` is None, sums the counts `added` of several workers
+    instead. Raises the errors of `work.count_all` and `work.add_parts`."""
     counting = source.counting(topology)
     common = {"source": source.identity(), "topology": work.ngrams_digest(topology)}
     if sampling is None:
@@ -136,7 +136,7 @@ def collect_sentences(
     folder: Path | None = None,
     progress: Tell | None = None,
 ) -> NDArray[np.uint32]:
-    """A source's sentences: words by id, `</s>` after each sentence; saved as counts are."""
+    """Samples sentences: ids of words, with `</s>` after each; saves them in `folder` if given."""
     collection = SentenceCollection(source.sentences())
     settings: Mapping[str, Any] = {"source": source.identity(), **sampling.settings()}
     work.count_all(
@@ -184,12 +184,12 @@ def distill_samples(
     added: Sequence[Path] = (),
     progress: Tell | None = None,
 ) -> DistilledModel:
-    """The model on a topology's n-grams that is nearest to a source, by its samples.
+    """Fits the model on a topology's n-grams that is nearest to a source, from samples of it.
 
     Args
         sampling       a part of the samples, or a text, instead of samples and a seed
-        prior          visits to add to a visited context; None: 0.01, or for a source that spells
-                       its words, the context's number of distinct words (`prior.as_backed_off`)
+        prior          visits to add to a visited context. None means 0.01 or, if the source spells
+                       words, the number of distinct words after the context (`as_backed_off`)
         folder, added  see `count_source`
     Raises
         ConfigError  the topology has no n-gram in the source's words; there are no samples
@@ -226,14 +226,14 @@ def distill_inferred(
     memory_bytes: int = 1 << 30,
     progress: Tell | None = None,
 ) -> DistilledModel:
-    """The nearest model to a source, on n-grams that the source itself produces often.
+    """Fits the nearest model to a source, on n-grams that the source itself produces often.
 
     The source is sampled twice, with the same seed: for its n-grams, then for their counts.
 
-    Args    external  a model with additional n-grams. Both sets are counted at once and a
-                      model is fitted on each (A_e, A_i). They are interpolated with equal
-                      weights and pruned to `inference.ngrams` (A_m), and the same counts give
-                      the nearest model on the remaining n-grams (A_r)
+    Args    external  a model with additional n-grams. One model is fitted on these (A_e), one
+                      on the source's n-grams (A_i), from counts of both. The two models are
+                      interpolated with equal weights and pruned to `inference.ngrams` (A_m); the
+                      same counts give the nearest model on the remaining n-grams (A_r)
     Raises  ConfigError  `sampling` is a part or a text; or raised by `infer.infer_topology` or
                          `distill_samples`
     Paper   FNG section 7.2, Algorithm 1
@@ -307,8 +307,8 @@ class SentenceCollection:
 
 
 def sentences_of(reader: SourceReader) -> SentenceBlocks:
-    """The sentences of a source; ConfigError if it makes visits, which do not show where sentences
-    end."""
+    """Returns the function that yields a source's sentences; ConfigError for a source that makes
+    visits, since visits do not show where sentences end."""
     if reader.makes_visits:
         raise ConfigError(
             f"{reader.name} makes visits, not sentences, so no topology can be inferred; give a "
@@ -357,10 +357,10 @@ class NgramCounting(work.Summed, Protocol):
     """Counts in blocks, and gives the counts for a topology at the end."""
 
     def blocks(self, sampling: Sampling) -> Iterator[Iterator[int]]:
-        """The blocks for `work.count_all`."""
+        """Returns the blocks for `work.count_all`."""
 
     def result(self) -> tuple[NgramCounts, float]:
-        """Counts for the topology, and the source's entropy summed over all visits, in nats."""
+        """Returns the counts, and the source's entropy summed over all visits, in nats."""
 
 
 class VisitCounting:
@@ -383,8 +383,8 @@ class VisitCounting:
 
 
 class WalkCounting:
-    """Counts the states of a backoff model that its own or given sentences visit; the ids are those
-    of `topology`, which is closed."""
+    """Counts the states of a backoff model that its own or given sentences visit; words have the
+    ids of `topology`, which is closed."""
 
     def __init__(self, model: ModelColumns, topology: ModelColumns) -> None:
         self._target = topology

@@ -31,10 +31,10 @@ from dlm.units import counted
 
 U32, F32, F64 = np.uint32, np.float32, np.float64
 
-# Called before the model is written, with its comments, and counts before and after.
+# Makes the comments to write from the model's comments, and its counts before and after.
 Comment = Callable[[list[str], tuple[int, ...], tuple[int, ...]], list[str]]
 
-_RENORMALISE_BYTES = 60  # per n-gram of the two largest adjacent orders, besides the model
+_RENORMALISE_BYTES = 60  # bytes per n-gram of the two largest adjacent orders
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def filter_arpa(
 
     Args
         words       to keep; words in angle brackets (<s>, </s>, <unk> and tags) always stay
-        contexts    the last word of an n-gram need not be in the list, so that every word is kept
+        contexts    true if an n-gram's last word may be outside `words`: then every word is kept
         tmp         folder for the kept n-grams, 4 * (order + 2) bytes each, until the counts are
                     known; by default beside the output
     Raises          ConfigError  the model has no word of the vocabulary
@@ -152,8 +152,8 @@ class _KeptNgrams:
 def kept_words(
     vocabulary: Vocabulary, words: Collection[bytes], path: str
 ) -> tuple[NDArray[np.bool_], int]:
-    """Which words of a model are kept, by id, and how many of `words` the model lacks; ConfigError
-    if none are kept but those in angle brackets."""
+    """Returns which words of a model are kept, by id, and how many of `words` the model lacks;
+    ConfigError if only words in angle brackets are kept."""
     wanted = frozenset(words)
     found = [word in wanted for word in vocabulary.words]
     keep = np.array(found, np.bool_)
@@ -177,13 +177,13 @@ def renormalised_bytes(counts: Iterable[int]) -> int:
 def renormalised(
     model: ModelColumns, words: Collection[bytes], *, path: str = "the model", threads: int = 2
 ) -> tuple[Vocabulary, list[SectionColumns], int]:
-    """The n-grams whose words are all in a vocabulary, with P given that every word is in it.
+    """Keeps the n-grams whose words are all in a vocabulary, with P conditional on that vocabulary.
 
-    If Z(h) is the probability after h of all words that stay, p'(w | h) = p(w | h) / Z(h). That is
-    a backoff model, with weights gamma'(h) = gamma(h) Z(h') / Z(h), h' being h without its oldest
+    If Z(h) is the probability after h of all words that stay, p'(w | h) = p(w | h) / Z(h). This is
+    a backoff model with weights gamma'(h) = gamma(h) Z(h') / Z(h), where h' is h without its oldest
     word: for a word that h does not list, gamma'(h) p'(w | h') = gamma(h) p(w | h') / Z(h).
 
-    Returns     the vocabulary, the sections that `write_arpa` takes, how many `words` are missing
+    Returns     the vocabulary, the sections for `write_arpa`, and how many `words` the model lacks
     Raises      ConfigError  the model has no word of the vocabulary
     Guarantees  every context sums to 1, <s> left out, as far as float32 allows
     """

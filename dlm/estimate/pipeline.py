@@ -1,5 +1,5 @@
-"""Estimates an ARPA model from text: the stages, and their shares of memory. counts -> adjust ->
-discount -> interpolate -> arpa"""
+"""Estimates an ARPA model from text: runs the stages, and divides the memory among them.
+counts -> adjust -> discount -> interpolate -> arpa"""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from dlm.units import counted
 def discounts(
     counts_of_counts: NDArray[np.integer], order: int, fallback: Fallback | None
 ) -> tuple[NDArray[np.float32], bool]:
-    """The discounts of adjusted counts 1, 2, and 3 or more, of one order.
+    """Computes one order's discounts for adjusted counts of 1, 2, and 3 or more.
 
     Args        counts_of_counts  (4,)  how many n-grams have the adjusted count 1, 2, 3, 4
     Returns     (discounts (4,) float32, the first 0; whether they are the fallback)
@@ -78,14 +78,14 @@ MIB = 1 << 20
 # The minimum memory besides the interpreter and the compiled code.
 MIN_WORKSPACE_BYTES = 24 * MIB
 
-# Level of a model's .xz file, which is a tenth smaller than with the fastest level, in two to eight
-# times the time.
+# Compression level of .xz models. They are a tenth smaller than with the fastest level, and take
+# two to eight times as long to write.
 XZ_PRESET = 6
 
 # Memory not counted elsewhere: text blocks, thread stacks, and what an allocator keeps.
 RESERVE_BYTES = 40 * MIB
 
-_M_MMAP_THRESHOLD = -3  # its value in malloc.h
+_M_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD in malloc.h
 
 
 def estimate(
@@ -321,7 +321,7 @@ class _Estimation:
     # --------------------------------------------------------------------- interpolating
 
     def _divide(self, trie: Trie) -> tuple[int, int, int]:
-        """Bytes for sums, n-grams per chunk, rows written at once; columns get the rest."""
+        """Returns bytes for sums, n-grams per chunk and rows per write; columns get the rest."""
         order = self._settings.order
         sizes = [len(column) for column in trie.words]
         chunk = max(min(1 << 18, self._workspace // 1024), 1 << 10)
@@ -330,7 +330,7 @@ class _Estimation:
         buffers = _table_bytes(self._table) + chunk * 4 * 8 * (threads + 1)
         buffers += rows * (24 * (1 + order // 2) + 4 * (order + 4)) * (2 * threads + 8)
         remaining = max(self._workspace - buffers - 16 * sizes[0], self._workspace // 4)
-        # Bytes for the contexts of all orders but the highest, and for the contexts searched.
+        # The most bytes that an order needs for its sums, and for the ranks that are searched.
         most = max([0, *(CONTEXT_BYTES * s + 4 * q for q, s in pairwise(sizes[:-1]))])
         work = min(most, remaining // 2)
         self._memory.limit_bytes = remaining - work
@@ -411,7 +411,7 @@ def _load_code(threads: int) -> None:
     with scratch_folder(None, "dlm-first-run") as folder:
         text = folder / "text"
         text.write_bytes(b"a b\n" * 30 + b"b a c\n" * 30)
-        # Small blocks, so that runs are merged too.
+        # Blocks are small, so that the code that merges runs is loaded, too.
         settings = EstimationSettings(
             order=3, fallback=DEFAULT_FALLBACK, workspace_bytes=8 * MIB, block_tokens=100,
             threads=threads,
@@ -422,7 +422,7 @@ def _load_code(threads: int) -> None:
 def _give_memory_back() -> None:
     """Makes the C library return large arrays to the system as soon as they are freed; otherwise it
     keeps arrays of up to 32 MiB, which no limit includes."""
-    with contextlib.suppress(OSError, AttributeError):  # a library without it
+    with contextlib.suppress(OSError, AttributeError):  # no mallopt in this library
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 4 * MIB)
 
 

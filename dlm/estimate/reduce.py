@@ -48,10 +48,10 @@ def reduce_arpa(
 
     Raises
         ConfigError  the model lacks the order, or the memory limit is too low
-        ArpaError    malformed up to `order`: the file is not read further
+        ArpaError    the file is malformed up to `order`; it is not read further
     Guarantees
-        the same n-grams and values in the same order, except the weights of the highest order;
-        `output` has its old content or all of the new
+        the n-grams, their sequence and their values stay, except the weights of the highest order;
+        `output` has either its old content or all of the new
     """
     search = None if memory_bytes is None else memory_bytes // 4
     with open_ngrams(path, memory_bytes=search, progress=progress) as reader:
@@ -83,13 +83,13 @@ def _first(batches: Iterator[NgramBatch], left: int) -> Iterator[NgramBatch]:
         yield batch
         left -= len(batch)
         if left == 0:
-            if batch.order == 1:  # the words are known once all have been read
+            if batch.order == 1:  # the words are known once all 1-grams are read
                 next(batches, None)
             return
 
 
 def _by_id(sections: list[SectionColumns]) -> list[SectionColumns]:
-    """Words in the order of their ids, for the writer; `<unk>` may be anywhere in the file."""
+    """Sorts words by their ids, for the writer; `<unk>` may be anywhere in the file."""
     ids, prob, weight = sections[0]
     place = np.argsort(ids[:, 0], kind="stable")
     return [(ids[place], prob[place], None if weight is None else weight[place]), *sections[1:]]

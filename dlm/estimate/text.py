@@ -1,7 +1,7 @@
 """Text in files, compressed files, parquet files or a pipe, as clean blocks of whole lines.
 
 Every command that takes text reads it here. A line is a sentence. A line that cannot be a sentence
-(see `LineFault`) raises an error with its place, or is left out and counted. All others are used.
+(see `LineFault`) raises an error with its place, or is skipped and counted. Other lines are used.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class LineFault(StrEnum):
     NULL_ROW = "null row"
 
 
-# Faults in text to count, but not in text to score: there, words are bytes, as in KenLM, `<unk>` is
-# the unknown word, and nothing is written that must be read again.
+# These are faults in text to count, but not in text to score, where words are bytes, as in KenLM,
+# `<unk>` is the unknown word, and nothing is written that must be read again.
 SCORED_ANYWAY = frozenset({LineFault.NOT_UTF8, LineFault.RESERVED, LineFault.LONG_WORD})
 
 _ADVICE = {
     LineFault.NOT_UTF8: "convert the file (iconv -t UTF-8)",
-    LineFault.NUL: "check that the file is text, remove NUL bytes (tr -d '\\000')",
-    LineFault.RESERVED: "the sentence marks and the unknown word are added by dlm: remove them",
+    LineFault.NUL: "check that the file is text, and remove the NUL bytes (tr -d '\\000')",
+    LineFault.RESERVED: "remove the sentence marks and unknown words, which dlm adds itself",
     LineFault.LONG_LINE: "put one sentence on each line",
     LineFault.LONG_WORD: "put spaces between words",
     LineFault.NULL_ROW: "filter such rows out",
@@ -89,9 +89,9 @@ class Totals:
 
 
 class Block(NamedTuple):
-    """Faultless lines of a text, `size` bytes, then PADDING; for each faulty line, how many of the
-    faultless ones came before it, and its fault; and whether the next block may have to wait for
-    the text's writer."""
+    """`text` has `size` bytes of faultless lines, then PADDING. `left_out` has, for each faulty
+    line, the number of faultless lines before it, and its fault. `waits` is true if the next block
+    may have to wait for the text's writer."""
 
     text: bytes
     size: int
@@ -110,14 +110,14 @@ class Reader:
     Args
         sources  paths, `-` for standard input
         skip     leave faulty lines out and count them, instead of raising
-        column   of parquet files
+        column   text column of parquet files
         scored   the text is scored and not counted: reserved words, and bytes that are not UTF-8,
                  are ordinary words (unless `skip` leaves such lines out), and blocks of a pipe end
                  where reading would have to wait
         pieces   file of the SentencePiece model that splits each line after its check
     Raises
         ConfigError  a parquet file without the column, or in a pipe; no SentencePiece model
-        TextError    a faulty line, not text, or a damaged compressed file
+        TextError    a faulty line, a file that is not text, or a damaged compressed file
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Reader:
         self._left_out: list[tuple[int, LineFault]] = []
 
     def progress(self) -> tuple[int, int]:
-        """Bytes read from the files, as stored, and their total; 0 if that is not known."""
+        """Returns the bytes read from the files, as stored, and the total, or 0 if not known."""
         total = sum(status.st_size for status in self._files)
         if len(self._files) < len(self.sources):
             total = 0
@@ -160,7 +160,7 @@ class Reader:
             return self._before, total
 
     def blocks(self) -> Generator[tuple[bytes, int], None, None]:
-        """(text, its length) of each block that has lines."""
+        """Returns (text, its length) of each block that has lines."""
         return ((block.text, block.size) for block in self.read() if block.size)
 
     def read(self) -> Iterator[Block]:
@@ -279,8 +279,8 @@ class Reader:
                 names = file.schema_arrow.names
                 if self._column not in names:
                     raise ConfigError(
-                        f"{source} has no column {self._column!r}; it has {', '.join(names)}; "
-                        "name one with --text-column"
+                        f"{source} has no column {self._column!r}; its columns are "
+                        f"{', '.join(names)}; name one with --text-column"
                     )
                 kind = file.schema_arrow.field(self._column).type
                 if not any(
@@ -338,7 +338,7 @@ class _Place:
 
 
 def lines_of(column: Any) -> bytes:
-    """The rows of an Arrow column of text or bytes without nulls as text, each with a newline."""
+    """Joins the rows of an Arrow column without nulls, text or bytes, with a newline after each."""
     import pyarrow.compute as pc
 
     column = pc.cast(column, pa.large_binary())
@@ -357,7 +357,7 @@ def may_have_fault(
     max_line_bytes: int = MAX_LINE_BYTES,
     accepted: Collection[LineFault] = frozenset(),
 ) -> bool:
-    """Whether lines must be checked one by one; if not, none has a fault beyond `accepted`."""
+    """Is true if lines must be checked one by one; otherwise no fault is outside `accepted`."""
     if {LineFault.RESERVED, LineFault.LONG_WORD} <= set(accepted):
         # These expressions find the other faults without a loop over bytes.
         return (
@@ -387,7 +387,7 @@ def complaint(fault: LineFault, where: str, max_line_bytes: int = MAX_LINE_BYTES
         LineFault.NUL: "a NUL byte",
         LineFault.NOT_UTF8: "bytes that are not UTF-8",
     }[fault]
-    return f"{where} has {what}; {_ADVICE[fault]}, or pass --skip to leave out and count such lines"
+    return f"{where} has {what}; {_ADVICE[fault]}, or pass --skip to skip such lines and count them"
 
 
 def fault_of(
@@ -395,7 +395,7 @@ def fault_of(
     max_line_bytes: int = MAX_LINE_BYTES,
     accepted: Collection[LineFault] = frozenset(),
 ) -> LineFault | None:
-    """The fault of a line, if any; faults in `accepted` do not count."""
+    """Returns the fault of a line, or None; faults in `accepted` do not count."""
     words = line.replace(b"\t", b" ").replace(b"\r", b" ").split(b" ")
     found = {
         LineFault.LONG_LINE: len(line) > max_line_bytes,

@@ -1,7 +1,7 @@
-"""Sums of 64-bit integers, which neither the order of users nor rounding can change.
+"""Adds 64-bit integers, whose sum neither the order of users nor rounding can change.
 
-A sum of floats is rounded at every user, so one more user can change all later roundings
-(Casacuberta et al. 2022). Here every number of an update is cut to whole steps, towards 0.
+A sum of floats is rounded after every user, so one more user can change all later roundings
+(Casacuberta et al. 2022). Here every number of an update is truncated to whole steps.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 
 from dlm.errors import PrivacyError
 
-BITS = 44  # the clip norm is at most 2^BITS steps: fine enough even if it is far too large
-GRID_BITS = 32  # the same on the grid of discrete noise
+BITS = 44  # a clip norm is at most 2^BITS steps, small ones even for a far too large norm
+GRID_BITS = 32  # like BITS, for the grid of discrete noise
 MOST_UPDATES = 1 << (62 - BITS)
-_LOW_BITS = 30  # low bits of a number of an update; the rest is a separate int32
+_LOW_BITS = 30  # low bits of each number in an update; the high bits are another int32
 ARITHMETIC = f"integers, {BITS} bits"  # recorded as part of a run's settings
 
 
 def steps_per_unit(bound: float, bits: int = BITS) -> float:
-    """A power of two, so that scaling by it rounds nothing; `bound` is at most 2^bits steps.
+    """Returns a power of two, so that scaling is exact; `bound` is at most 2^bits steps. Raises
     PrivacyError unless `bound` is finite and above 0."""
     if not 0 < bound < math.inf:
         raise PrivacyError(f"the clip norm of a round is {bound}; expected a finite number above 0")
@@ -38,7 +38,7 @@ class FixedPoint(NamedTuple):
 
 
 def zeros(template: Any) -> Any:
-    """An empty sum, with a `FixedPoint` for each array of a tree."""
+    """Returns an empty sum, with a `FixedPoint` for each array of a tree."""
     return jax.tree.map(
         lambda leaf: FixedPoint(
             jnp.zeros(jnp.shape(leaf), jnp.int32), jnp.zeros(jnp.shape(leaf), jnp.uint32)
@@ -48,8 +48,8 @@ def zeros(template: Any) -> Any:
 
 
 def plus(total: Any, update: Any, scale: jax.Array | float) -> Any:
-    """The sum with one more update, in steps of 1 / `scale` (`steps_per_unit` of the bound), exact
-    for up to `MOST_UPDATES` within the bound; what is added is never longer than the update."""
+    """Adds an update to a sum, in steps of 1 / `scale` (`steps_per_unit` of the bound). The sum is
+    exact for up to `MOST_UPDATES` within the bound; truncation never lengthens an update."""
 
     def add(leaf: jax.Array, held: FixedPoint) -> FixedPoint:
         # Each operation is exact: scaling by powers of two, and the remainders of 24-bit numbers.

@@ -1,5 +1,5 @@
-"""The source of randomness: a named key, never a global generator, and no name is used twice. A key
-is 32 bytes. `fold` derives another by name with BLAKE2b; SHAKE-256 expands one."""
+"""Draws random numbers from named keys, never from a global generator; no name is used twice. A key
+is 32 bytes. `fold` derives a named key with BLAKE2b; SHAKE-256 expands a key to more bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Key:
 
     @classmethod
     def from_seed(cls, seed: int) -> Key:
-        """A key that anyone with `seed` can reproduce: for simulations; reported as not private."""
+        """A key that anyone with `seed` can reproduce, for simulations, reported as not private."""
         if seed < 0:
             raise ValueError(f"the seed is {seed}; expected 0 or more")
         return cls(
@@ -55,11 +55,11 @@ class Key:
         return Key(material, simulated=self.simulated, path=(*self.path, *names))
 
     def material(self) -> bytes:
-        """32 bytes of a key folded from this one, for a cipher; they reveal nothing about it."""
+        """Returns 32 bytes for a cipher, derived from this key, about which they reveal nothing."""
         return self.fold("cipher")._material
 
     def shared(self) -> bytes:
-        """The 32 bytes, for others who must draw the same numbers, such as a round's devices."""
+        """Returns this key's bytes, for devices that must draw the same numbers as this process."""
         return self._material
 
     @classmethod
@@ -81,7 +81,7 @@ class Key:
         return (1 - 2 * np.unpackbits(raw, count=count).astype(np.int8)).astype(np.int8)
 
     def _stream(self, count: int) -> bytes:
-        # The count is no part of the input: a longer draw begins with a shorter one, so that a
+        # The count is not part of the input, so a longer draw begins with the shorter draw, and a
         # name stands for one sequence of numbers.
         return hashlib.shake_256(b"dlm stream" + self._material).digest(count)
 

@@ -1,7 +1,7 @@
-"""Utterances as token ids, and one user's utterances as batches of equal shape.
+"""Packs a user's utterances, given as token ids, into batches of equal shape.
 
 Ids follow a wordpiece model's defaults: 0 is an unknown word, 1 begins an utterance, 2 ends it, and
-words or pieces start at 3. -1 marks empty places, in batches only.
+words or pieces start at 3. In batches, -1 marks empty positions.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Packing = Literal["utterances", "stream"]
 
 
 def check_ids(utterances: Sequence[Ids], vocab_size: int) -> None:
-    """Raises ConfigError for ids that the model has no row for, or marks that packing adds: a wrong
-    vocabulary must not train silently."""
+    """Raises ConfigError for ids that have no row in the model, and for marks, which only packing
+    may add: a run must not train with a wrong vocabulary."""
     for ids in utterances:
         if not len(ids):
             continue
@@ -50,9 +50,9 @@ def sequence(ids: Ids) -> Ids:
 
 
 def windows(whole: Ids, unroll: int) -> Ids:
-    """The sequence (n >= 2,) cut into rows of `unroll` inputs and their targets, each target once.
+    """Cuts the sequence (n >= 2,) into rows of `unroll` inputs and their targets, each target once.
 
-    Returns (w, unroll + 1) int32, filled with -1; a row's first id is the previous row's last, so
+    Returns (w, unroll + 1) int32, padded with -1; a row's first id is the previous row's last, so
     that no target is lost at a cut.
     """
     targets = len(whole) - 1
@@ -73,15 +73,15 @@ def pack(
     max_batches: int | None = None,
     shuffle: np.random.Generator | None = None,
 ) -> Ids:
-    """One user's utterances as batches, (batches, batch_size, unroll + 1) int32.
+    """Returns a user's utterances as batches, (batches, batch_size, unroll + 1) int32.
 
     `"utterances"` gives every utterance (or every `unroll` tokens of a long one) a separate row,
     which starts from a zero state. `"stream"` joins the utterances, lays them out in `batch_size`
-    rows and cuts all rows at the same places, for a state that is carried from batch to batch.
+    rows and cuts all rows at the same positions, so that a state can pass from batch to batch.
 
     Args
         max_batches  maximum batches in a round; the rest of the text waits for another round
-        shuffle      order of the utterances (stream) or rows; None keeps that of the text
+        shuffle      draws the order of the utterances (stream) or rows; None keeps the text's order
     Raises  ConfigError  the user has no text at all
     """
     kept = [ids for ids in utterances if len(ids)]
@@ -110,5 +110,5 @@ def pack(
 
 
 def target_count(batches: Ids) -> int:
-    """Tokens that are predicted: n_k, the number of a user's examples."""
+    """Counts the tokens to predict: n_k, the number of a user's examples."""
     return int(np.count_nonzero(batches[..., 1:] >= 0))

@@ -1,7 +1,7 @@
 """Datasets keyed by user, read from disk one user at a time.
 
 A file is sorted by user once into a *store*, an Arrow file with one row per user, which is then
-read through a memory map. Neither step keeps more than a bounded part of it in memory.
+read through a memory map. Both steps need only a bounded amount of memory.
 
 The module has over 500 lines, since the rules for rows and their place in the store go together.
 """
@@ -48,13 +48,13 @@ COMPRESSIONS = {".zst": "zstd", ".gz": "gzip", ".bz2": "bz2"}
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """The contents of a file, and what was left out of the store."""
+    """Counts of what a store contains, and of what was left out of it."""
 
     users: int
     utterances: int
     words: int  # split at white space, after the cap
     rows_without_user: int  # left out if `missing` is "count"
-    users_without_text: int  # left out likewise
+    users_without_text: int  # left out if `missing` is "count", too
     words_over_cap: int  # left out by `cap_words`
 
 
@@ -69,8 +69,8 @@ def tokens_of(
     cap: int | None = None,
     split: Callable[[str], list[str]] = words_of,
 ) -> list[npt.NDArray[np.int32]]:
-    """Utterances as token ids, at most `cap` ids in total; empty ones are left out. `encode` takes
-    the words that `split` makes of an utterance, as `Inventory.encode` does."""
+    """Returns utterances as token ids, at most `cap` ids in total; leaves out empty utterances.
+    `encode` gets the words that `split` returns, and gives their ids (see `Inventory.encode`)."""
     remaining = cap
     found = []
     for utterance in utterances:
@@ -84,15 +84,15 @@ def tokens_of(
 
 
 def check_columns(path: Path, user_column: str, text_column: str) -> None:
-    """Raises FormatError unless the first row of a file of users has these columns."""
+    """Raises FormatError unless a file of users' text has these columns."""
     rows = parquet_rows if ".parquet" in path.suffixes else tsv_rows
     next(rows(path, user_column, text_column), None)
 
 
 def count_users(path: Path, user_column: str, text_column: str) -> int:
-    """The number of users with text that `UserDataset.open` would find in a file, without sorting.
+    """Counts, without sorting, the users with text that `UserDataset.open` would find in a file.
 
-    Cost  one pass over the file; about 50 bytes per user
+    Cost  one pass over the file; about 50 bytes of memory per user
     """
     rows = parquet_rows if ".parquet" in path.suffixes else tsv_rows
     found = {
@@ -104,7 +104,7 @@ def count_users(path: Path, user_column: str, text_column: str) -> int:
 
 
 class _Letters(dict[int, int]):
-    """Keeps letters, their marks and apostrophes; the rest become spaces. Filled on demand."""
+    """Maps characters, on demand: keeps letters, marks and apostrophes; others become spaces."""
 
     def __missing__(self, code: int) -> int:
         keep = code == ord("'") or unicodedata.category(chr(code))[0] in "LM"
@@ -116,7 +116,7 @@ _LETTERS = _Letters({ord("\u2019"): ord("'"), ord("\u2018"): ord("'")})
 
 
 def spoken_words(utterance: str) -> list[str]:
-    """The words of an utterance as in ASR: lower case, letters, inner apostrophes."""
+    """Splits an utterance into words as in ASR: lower-case letters and inner apostrophes."""
     text = unicodedata.normalize("NFC", utterance).lower().translate(_LETTERS)
     return [word for part in text.split() if (word := part.strip("'"))]
 
@@ -128,12 +128,12 @@ TOKENIZERS: dict[str, Callable[[str], list[str]]] = {"words": spoken_words, "whi
 class UserDataset:
     """The text of some users, by index: user 0 has the smallest id.
 
-    Made by `open`, `from_tsv` or `from_parquet`; `select` and `split` give views of the same store.
+    Create it with `open`, `from_tsv` or `from_parquet`; `select` and `split` give views of it.
 
     Guarantees
-        the order of users does not depend on the order of rows; a user's utterances have the file's
-        order; `digest` is the same exactly when ids, texts and cap are.
-    Cost    reading a user is O(their text); memory grows only by 8 bytes per user
+        the order of users does not depend on the order of rows; a user's utterances keep the order
+        of the file; `digest` identifies the ids and the texts, as cut by the cap
+    Cost    reading a user takes time in proportion to the text; memory grows by 8 bytes per user
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class UserDataset:
             store         folder to create and keep for later, readable only by its owner; None uses
                           a temporary one
             missing       what to do with rows without a user id and users without any text:
-                          "refuse" (default) or "count": leave out, and count in `facts`
-            cap_words     number of words to keep per user, from the first; None keeps all
+                          "refuse" (default) or "count": leave them out, but count them in `facts`
+            cap_words     keep only this many of each user's first words; None keeps all
             memory_bytes  text in memory while sorting
         Raises
             FormatError   the header lacks the columns, a line has more or fewer fields, text is not
@@ -227,7 +227,7 @@ class UserDataset:
         if source.is_dir():
             raise FormatError(f"{source} is a folder; expected a file of users' text")
         stat = source.stat()
-        # The source of the store: for another file or other settings, the store is made again.
+        # The source of the store: a store from another file or with other settings is rebuilt.
         made_from = (
             f"{STORE_VERSION} {kind} {missing} {cap_words} {stat.st_size} {stat.st_mtime_ns}"
         )
@@ -243,7 +243,7 @@ class UserDataset:
                     _write_store(source, ordered, file, made_from, cap_words, missing)
                 opened = _opened(file, made_from)
         # The map keeps the bytes of a temporary store whose folder was removed.
-        assert opened is not None, "a store just written is read back"
+        assert opened is not None, "a store that was just written must open"
         reader, found, digest = opened
         return cls(reader, found, digest, np.arange(found.users, dtype=np.int64))
 
@@ -269,7 +269,7 @@ class UserDataset:
         cap: int | None = None,
         split: Callable[[str], list[str]] = words_of,
     ) -> list[str]:
-        """A user's first `cap` words over all utterances; all if it is None."""
+        """Returns a user's first `cap` words over all utterances; all words if `cap` is None."""
         found: list[str] = []
         for utterance in self.utterances(user):
             found += split(utterance)
@@ -285,7 +285,7 @@ class UserDataset:
         cap: int | None = None,
         split: Callable[[str], list[str]] = words_of,
     ) -> list[npt.NDArray[np.int32]]:
-        """`tokens_of` a user's utterances."""
+        """Returns `tokens_of` for a user's utterances."""
         return tokens_of(self.utterances(user), encode, cap=cap, split=split)
 
     def word_counts(self) -> npt.NDArray[np.int64]:
@@ -304,10 +304,10 @@ class UserDataset:
         return UserDataset(self._reader, self.facts, self._digest, self._rows[places])
 
     def split(self, fraction: float, *, name: str = "split") -> tuple[UserDataset, UserDataset]:
-        """(the rest, about `fraction` of the users), by a hash of name and user id.
+        """Returns (other users, about `fraction` of the users), by a hash of name and user id.
 
-        A user's side depends only on `name` and their id, so it does not change when other users
-        come or go; different names give independent splits.
+        A user's side depends only on `name` and the user's id, so it does not change when other
+        users are added or removed; different names give independent splits.
         """
         if not 0 <= fraction <= 1:
             raise ConfigError(f"the fraction is {fraction}; expected 0 to 1")
@@ -318,7 +318,7 @@ class UserDataset:
 
     @property
     def digest(self) -> str:
-        """A hash of ids and texts of this view's users, which a resumed run compares."""
+        """A hash of the ids and texts of this view's users, compared when a run resumes."""
         if len(self._rows) == self.facts.users and bool(
             np.array_equal(self._rows, np.arange(self.facts.users))
         ):
@@ -357,7 +357,7 @@ def _opened(file: Path, made_from: str) -> tuple[pa.RecordBatchFileReader, Store
         if facts.get("made_from") != made_from or side[0] != made_from:
             return None
         if file_digest(file) != side[3]:
-            return None  # damaged, or changed after it was written: an id could be another user's
+            return None  # damaged, or changed since it was written, so an id may be wrong
         return reader, StoreFacts(*(int(n) for n in side[1].split())), side[2]
     except (OSError, pa.ArrowInvalid, IndexError, ValueError, TypeError):
         return None
@@ -374,7 +374,7 @@ def _write_store(
     cap_words: int | None,
     missing: str,
 ) -> None:
-    """Groups rows sorted by user into a store; its facts are written last."""
+    """Groups rows, sorted by user, into a store, and writes the store's facts last."""
     side = file.parent / "users.facts"
     side.unlink(missing_ok=True)
     digest = hashlib.blake2b(digest_size=16)
@@ -403,8 +403,8 @@ def _write_store(
             if not texts:
                 if missing == "refuse":
                     raise FormatError(
-                        f"{source}: the user of line {line} has no text; remove their rows, or "
-                        'leave out and count such users with missing="count" (--missing count)'
+                        f"{source}: the user in line {line} has no text; remove their rows or pass "
+                        'missing="count" (--missing count) to leave such users out'
                     )
                 without_text += 1
                 return
@@ -422,7 +422,7 @@ def _write_store(
         first_line, remaining = 0, cap_words
         texts: list[str] = []
         for user, line, text in rows:
-            if not user:  # such rows sort first; the reader refuses them unless they are counted
+            if not user:  # rows without a user sort first; `named` refuses them or lets them pass
                 without_user += 1
                 continue
             if user != now:
@@ -459,8 +459,8 @@ def _raw(path: Path) -> Any:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Lines without their newlines; white space inside them, such as U+2028, stays."""
-    rest: list[bytes] = []  # parts of an incomplete line: joined once, however long it is
+    """Yields lines without their newlines; keeps white space inside a line, such as U+2028."""
+    rest: list[bytes] = []  # parts of an incomplete line, joined only once
     with _raw(path) as stream:
         while block := stream.read(1 << 20):
             first, *more = block.split(b"\n")
@@ -477,11 +477,11 @@ def tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
     try:
         yield from _tsv_rows(path, user_column, text_column)
     except pa.ArrowException as exc:
-        raise FormatError(f"{path} cannot be decompressed: {exc}. Copy it again") from exc
+        raise FormatError(f"{path} cannot be decompressed: {exc}. Copy the file again") from exc
     except OSError as exc:
         if exc.errno is not None:
             raise
-        raise FormatError(f"{path} cannot be decompressed: {exc}. Copy it again") from exc
+        raise FormatError(f"{path} cannot be decompressed: {exc}. Copy the file again") from exc
 
 
 def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
@@ -519,7 +519,7 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
 
 
 def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
-    """The rows of a Parquet file; one compressed as a whole (.zst) is unpacked into memory."""
+    """Yields the rows of a Parquet file; unpacks a file compressed as a whole into memory."""
     try:
         if path.suffix in COMPRESSIONS:
             with _raw(path) as stream:
@@ -547,12 +547,12 @@ def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row
                 yield _user_id(user, path, number), number, text or ""
     except pa.ArrowException as exc:
         raise FormatError(
-            f"{path} is not a Parquet file, or is damaged: {exc}. Copy it again"
+            f"{path} is not a Parquet file, or is damaged: {exc}. Copy the file again"
         ) from exc
 
 
 def _user_id(value: Any, path: Path, row: int) -> str:
-    """An id as text; "" if there is none, such as NaN in a column of numbers after a join."""
+    """Returns a user id as text; "" for a missing id, such as NaN after a join of numeric ids."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
@@ -577,6 +577,6 @@ def named(source: Path, rows: Iterable[Row], missing: str) -> Iterator[Row]:
         if not row[0] and missing == "refuse":
             raise FormatError(
                 f"{source}, line {row[1]}: the row has no user id; fix the row, or pass --missing "
-                'count (in a configuration: missing = "count") to leave out and count such rows'
+                'count (in a configuration: missing = "count") to leave such rows out'
             )
         yield row

@@ -26,16 +26,16 @@ Encode: TypeAlias = Callable[[list[str]], Any]
 
 @dataclass(frozen=True)
 class WordList:
-    """Words by id: 0 to 2 are the marks, words follow in the order of the file. `provenance` is the
-    record of the counts behind them; None for a plain list, about which nothing is known."""
+    """Words by id: ids 0 to 2 are the marks, and the words follow in the order of the file. The
+    `provenance` is the record of the words' counts; None for a plain list, which has no record."""
 
     words: tuple[str, ...]
     provenance: Provenance | None = None
 
     @classmethod
     def read(cls, path: Path, content: bytes | None = None) -> WordList:
-        """Reads a file, or its `content`, with a word per line, or counts of words with a record.
-        Raises ConfigError; for counts, FormatError, or PrivacyError if the record is for others."""
+        """Reads one word per line, or counts of words with a record, from a file or its `content`.
+        Raises ConfigError and, for counts, what `read_counts` raises."""
         try:
             content = path.read_bytes() if content is None else content
             lines = content.decode("utf-8-sig").splitlines()
@@ -69,7 +69,7 @@ class WordList:
         return "".join(f"{word}\n" for word in self.words).encode()
 
     def first(self, size: int) -> WordList:
-        """The first `size` words, or all if it is 0; ConfigError if there are fewer."""
+        """Returns the first `size` words; 0 means all. ConfigError if the list has fewer."""
         if size > len(self.words):
             raise ConfigError(
                 f"the vocabulary has {len(self.words)} words; expected {size} or more. Request "
@@ -78,7 +78,7 @@ class WordList:
         return dataclasses.replace(self, words=self.words[: size or None])
 
     def encoder(self) -> Encode:
-        """Words of an utterance -> ids; 0 for words that the vocabulary lacks."""
+        """Returns a function that maps words to ids, and words outside the vocabulary to 0."""
         ids = {word: place for place, word in enumerate(self.words, FIRST_WORD_ID)}
 
         def encode(words: list[str]) -> Ids:
@@ -122,7 +122,7 @@ class RunVocabulary:
 
     @classmethod
     def of(cls, encode: Encode, record: Provenance) -> RunVocabulary | None:
-        """The inventory of which `encode` is a method, with this record; None for any other."""
+        """The inventory of which `encode` is a method, with this record; None if there is none."""
         from dlm.federated.pieces.inventory import Inventory, inventory_of
 
         owner = inventory_of(encode)
@@ -154,8 +154,8 @@ class RunVocabulary:
 
 
 def record_of(encode: Encode) -> Provenance:
-    """The record of the wordpieces of which `encode` is a method. It has no guarantee if `encode`
-    is wrapped or of another type, or if the record is not that of the model."""
+    """Returns the record of the wordpieces of which `encode` is a method; a record without a
+    guarantee if `encode` is wrapped or of another type, or if its record is for another model."""
     from dlm.federated.pieces.inventory import inventory_of
 
     owner = inventory_of(encode)
@@ -174,7 +174,7 @@ def public_text(
     encode: Encode,
     split: Callable[[str], list[str]] = str.split,
 ) -> list[Ids]:
-    """Utterances of a text file with this content, one per line; decompressed as its name says."""
+    """Reads utterances, one per line, from a text file's content; the suffix says how to unpack."""
     import pyarrow as pa
 
     kind = {".zst": "zstd", ".gz": "gzip"}.get(path.suffix)

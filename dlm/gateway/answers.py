@@ -1,5 +1,5 @@
-"""Answers requests: maps each call of dlm.v1.LanguageModel to the client. It does not know the
-protocols: gRPC and HTTP pass a message, and get the bytes of a reply or a `Refusal`."""
+"""Answers requests: maps each call of dlm.v1.LanguageModel to the client. This module does not know
+the protocols: gRPC and HTTP pass a message, and get the bytes of a reply or a `Refusal`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from dlm.wire._pb import lm_pb2 as pb
 from dlm.wire.status import Reason
 
 SERVICE = "dlm.v1.LanguageModel"
-# Models whose states are accepted: the one in use, the one before it, and the local fallback.
+# Number of models whose states are accepted: the current, the previous, and the local fallback.
 MODELS_KEPT = 3
-DEFAULT_COUNT = 10  # words that NextWords returns by default
-PAUSE = 128  # sentences or words of a reply that are written before other calls get a turn
+DEFAULT_COUNT = 10  # number of words that NextWords returns by default
+PAUSE = 128  # number of sentences or words written to a reply before other calls get a turn
 
 
 T = TypeVar("T")
@@ -49,11 +49,11 @@ _FIELDS = pb.ExtendReply.DESCRIPTOR.fields_by_name
 
 
 class LanguageModel:
-    """The calls of the service, on one client, within the seconds left; `held` is closed once the
-    reply is written.
+    """Answers the calls of the service with one client, within the seconds left; `held` is closed
+    once the reply is written.
 
     Raises, in each call
-        Refusal                        the request breaks a rule of the contract
+        Refusal                        if the request breaks a rule of the contract
         QueryError, UnavailableError, ProtocolError  from the client
     """
 
@@ -73,9 +73,9 @@ class LanguageModel:
     async def score(
         self, request: pb.SentencesRequest, left: Left, held: ExitStack
     ) -> tuple[bytes, int]:
-        """A SentencesReply, and the number of scored words."""
+        """Returns a SentencesReply, and the number of scored words."""
         if request.sentences and request.ids:
-            raise _malformed("sentences and ids are both given; expected one of them")
+            raise _malformed("sentences and ids are both given; expected only one of the two")
         self._check_count(len(request.sentences) + len(request.ids), "sentences")
         sentences: list[Any] = [split_words(one) for one in request.sentences]
         sentences += [np.array(one.ids, np.uint32) for one in request.ids]
@@ -108,9 +108,9 @@ class LanguageModel:
     async def extend(
         self, request: pb.ExtendRequest, left: Left, held: ExitStack
     ) -> tuple[bytes, int]:
-        """An ExtendReply, and the number of scored words."""
+        """Returns an ExtendReply, and the number of scored words."""
         if request.words and request.word_ids:
-            raise _malformed("words and word_ids are both given; expected one of them")
+            raise _malformed("words and word_ids are both given; expected only one of the two")
         count, rows = len(request.words or request.word_ids), max(len(request.states), 1)
         self._check_count(rows, "states")
         self._check_count(queries_of(request), "words")
@@ -118,8 +118,8 @@ class LanguageModel:
         if request.own_words:
             if count % rows:
                 raise _malformed(
-                    f"found {count} words for {rows} states, each with its own; expected the same "
-                    "number for each state"
+                    f"found {count} words for {rows} states; with own_words, expected the same "
+                    "number of words for each state"
                 )
             width = count // rows
             words = [words[at * width : (at + 1) * width] for at in range(rows)]
@@ -133,7 +133,7 @@ class LanguageModel:
     async def next_words(
         self, request: pb.NextWordsRequest, left: Left, held: ExitStack
     ) -> tuple[bytes, int]:
-        """A NextWordsReply, and 1: scoring the whole vocabulary counts as one word."""
+        """Returns a NextWordsReply, and 1, since scoring the vocabulary counts as one word."""
         count = request.count or DEFAULT_COUNT
         self._check_count(count, "words")
         utterance, states = await self._states([request.state], request, left, held)
@@ -152,7 +152,7 @@ class LanguageModel:
     async def rescore(
         self, request: pb.RescoreRequest, left: Left, held: ExitStack
     ) -> tuple[bytes, int]:
-        """A RescoreReply, and the number of scored words."""
+        """Returns a RescoreReply, and the number of scored words."""
         self._check_count(len(request.hypotheses), "hypotheses")
         given = (
             request.acoustic_scale if request.HasField("acoustic_scale") else 1.0,
@@ -174,7 +174,7 @@ class LanguageModel:
             texts = tuple(word.decode("utf-8", "replace") for word in words)
             bonus = score.bonus * LN_10
             total = Hypothesis(texts, one.acoustic, lm).total(scales) + bonus
-            # Too large a total, or 0 times -inf; but -inf is right for a sentence of probability 0.
+            # The total is too large, or 0 times -inf; but probability 0 rightly gives -inf.
             if not math.isfinite(total) and (math.isfinite(lm) or total != -math.inf):
                 raise _malformed(
                     f"the total of hypothesis {index} is {total}; expected scales and acoustic "
@@ -212,7 +212,7 @@ class LanguageModel:
         )
         try:
             servers = self.client.cascade.servers
-        except ConfigError:  # no heartbeats: the shard set is in this process, or they are off
+        except ConfigError:  # heartbeats are off, or the shard set is in this process
             servers = ()
         # The cluster may not have answered yet, and waiting for it would block the loop.
         shards = max((one.shard + 1 for one in servers), default=utterance.manifest.shards)
@@ -234,8 +234,8 @@ class LanguageModel:
     async def _states(
         self, packed: Sequence[bytes], request: Any, left: Left, held: ExitStack
     ) -> tuple[AsyncUtterance, States]:
-        """The states of a request, and an utterance on their model with its phrases; all must be of
-        one model."""
+        """Returns an utterance on the model of the request's states, with the request's phrases;
+        and the states, which must all be of one model."""
         given = iter(opened([one for one in packed if one]))
         packed = [one and next(given) for one in packed]
         first = next((one for one in packed if one), b"")
@@ -251,8 +251,8 @@ class LanguageModel:
         return utterance, utterance.states_from_bytes(packed)
 
     def _utterance(self, model: bytes) -> AsyncUtterance:
-        """An utterance that stays on the model whose id begins with these bytes; b"" for any
-        model."""
+        """Returns an utterance that stays on the model whose id begins with these bytes; b"" means
+        the current model."""
         known = self._pin(self.client.utterance())
         if len(model) == MODEL_BYTES and model not in self._pinned:
             # Another gateway may have got the new model of a roll-out before this one did.
@@ -281,8 +281,8 @@ class LanguageModel:
         return known
 
     def _sources(self, source: NDArray[np.uint8]) -> list[Any]:
-        """The values of `Source`, which are those of `dlm.ngram.query`; none if all are FULL.
-        Counts the answers of fallbacks."""
+        """Returns the values of `Source` (those of `dlm.ngram.query`), or none if all are FULL;
+        counts the answers of fallbacks."""
         fallbacks = int(np.count_nonzero(source))
         self._metrics.fallbacks += fallbacks
         return source.tolist() if fallbacks else []
@@ -304,18 +304,18 @@ class LanguageModel:
 class _Kept:
     phrases: Phrases
     size: int  # bytes
-    calls: int = 0  # calls that use it now
+    calls: int = 0  # number of calls that use the phrases now
 
     def end(self) -> None:
         self.calls -= 1
 
 
 class PhraseStore:
-    """Keeps phrases that callers sent, by id, for later calls, as many as fit; logs none of them.
-    Runs on the event loop.
+    """Keeps, for later calls, as many of the callers' phrases as fit, by id; logs no phrases. Runs
+    on the event loop.
 
-    A client that guesses a list knows its id, but must not learn whether another client sent it: so
-    each token finds only its own lists.
+    A client that guesses a list of phrases knows the list's id, but must not learn whether another
+    client sent it, so each token finds only its own lists.
 
     Args  max_bytes  limit of all lists together; a single list is kept even if it is larger
     """
@@ -329,9 +329,9 @@ class PhraseStore:
     async def of(
         self, request: Any, vocabulary_size: int, left: Left, held: ExitStack
     ) -> Phrases | None:
-        """The phrases of a request, if it has any, read within the seconds left; they are kept
-        until `held` is closed. Raises Refusal for an unknown id, a lack of memory, or lateness;
-        and the QueryError of `Phrases`."""
+        """Returns the phrases of a request, or None if it has none. They are read within the
+        seconds left, and kept until `held` is closed. Raises Refusal if the id is unknown, memory
+        is short, or time is up; and QueryError, as `Phrases` does."""
         kept = await self._find(request.phrases, vocabulary_size, left)
         if kept is None:
             return None
@@ -392,7 +392,7 @@ def queries_of(request: pb.ExtendRequest) -> int:
 
 
 def _open_to_caller(utterance: AsyncUtterance) -> AsyncUtterance:
-    """`utterance`, if the current call's token may ask for its model; else raises `Refusal`."""
+    """Returns `utterance`; raises `Refusal` if this call's token may not use the model."""
     info = utterance.model_info
     if may_ask(info.model, info.shard_set):
         return utterance
@@ -402,8 +402,8 @@ def _open_to_caller(utterance: AsyncUtterance) -> AsyncUtterance:
 async def _scores(
     utterance: AsyncUtterance, sentences: list[Any], left: Left, bos: bool = True, eos: bool = True
 ) -> list[SentenceScore]:
-    """The scores of sentences, made in portions, since the client gives the event loop a turn only
-    after thousands of words."""
+    """Scores sentences in portions, since the client gives the event loop a turn only after
+    thousands of words."""
     found: list[SentenceScore] = []
     for at in range(0, len(sentences), SENTENCES_AT_ONCE):
         some = sentences[at : at + SENTENCES_AT_ONCE]
@@ -418,9 +418,8 @@ def _malformed(message: str) -> Refusal:
 
 
 def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
-    """The bytes of an ExtendReply, made from arrays: objects cost more than scoring. Lists of
-    floats are packed as their bytes, and lists of small integers as a byte each, so both equal the
-    arrays' bytes."""
+    """Encodes an ExtendReply from arrays, since protobuf objects would cost more than scoring. A
+    packed list of floats, or of small integers (a byte each), has the same bytes as its array."""
     parts = [
         _field("log10_probs", found.log10_prob.astype("<f4", copy=False).tobytes()),
         _field("matched_orders", found.matched_order.tobytes()),
@@ -436,8 +435,8 @@ def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
 
 
 def sealed(states: States, field: str = "") -> NDArray[np.uint8]:
-    """Rows of the bytes of `States.to_bytes`, each followed by its checksum, as callers get them;
-    after the head of a field, if one is given."""
+    """Returns rows with the bytes of `States.to_bytes` and a checksum, as callers get them. If a
+    `field` is given, each row begins with the head of that field of an ExtendReply."""
     flat = states.reshape(-1)
     head, at = state_head(flat.model_info)
     count, width = flat._contexts.shape
@@ -460,7 +459,7 @@ def sealed(states: States, field: str = "") -> NDArray[np.uint8]:
 
 
 def opened(states: Sequence[bytes]) -> list[bytes]:
-    """States without the checksums of `sealed`; QueryError for bytes not from `sealed`."""
+    """Removes the checksums that `sealed` added; raises QueryError for bytes not from `sealed`."""
     if not states:
         return []
     size = max(*map(len, states), CHECKSUM_BYTES + 1)

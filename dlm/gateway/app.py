@@ -39,9 +39,9 @@ def serve(
     *,
     ready_file: Path | None = None,
 ) -> int:
-    """Answers until one of `stop_signals`, with the client that `opening` opens on the event loop.
-    Returns 0 if every call in flight was answered, 1 if one was cut off. Raises what `opening`
-    does; ConfigError if a port cannot be bound, or a file of tokens or certificates is unusable."""
+    """Answers calls until a stop signal comes, with the client that `opening` opens on the event
+    loop. Returns 0 if every call in flight was answered, 1 if not. Raises what `opening` raises;
+    ConfigError if a port cannot be bound, or a file of tokens or certificates is unusable."""
     allow_connections()
     credentials = Credentials(config)
     compile_ahead((*KERNELS, kernels.write_states, kernels.changed_state))
@@ -69,7 +69,7 @@ def serve(
 
 
 class Gateway(Life):
-    """Both protocols, gRPC and HTTP, on the running event loop."""
+    """Serves both protocols, gRPC and HTTP, on the running event loop."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class Gateway(Life):
 
     async def _start(self) -> None:
         self._make(RpcDoor(self.calls).handlers())
-        # One of several processes on a port listens only once it can answer, since it gets its
-        # share of connections.
+        # If several processes share a port, each listens only once it can answer, since it gets a
+        # share of the connections.
         if not self.config.share_port:
             await self._listen()
 
@@ -108,7 +108,7 @@ class Gateway(Life):
     # -------------------------------------------------------------------- start
 
     async def _listen(self) -> None:
-        """Raises  ConfigError  a port cannot be bound"""
+        """Listens on both ports. Raises ConfigError if a port cannot be bound."""
         config = self.config
         self._bind()
         try:
@@ -131,7 +131,7 @@ class Gateway(Life):
         return collector, lambda: load_page(())  # a gateway has no shards
 
     async def _warm_up(self) -> None:
-        """Connects the client and runs every path through its kernels, which may compile them."""
+        """Connects the client, and makes calls that run all its kernels, which may compile them."""
         self._client = client = await self._open_client()
         utterance = client.utterance()
         await utterance.score_sentences([b"<unk> <unk> <unk>"])

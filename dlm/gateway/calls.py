@@ -1,5 +1,5 @@
-"""Handles a call from its message to its reply or `Refusal`: admission, time limit, counts, trace;
-and the gRPC service dlm.v1.LanguageModel. `RpcDoor` and `http` pass bytes to `Dispatcher`."""
+"""Handles each call from its message to its reply or `Refusal`: admission, time limit, counts and
+trace. `RpcDoor` (the gRPC service dlm.v1.LanguageModel) and `http` pass bytes to `Dispatcher`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = EventLog(__name__)
 
 
 DOOR = "grpc"
-# In queries of Extend: the work of a sentence, and per word; of NextWords, and per word.
+# Work, in queries of Extend: per sentence, and per word in it; per NextWords call, and per word.
 SENTENCE_WORK, WORD_WORK = 128, 4
 VOCABULARY_WORK, NEXT_WORK = 2048, 12
 
@@ -51,17 +51,17 @@ CALLS: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-# Bytes of a call above which reading it may take more than a few milliseconds.
+# Reading a call with more bytes than this may take more than a few milliseconds.
 LARGE = 8 << 10
 QUERY_BYTES = 4  # bytes per query, to estimate a call's queries before it is read
-# Queries of a small call, which takes a millisecond. The client cuts the work of larger calls into
-# parts; if many of them were at work, a short call would wait for a part of each.
+# A call with up to this many queries is small, and takes a millisecond. The client splits larger
+# calls into parts; if many larger calls ran at once, a small call would wait for a part of each.
 SMALL_QUERIES = LARGE
 LARGE_AT_ONCE = 2
 
 
 class GatewayTurns(Turns):
-    """Turns of the calls of one gateway; on the event loop."""
+    """Gives the calls of one gateway their turns on the event loop."""
 
     def __init__(self) -> None:
         # A round of this work takes two milliseconds.
@@ -70,8 +70,8 @@ class GatewayTurns(Turns):
         self._aside = TurnLane(1, inf)
 
     async def aside(self, work: Callable[[], T], size: int, left_s: float) -> T:
-        """The result of `work`, run in a thread that does one job at a time; TimeoutError if it
-        does not end in time. `size` is the number of bytes that it reads or writes."""
+        """Runs `work` in a thread that does one job at a time, and returns the result. Raises
+        TimeoutError after `left_s`. `size` is the number of bytes that `work` reads or writes."""
         async with asyncio.timeout(left_s):
             await self._turn(self._aside, size)
             release = self._end_of(self._aside)
@@ -82,8 +82,8 @@ class GatewayTurns(Turns):
 
 
 def countdown(left_s: float) -> Left:
-    """A function that returns how many of these seconds are left, or raises `Refusal` if none
-    are."""
+    """Returns a function that returns how many of these seconds are left, and raises `Refusal` once
+    they have passed."""
     until = time.monotonic() + left_s
 
     def left() -> float:
@@ -104,13 +104,13 @@ def _others_took_it() -> Refusal:
 
 
 class Form(Protocol):
-    """How a protocol writes messages, if not as protobuf bytes."""
+    """Converts messages for a protocol that does not use protobuf bytes."""
 
     async def read(self, kind: Any, data: bytes, left: Left) -> Any:
-        """The message of this kind; raises `Refusal` if the bytes are not one."""
+        """Decodes a message of this kind; raises `Refusal` if `data` is not such a message."""
 
     async def write(self, kind: Any, reply: bytes, left: Left) -> bytes:
-        """The bytes of a message of this kind, in this form."""
+        """Converts the protobuf bytes of a message of this kind to the protocol's own form."""
 
 
 class Dispatcher:
@@ -139,12 +139,12 @@ class Dispatcher:
         held: ExitStack | None = None,
         streamed: bool = False,
     ) -> bytes:
-        """The reply to a message of `CALLS[call]`, both as bytes in the form of a protocol.
+        """Answers a message of `CALLS[call]`; message and reply are bytes in the given `form`.
 
-        Args    left_s    seconds that the caller waits; None if it gave no limit
-                held      the stack in which the call counts as in flight until its reply is written
-                streamed  whether it came in a stream: it counts as in flight from its turn on,
-                          since the next message is read only then
+        Args    left_s    seconds that the caller waits; None if the caller gave no limit
+                held      a stack, closed once the reply is written: until then, the call counts as
+                          in flight
+                streamed  whether it is a message of a stream, which counts only from its turn on
         Raises  Refusal
         """
         began, result, queries = time.monotonic(), ABANDONED, 0
@@ -200,7 +200,7 @@ class Dispatcher:
     async def _read(self, kind: Any, data: bytes, form: Form | None, left: Left) -> Any:
         work = len(data) // QUERY_BYTES
         with ExitStack() as read:
-            if work > SMALL_QUERIES:  # reading it takes much work, too
+            if work > SMALL_QUERIES:  # reading a large call takes much work, too
                 read.callback(await self.turns.take(work, left()))
             return parse(kind(), data) if form is None else await form.read(kind, data, left)
 
@@ -210,7 +210,7 @@ class Dispatcher:
 
 
 def work_of(call: str, request: Any) -> int:
-    """The work of an answer, in queries of Extend."""
+    """Estimates the work of answering a request, in queries of Extend."""
     if call == "Extend":
         return queries_of(request)
     if call == "NextWords":
@@ -224,7 +224,7 @@ def work_of(call: str, request: Any) -> int:
 
 
 def refusal_of(call: str, exc: Exception) -> Refusal:
-    """What a caller learns about an error: never an address, or another caller's words."""
+    """Returns what a caller may learn about an error: no address, and no other caller's words."""
     if isinstance(exc, TimeoutError):
         return _others_took_it()
     if isinstance(exc, QueryError):
@@ -245,7 +245,7 @@ def refusal_of(call: str, exc: Exception) -> Refusal:
 
 
 class RpcDoor:
-    """The gRPC handlers, which take bytes, so that invalid ones are refused with a reason."""
+    """The gRPC handlers, which take bytes, so that invalid messages are refused with a reason."""
 
     def __init__(self, calls: Dispatcher) -> None:
         self._calls = calls
@@ -264,7 +264,7 @@ class RpcDoor:
             await refusal.abort(context)
 
     async def _many(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
-        """Answers a stream, which ends when its caller wants; each step has a call's time limit."""
+        """Answers a stream until its caller ends it; each message has the time limit of a call."""
         async for data in requests:
             try:
                 reply = await self._answer("Extend", data, context, None, streamed=True)

@@ -46,7 +46,7 @@ logger = EventLog(__name__)
 
 DOOR = "http"
 PROTO = "application/proto"
-RETRY_AFTER_S = 1  # HTTP has no finer unit
+RETRY_AFTER_S = 1  # the header takes whole seconds only
 # The HTTP statuses of the Connect protocol's error codes.
 STATUS_OF = {
     "invalid_argument": 400,
@@ -79,8 +79,8 @@ class HttpDoor:
     ) -> None:
         self._calls, self._guard, self._pages = calls, guard, pages
         config = calls.config
-        # A page of another site could point its own name to this machine, and then read the
-        # answers.
+        # Another site could make its own name point to this machine, so that its page could read
+        # the answers.
         self._only_own_names = is_loopback(config.host) and not (
             config.tokens or config.tls_cert or config.insecure
         )
@@ -100,7 +100,7 @@ class HttpDoor:
     async def start(
         self, host: str, port: int, tls: Certificates | None, *, shares_port: bool = False
     ) -> int:
-        """Listens, and returns the port; OSError if it cannot be bound."""
+        """Listens, and returns the port; raises OSError if the port cannot be bound."""
         more: dict[str, Any] = {}
         if tls is not None:
             more = {"ssl": tls.listening(), "ssl_handshake_timeout": HEAD_S}
@@ -117,13 +117,13 @@ class HttpDoor:
             await self._connections.close()
 
     async def answer(self, request: HttpRequest, held: ExitStack) -> Response:
-        """The answer to a request; `held` is closed once it is written."""
+        """Answers a request; `held` is closed once the answer is written."""
         bearer = await self._guard.hear(request.headers, request.who, request.peer)
         if self._only_own_names and not _is_own_name(request.header("host")):
             return _plain_error(
                 403,
-                "without tokens, this gateway takes calls from this machine only; expected its "
-                "address or localhost in the header Host. Let a proxy send that, or use --tokens",
+                "without tokens, this gateway takes calls from this machine only; expected an "
+                "IP address or localhost in the Host header. Let a proxy set it, or use --tokens",
             )
         service, _, call = request.path.removeprefix("/").partition("/")
         is_call = service == SERVICE and call in CALLS
@@ -156,7 +156,7 @@ class HttpDoor:
         except BadRequest as exc:
             raise Refusal(
                 Reason.MALFORMED,
-                "the body is cut off, or its chunks are wrong; send the whole call again",
+                "the body is incomplete, or its chunks are malformed; send the whole call again",
             ) from exc
         except TimeoutError as exc:
             raise Refusal(
@@ -178,7 +178,7 @@ class HttpDoor:
 
 
 class Json:
-    """Messages as JSON; see `Form`. Large messages are read and written in a thread."""
+    """Converts messages from and to JSON, as a `Form` does; large ones in a thread."""
 
     def __init__(self, turns: GatewayTurns) -> None:
         self._turns = turns
@@ -209,8 +209,8 @@ class Json:
 
 
 def _is_own_name(host: str) -> bool:
-    """Whether a Host header has an address, or the name that every machine gives itself; HTTP/1.0
-    callers may omit it, but browsers never do."""
+    """Whether a Host header has an IP address or localhost, or is empty: HTTP/1.0 callers may omit
+    the header, but browsers never do."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name in ("", "localhost") or bool(ipaddress.ip_address(name))
@@ -219,7 +219,7 @@ def _is_own_name(host: str) -> bool:
 
 
 def _from_json(data: bytes, message: Any) -> Any:
-    """The message of a body; raises ParseError or ValueError for anything else."""
+    """Reads a message from a JSON body; raises ParseError or ValueError if the body is invalid."""
     json_format.Parse(data, message, max_recursion_depth=16)
     names = [one.name for one in message.DESCRIPTOR.fields if one.type == one.TYPE_BYTES]
     given = json.loads(data) if names else {}
@@ -260,7 +260,7 @@ def _refused(refusal: Refusal) -> Response:
     return Response(STATUS_OF[code], json.dumps(facts).encode(), JSON, tuple(headers))
 
 
-# A browser fetches nothing from elsewhere, runs no inline script, and never frames the page.
+# With this policy, browsers fetch from this site only, run no inline script, never frame the page.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -1,5 +1,5 @@
-"""Kernels over the states of a call, which write each with its checksum, and check returned
-ones."""
+"""Kernels that write the states of a call, each with a checksum, and that check the states that
+callers return."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 from dlm.jit import inlined, kernel
 
 CHECKSUM_BYTES = 2
-# Odd, and so are its powers: a changed bit of a byte always changes the sum.
+# The factor and its powers are odd, so a changed bit of a byte always changes the sum.
 _FACTOR = np.uint32(0x9E3779B1)
 
 
@@ -33,8 +33,8 @@ def _checksum(rows, i, begin, powers):  # type: ignore[no-untyped-def]
 
 @kernel("uint8[:], int64, uint8[:, :], uint8[:], uint8[:, :], out uint8[:, :]", nogil=False)
 def write_states(start, begin, nodes, lengths, contexts, out):  # type: ignore[no-untyped-def]
-    """Writes `start`, a state and its checksum to each row of `out`; the checksum leaves out the
-    first `begin` bytes.
+    """Writes `start`, a state and its checksum to each row of `out`; the checksum does not cover
+    the first `begin` bytes.
 
     Shapes  start (S,), nodes (N, 4) or (N, 0), lengths (N,), contexts (N, W),
             out (N, S + 4 or 0 + 1 + W + CHECKSUM_BYTES)
@@ -58,7 +58,7 @@ def write_states(start, begin, nodes, lengths, contexts, out):  # type: ignore[n
 
 @kernel("uint8[:, :]", nogil=False)
 def changed_state(rows):  # type: ignore[no-untyped-def]
-    """The first row (S,) that does not end with the checksum of its other bytes; -1 if all do.
+    """Returns the index of the first row (S,) without the checksum of its other bytes; -1 if none.
 
     Trusts  S >= CHECKSUM_BYTES
     """

@@ -26,7 +26,7 @@ OK = "ok"
 ABANDONED = "abandoned"
 
 
-MAX_SHARDS = 1024  # shards shown at most; later ones are left out
+MAX_SHARDS = 1024  # maximum number of shards shown; the rest are left out
 _CALLS = len(SECONDS) + 1
 # Every family that a gateway exports. DO NOT CHANGE names or labels: dashboards and alerts use
 # them.
@@ -52,8 +52,8 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(slots=True)
 class GatewayMetrics(CallCounts):
-    """Counts of a gateway: calls by (call, door, result), and seconds of those that were answered
-    by (call, door); queries that a fallback answered; and open HTTP connections."""
+    """Counts of a gateway: calls, by (call, door, result); seconds of answered calls, by (call,
+    door); words scored, in all and by fallbacks; and open HTTP connections."""
 
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
@@ -70,8 +70,7 @@ class GatewayMetrics(CallCounts):
 
 
 class GatewayCollector(Collector):
-    """The families of a gateway and those of its client, once it has connected, built when
-    collected."""
+    """Collects the families of a gateway and, once its client is connected, those of the client."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""How values are stored: exactly or quantised.
+"""Determines how values are stored: exactly or quantised.
 
 If quantised, each order has a codebook for its probabilities and one for its weights. Lloyd's
-iteration from the quantiles (Lloyd 1982; KenLM stops there) chooses them for a small sum of squared
+iteration (Lloyd 1982) starts from the quantiles, where KenLM stops, and reduces the sum of squared
 errors in log10. 0 and -inf have separate codes, so that no weight appears or disappears, and
 states and the tree stay those of the model.
 """
@@ -27,7 +27,7 @@ ROUNDS = 50
 class Coding:
     """The encoding of values as bits.
 
-    bits           of a quantised probability (of a weight: `weight_bits`); None: not quantised
+    bits           bits of a quantised probability, see also `weight_bits`; None: not quantised
     prob_table     maximum entries of a table of probabilities. The exact encoding has no table,
                    since a table costs each query a cache line
     """
@@ -38,7 +38,7 @@ class Coding:
 
 
 def coding_of(encoding: str, bits: int | None) -> Coding:
-    """The coding for `--encoding` and `--bits`; raises `ConfigError` if there is none."""
+    """Returns the coding for `--encoding` and `--bits`; raises `ConfigError` if one is invalid."""
     ShardSettings(encoding=encoding, bits=bits)
     if encoding == "exact":
         return Coding("exact", None, 0)
@@ -52,10 +52,10 @@ def coding_of_set(encoding: str) -> Coding:
 
 
 def weight_bits(bits: int) -> int:
-    """Bits of a quantised weight if probabilities have `bits`: three fewer, but at least 2.
+    """Returns the bits of a quantised weight: three fewer than a probability's, but at least 2.
 
-    All words after a context share its weight: on an unpruned and a pruned model, 8 and 32
-    weights per order gave the same perplexity to 0.01 %.
+    Few weights are enough, since all words after a context share its weight: for an unpruned and a
+    pruned model, 8 and 32 weights per order gave perplexities that agreed to 0.01 %.
     """
     return max(bits - 3, 2)
 
@@ -63,13 +63,13 @@ def weight_bits(bits: int) -> int:
 def codebook(
     distinct: NDArray[np.float64], counts: NDArray[np.int64], size: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """A codebook for rising values with counts, and the code of each value.
+    """Returns a codebook for ascending values that occur `counts` times, and each value's code.
 
     Guarantees  every code is used; the same values give the same codebook on every machine
     """
     weight = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
     moment = np.concatenate([[0.0], np.cumsum(counts * distinct)])
-    # Code c takes the values edges[c] .. edges[c + 1] - 1. Each code has at least one value.
+    # Code c stands for distinct[edges[c] : edges[c + 1]], which is never empty.
     wanted = np.arange(1, size) * weight[-1] / size
     edges = _spread(np.searchsorted(weight[1:], wanted), len(distinct))
     for _ in range(ROUNDS):
@@ -80,16 +80,16 @@ def codebook(
         edges = moved
     centre = np.diff(moment[edges]) / np.diff(weight[edges])
     book = np.clip(centre, distinct[edges[:-1]], distinct[edges[1:] - 1]).astype(np.float32)
-    # The centre of values on both sides of 0 may be 0, which would take their weights away.
+    # The centre of values on both sides of 0 may be 0, but a weight of 0 would mean no weight.
     for c in np.flatnonzero(book == 0).tolist():
         mine = distinct[edges[c] : edges[c + 1]]
         book[c] = mine[np.argmin(np.abs(mine))]
-    # If the rounds ended too early, the centres moved away from some of their values.
+    # A value may now be nearer to another entry, so each value is assigned once more.
     return book, np.repeat(np.arange(size), np.diff(_nearest(distinct, book.astype(np.float64))))
 
 
 def _nearest(distinct: NDArray[np.float64], book: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The edges that assign to each value the nearest value of the book."""
+    """Returns the edges that assign each value to the nearest entry of the codebook."""
     return _spread(np.searchsorted(distinct, (book[1:] + book[:-1]) / 2), len(distinct))
 
 
@@ -107,9 +107,9 @@ Bits = NDArray[np.uint32]
 
 
 class ValueHistogram:
-    """How often each value occurs. It takes several times 12 bytes per distinct value.
+    """Counts how often each value occurs; takes several times 12 bytes per distinct value.
 
-    Args  most  limit of distinct values that are counted; if there are more, `values` is empty
+    Args  most  the most distinct values that are counted; if there are more, `values` is empty
     """
 
     def __init__(self, most: int | None = None, kind: type[np.generic] = np.float32) -> None:
@@ -156,9 +156,9 @@ class ValueHistogram:
             self._too_many, self.values, self.counts = True, values[:0], counts[:0]
 
     def code(self, raw_bits: int | None = None) -> ValueCode:
-        """The code of integers: by a table if that takes fewer bits and is not larger than allowed.
+        """Returns a code for integers: by a table if that takes fewer bits and is not too large.
 
-        Args  raw_bits  of a code without a table; None: as many as values need above the smallest
+        Args  raw_bits  bits of a code without a table; None: as many as the values' range needs
         """
         self.merge()
         base, bits = 0, raw_bits
@@ -179,7 +179,7 @@ class Quantiser:
         own = ~((values == 0) | ~np.isfinite(values))
         distinct = values[own]
         room = (1 << bits) - int((~own).sum())
-        # A code stands for adjacent values: so it is enough to know where those of each code begin.
+        # A code stands for adjacent values, so only the first value of each code is kept.
         self._begin = np.zeros(0, np.float32)
         self._book = np.zeros(0, np.float32)
         if len(distinct) > room:
@@ -195,8 +195,8 @@ class Quantiser:
 
 
 class ValueCode(NamedTuple):
-    """How values, given as their bits, become codes: by their place in a table of values or, if it
-    is empty, by their distance above the base."""
+    """Turns values, given as their bits, into codes: each value's index in a table or, if the table
+    is empty, its distance above the base."""
 
     bits: int
     base: int
@@ -217,15 +217,15 @@ _INFINITY = 0x7F800000  # the bits of infinity, which is never a weight
 
 @dataclass(frozen=True, eq=False)
 class WeightCode:
-    """Codes weights by place in a table, the most frequent first; others get the code `escape`,
-    where the table has infinity, and their 32 bits follow."""
+    """Codes a weight by its index in a table, the most frequent first. Any other weight gets the
+    code `escape`, for which the table holds infinity, and the weight's 32 bits follow."""
 
     escape: int
     table: Bits
 
     @cached_property
     def _rising(self) -> tuple[Bits, NDArray[np.int64]]:
-        """The table's values, rising, and their codes; both end with those of the escape."""
+        """Returns the table's values, ascending, and their codes; the escape comes last in both."""
         order = np.argsort(self.table)
         return np.append(self.table[order], np.uint32(_INFINITY)), np.append(order, self.escape)
 

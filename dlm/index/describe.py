@@ -1,4 +1,4 @@
-"""A shard set's contents and memory, from its manifest alone."""
+"""Describes a shard set's contents and memory needs, from its manifest alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from dlm.index.layout import Manifest
 
 MIB = 1 << 20
-# Memory of a server process besides the mapped file: 206 MiB resident once warm, with kernels and
-# libraries, and room for messages in flight.
+# Memory of a server process besides the mapped file: 206 MiB are resident once it is warm, with
+# kernels and libraries; the rest is for messages in flight.
 PROCESS_MIB = 256
 
 
@@ -42,7 +42,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 
 def server_mib(manifest: Manifest) -> int:
-    """Memory of the server of the heaviest shard, in MiB; mapped pages count, locked or not. Each
-    further process on the same host takes PROCESS_MIB more."""
+    """Returns the MiB that the heaviest shard's server needs; mapped pages count, locked or not.
+    Each further process on the same host takes PROCESS_MIB more."""
     heaviest = max(f.bytes for f in manifest.files if f.kind == "shard")
     return -(-heaviest // MIB) + PROCESS_MIB

@@ -42,7 +42,7 @@ U8, U32, U64, F32 = (np.dtype(x) for x in ("<u1", "<u4", "<u8", "<f4"))
 Arrays = dict[str, NDArray[Any]]
 Columns = dict[str, tuple[np.dtype[Any], ...]]
 
-# Column -> dtypes it may have, per kind of file; shards/FORMAT.md says what each holds.
+# The dtypes that each column may have, by kind of file; FORMAT.md says what the columns hold.
 VOCABULARY_COLUMNS: Columns = {"words": (U8,)}
 LOW_ORDER_COLUMNS: Columns = {
     "shape": (U64,),
@@ -86,7 +86,8 @@ class FileEntry:
 class Manifest:
     """The description of a shard set; see "Manifest" in shards/FORMAT.md.
 
-    text  the file byte for byte;  shard_set  see `shard_set_id`
+    text       the bytes of the manifest file
+    shard_set  the id of the set, see `shard_set_id`
     """
 
     text: bytes
@@ -111,16 +112,16 @@ class Manifest:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """The number of words, including the unknown word; ids are below it."""
+        """The number of words, including the unknown word; word ids are below this number."""
         return self.counts[0] + (0 if self.unk_in_model else 1)
 
     @property
     def pairs(self) -> int:
-        """How many 2-grams there are, including blanks; they are numbered from 0."""
+        """The number of 2-grams, including blanks; the 2-grams are numbered from 0."""
         return sum(self.counts[1:2]) + sum(self.blanks[1:2])
 
     def file(self, kind: str, index: int | None = None) -> FileEntry:
-        """The entry of one file; `ShardFormatError` if the set has no such file."""
+        """Returns one file's entry; raises `ShardFormatError` if the set does not list the file."""
         for entry in self.files:
             if entry.kind == kind and entry.index == index:
                 return entry
@@ -131,9 +132,9 @@ class Manifest:
 
 
 def canonical_text(content: Mapping[str, Any]) -> bytes:
-    """The canonical form of `content`: one key per line, sorted, no spaces, UTF-8 in ASCII escapes.
+    """Returns `content` as canonical JSON: one key per line, sorted, without spaces, pure ASCII.
 
-    Raises  ValueError a number is not finite: JSON has no text for it
+    Raises  ValueError  a number is not finite, which JSON cannot express
     """
 
     def text(value: Any) -> str:
@@ -144,18 +145,18 @@ def canonical_text(content: Mapping[str, Any]) -> bytes:
 
 
 # Fields that the shard-set id leaves out: the same model, sharded the same way, is the same set,
-# whatever the name of its file and whoever built it.
+# whoever built it, and whatever the name of the model's file.
 _ABOUT = frozenset({"shard_set", "check", "provenance"})
 
 
 def shard_set_id(content: Mapping[str, Any]) -> str:
-    """XXH3-128, in hex, of the canonical text of what is served: `content` without `_ABOUT`."""
+    """Returns the XXH3-128, in hex, of the canonical text of `content` without `_ABOUT` keys."""
     rest = {key: value for key, value in content.items() if key not in _ABOUT}
     return str(xxhash.xxh3_128_hexdigest(canonical_text(rest)))
 
 
 def manifest_check(content: Mapping[str, Any]) -> str:
-    """XXH3-128, in hex, of the canonical text of `content` without its field `check`."""
+    """Returns the XXH3-128, in hex, of the canonical text of `content` without its key `check`."""
     rest = {key: value for key, value in content.items() if key != "check"}
     return str(xxhash.xxh3_128_hexdigest(canonical_text(rest)))
 
@@ -166,16 +167,16 @@ def make_manifest(content: Mapping[str, Any]) -> Manifest:
 
 
 def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
-    """The manifest in `text`.
+    """Parses and checks the manifest in `text`.
 
-    Raises  ShardFormatError  not JSON, not canonical, another format version, an unknown
-                              feature, an id that does not fit the content, or fields that
-                              contradict each other
+    Raises  ShardFormatError  the text is not JSON or not canonical, has another format version,
+                              an unknown feature or an id that does not match the content, or
+                              its fields contradict each other
     """
     try:
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
-            raise ValueError(f"it is not an object whose format is {FORMAT_NAME!r}")
+            raise ValueError(f"expected a JSON object whose format is {FORMAT_NAME!r}")
         canonical, expected = canonical_text(content), shard_set_id(content)
         check = manifest_check(content)
     except (ValueError, RecursionError) as exc:
@@ -202,13 +203,13 @@ def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
     if content.get("check") != check or content.get("shard_set") != expected or canonical != text:
         raise ShardFormatError(
             f"{where} says shard_set {content.get('shard_set')!r:.80} and check "
-            f"{content.get('check')!r:.80}, which belong to another text: the manifest is "
+            f"{content.get('check')!r:.80}, which do not match its content: the manifest is "
             "damaged or was edited. Build the shards again, or fetch a complete copy"
         )
     try:
         return _manifest(content, text)
     except (KeyError, TypeError, ValueError) as exc:
-        fault = f"it has no field {exc}" if isinstance(exc, KeyError) else str(exc)
+        fault = f"the field {exc} is missing" if isinstance(exc, KeyError) else str(exc)
         raise ShardFormatError(
             f"{where} contradicts itself: {fault}. Build the shards again, or fetch a complete copy"
         ) from exc
@@ -236,9 +237,9 @@ def _list(value: Any, what: str) -> list[Any]:
 
 
 def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
-    """The fields of `content`, each checked for its type; ValueError or KeyError if one fails.
+    """Reads the fields of `content` and checks their types; raises ValueError or KeyError.
 
-    Fields that are not named here are ignored: FORMAT.md, "Versions".
+    Fields that are not named here are ignored; see "Versions" in FORMAT.md.
     """
     order = _number(content["order"], "order")
     if not 1 <= order <= MAX_ORDER:
@@ -296,9 +297,9 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
     return manifest
 
 
-# The maximum size of the low orders ("Files" in FORMAT.md): headers, padding and spare words of any
-# file; per word, both records, its list's directory and two table entries; per 2-gram, its key, its
-# value and a table entry.
+# The maximum size of the low orders ("Files" in FORMAT.md): for any file, headers, padding and
+# spare 64-bit words; for each word, both records, its list's directory and two table entries; for
+# each 2-gram, its key, its value and a table entry.
 _LAYOUT_BYTES = 1 << 16
 _WORD_BYTES = 4 + 16 + 8 + 8
 _PAIR_BYTES = 4 + 5 + 2 + 4
@@ -349,8 +350,7 @@ def _check(m: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of the shard set in `directory`; ShardFormatError if it is damaged, or missing,
-    as after a killed build."""
+    """Reads the manifest of a shard set; raises ShardFormatError if it is missing or damaged."""
     path = directory / MANIFEST
     try:
         with _open_regular(path) as file:
@@ -376,10 +376,10 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _open_regular(path: Path) -> IO[bytes]:
-    """The file at `path`, open for reading; FileNotFoundError, NotADirectoryError if it is missing.
+    """Opens the file at `path` for reading; if it is a pipe, does not wait for a writer.
 
-    Raises  ShardFormatError  not a regular file (opening a pipe must not wait for a writer), or it
-                              cannot be opened
+    Raises  ShardFormatError  the file is not a regular file, or cannot be opened
+            FileNotFoundError, NotADirectoryError  the file is missing
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -404,12 +404,12 @@ def file_checksum(path: Path) -> str:
 
 
 def check_file(path: Path, entry: FileEntry, tick: Callable[[], object] = lambda: None) -> None:
-    """Reads the whole of a file that may be damaged, without mapping it.
+    """Checks the size and checksum of a file that may be damaged, without mapping it.
 
-    An unreadable page of a memory map ends the process, whereas a failing read is an error.
+    An unreadable page of a memory map ends the process, whereas a failed read raises an error.
 
     Args    tick  called every few megabytes
-    Raises  ShardFormatError  it is missing, cannot be read, or has another size or checksum
+    Raises  ShardFormatError  the file is missing, unreadable, or has another size or checksum
     """
     digest = xxhash.xxh3_128()
     try:
@@ -455,7 +455,7 @@ def _other_checksum(path: Path, found: str, entry: FileEntry) -> ShardFormatErro
 def map_columns(
     path: Path, entry: FileEntry, *, verify: bool = True, memory_options: MemoryOptions = MAPPED
 ) -> Arrays:
-    """The columns of one file as read-only arrays over its memory map.
+    """Maps one file; returns its columns as read-only arrays over the map.
 
     Args    verify  read the whole file once and compare its checksum; without it, only the size is
                     compared, and damage on disk can become a wrong score
@@ -484,7 +484,7 @@ def map_columns(
 
 
 def _columns(buffer: pa.Buffer, kind: str) -> Arrays:
-    """The values of each column, in place in `buffer`; a fault raises one of many exceptions.
+    """Returns each column's values without copying `buffer`; faults raise various exceptions.
 
     Types are checked before the row is read, and every array must be in the buffer: a file that
     Arrow would have to decompress or convert is rejected.
@@ -493,20 +493,20 @@ def _columns(buffer: pa.Buffer, kind: str) -> Arrays:
     schema = reader.schema
     wanted = {b"dlm.format_version": str(FORMAT_VERSION).encode(), b"dlm.kind": kind.encode()}
     if {key: (schema.metadata or {}).get(key) for key in wanted} != wanted:
-        raise ValueError(f"its metadata is {schema.metadata}; expected {wanted}")
+        raise ValueError(f"the metadata is {schema.metadata}; expected {wanted}")
     if schema.names != list(COLUMNS[kind]):
-        raise ValueError(f"its columns are {schema.names}; expected {list(COLUMNS[kind])}")
+        raise ValueError(f"the columns are {schema.names}; expected {list(COLUMNS[kind])}")
     for name, dtypes in COLUMNS[kind].items():
         found = schema.field(name).type
         allowed = [pa.from_numpy_dtype(dtype) for dtype in dtypes]
         if not pa.types.is_large_list(found) or found.value_type not in allowed:
-            raise ValueError(f"column {name} is a {found}; expected a large_list of {allowed}")
+            raise ValueError(f"column {name} has type {found}; expected a large_list of {allowed}")
     if reader.num_record_batches != 1:
-        raise ValueError(f"it has {reader.num_record_batches} record batches; expected 1")
+        raise ValueError(f"found {reader.num_record_batches} record batches; expected 1")
     batch = reader.get_batch(0)
     batch.validate(full=True)
     if batch.num_rows != 1:
-        raise ValueError(f"it has {batch.num_rows} rows; expected 1")
+        raise ValueError(f"the record batch has {batch.num_rows} rows; expected 1")
     arrays: Arrays = {}
     for name in COLUMNS[kind]:
         column = batch.column(name)
@@ -514,7 +514,7 @@ def _columns(buffer: pa.Buffer, kind: str) -> Arrays:
         if column.null_count or values.null_count:
             raise ValueError(f"column {name} has nulls")
         if column.offsets.to_pylist() != [0, len(values)]:
-            raise ValueError(f"the list of column {name} does not cover all of its values")
+            raise ValueError(f"the offsets of column {name} do not cover all of its values")
         array = values.to_numpy(zero_copy_only=True)
         first = array.ctypes.data
         if array.nbytes and not (

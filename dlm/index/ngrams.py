@@ -1,7 +1,7 @@
-"""The n-grams of a model as sorted arrays, and their closure under suffixes.
+"""Holds a model's n-grams as sorted arrays, with the blanks that close the set under suffixes.
 
-An n-gram's key is the rank of its prefix among the shorter n-grams and its last word, in 64 bits,
-since a model is closed under prefixes.
+A model is closed under prefixes, so an n-gram's key needs only 64 bits: the rank of its prefix
+among the shorter n-grams, and its last word.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NgramTables:
         return len(self.tables)
 
     def counts(self) -> tuple[int, ...]:
-        """N-grams of the model by order, without blanks."""
+        """Returns the number of n-grams of each order, without blanks."""
         return tuple(int(len(t) - t.blank.sum()) for t in self.tables)
 
     def blanks(self) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class NgramTables:
         return pack_keys(prefix, mirrored(word, key_bits_of(len(self.vocabulary))))
 
     def ranks(self, rows: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Rank (n,) of each row (n, k) among the n-grams of its length, -1 where there is none."""
+        """Returns the rank (n,) of each row (n, k) among the n-grams of k words; -1: not found."""
         ranks = rows[:, 0].astype(I64)
         for k in range(2, rows.shape[1] + 1):
             table = self.tables[k - 1]
@@ -83,9 +83,9 @@ class NgramTables:
         return ranks
 
     def model_id(self) -> str:
-        """XXH3-128, in hex, of the words and of every n-gram of the model with its values.
+        """Returns the XXH3-128, in hex, of the words and of every n-gram of the model with values.
 
-        It does not depend on the file's order or sharding: hashes of an order's n-grams are added.
+        Neither sharding nor the file's sequence of n-grams matters: an order's hashes are summed.
         """
         digest = xxhash.xxh3_128()
         for word in self.vocabulary.words:
@@ -104,14 +104,14 @@ class NgramTables:
 
 
 def pack_keys(prefix: NDArray[np.int64], key: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Sort keys: rank of the prefix, then the key of the last word."""
+    """Packs sort keys: the rank of the prefix, then the key of the last word."""
     return (prefix.astype(np.uint64) << _WORD_BITS) | key.astype(np.uint64)
 
 
 def find_keys(
     keys: NDArray[np.uint64], wanted: NDArray[np.uint64], prefix: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The place of each wanted key in the sorted `keys`; -1 if it is absent or `prefix` is -1."""
+    """Returns the index of each wanted key in the sorted `keys`; -1 if absent or `prefix` is -1."""
     if not len(keys):
         return np.full(len(wanted), -1, I64)
     at = np.searchsorted(keys, wanted)
@@ -120,7 +120,7 @@ def find_keys(
 
 
 def begins_of(parent: NDArray[np.int64], parents: int) -> NDArray[np.int64]:
-    """Where the children of each parent begin, if sorted by parent, and the end."""
+    """Returns where each parent's children begin when sorted by parent, and where the last end."""
     begins = np.zeros(parents + 1, I64)
     np.cumsum(np.bincount(parent, minlength=parents), out=begins[1:])
     return begins
@@ -208,11 +208,11 @@ def sorted_tables(
 
 
 def with_prefixes(vocabulary: Vocabulary, raw: Raw) -> Raw:
-    """`raw` with the prefixes that are missing, after the n-grams of their order.
+    """Adds the missing prefixes to `raw`, after the n-grams of their order.
 
     A prefix gets the probability that back-off gives it, and no weight. Scores after the prefix's
-    context alone keep their bits; after longer ones the last bit may differ, since weights are now
-    added to a sum that was rounded before. The code is plain, since models that need it are rare.
+    own context stay the same; after longer contexts the last bit may differ, since weights are now
+    added to a rounded sum. The code is simple, since models that lack prefixes are rare.
 
     Raises  ArpaError  back-off gives a missing prefix a probability above 1
     """

@@ -1,5 +1,5 @@
-"""Shard sets in stores: pushes files first and the manifest last; fetches as much of a set as is
-needed into the cache folder."""
+"""Pushes shard sets to stores, with the manifest last, and fetches as much of a set as is needed
+into the cache folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOLLOWED = (".toml", ".sets")  # suffixes of files that commands change in place
 
 
 def cached_set(place: RemotePath, tell: Tell = lambda line: None) -> tuple[Path, Manifest]:
-    """The manifest of the shard set at a URL, and its folder in the cache. Raises ShardFormatError,
+    """Returns the cache folder and the manifest of the shard set at a URL. Raises ShardFormatError,
     ConfigError, AuthenticationError, UnavailableError."""
 
     def look() -> str:
@@ -54,11 +54,11 @@ def fetch_set(
     public_key: Path | None = None,
     tell: Tell = lambda line: None,
 ) -> Path:
-    """The folder in the cache with a shard set, or as much of it as a server of these shards needs;
-    it is verified while it is fetched.
+    """Fetches a shard set, or as much of it as a server of these shards needs, and verifies it.
+    Returns the set's folder in the cache.
 
     Args    public_key  PEM file of the key that must have signed what is fetched
-    Raises  what `cached_set` raises;  FormatError, PrivacyError  it is not signed by that key
+    Raises  what `cached_set` raises;  FormatError, PrivacyError  the set is not signed by that key
     """
     folder, manifest = cached_set(place, tell)
     for entry in manifest.files:
@@ -90,19 +90,19 @@ def fetch_set(
 
 
 def local_set(named: AnyPath, tell: Tell = lambda line: None) -> Path:
-    """The folder of a complete shard set; fetched if its name is a URL."""
+    """Returns the folder of a complete shard set, which is fetched if `named` is a URL."""
     return fetch_set(named, tell=tell) if isinstance(named, RemotePath) else named
 
 
 def local_model(named: AnyPath, tell: Tell = lambda line: None) -> Path:
-    """The folder or file of a model; fetched if its name is a URL. Raises what `fetch_set` and
-    `fetch_object` raise; ConfigError if there is neither a set nor a file."""
+    """Returns the folder or file of a model, which is fetched if `named` is a URL. Raises what
+    `fetch_set` and `fetch_object` raise; ConfigError if the URL has neither a set nor a file."""
     if not isinstance(named, RemotePath):
         return named
     try:
         return fetch_set(named, tell=tell)
     except (AuthenticationError, UnavailableError):
-        pass  # a missing object may raise the first; despite the second, a file may be cached
+        pass  # a store may deny access to a missing set; if it is down, a file may be cached
     except ShardFormatError as exc:
         if not isinstance(exc.__cause__, FileNotFoundError):
             raise
@@ -121,8 +121,8 @@ def manifest_of(named: AnyPath) -> Manifest:
 
 
 def push_set(folder: Path, place: RemotePath, tell: Tell = lambda line: None) -> bool:
-    """Pushes a shard set, except files that an earlier push wrote. False if all of them existed.
-    Raises ConfigError if there is another set, or part of one; ShardFormatError if a file is
+    """Pushes a shard set, except files that an earlier push wrote; returns whether it wrote any.
+    Raises ConfigError if the URL has another set, or part of one; ShardFormatError if a file is
     damaged."""
     manifest, there = read_manifest(folder), place / MANIFEST
     # The first push owns the URL: a mixture of two sets' files would be useless.
@@ -143,13 +143,13 @@ def push_set(folder: Path, place: RemotePath, tell: Tell = lambda line: None) ->
 
 
 def push_file(file: Path, place: RemotePath) -> bool:
-    """Pushes a model's file if none exists; or cluster.toml, or a list of shard sets, which may
-    change. False if it existed. Raises ConfigError if another file exists."""
+    """Pushes a model's file, or replaces cluster.toml or a list of shard sets; returns whether the
+    URL's content changed. Raises ConfigError if the URL has another model's file."""
     if place.suffix not in FOLLOWED:
         return _push(file, place, file_checksum(file))
     content, before = file.read_bytes(), _found(place)
     if not place.replace(content, "dlm push"):
-        raise ConfigError(f"somebody else changed {place} in the meantime; repeat the command")
+        raise ConfigError(f"another process changed {place} during the push; push the file again")
     return content != before
 
 
@@ -171,7 +171,7 @@ def _another(place: RemotePath, than: Path) -> ConfigError:
 
 
 def _digest(place: RemotePath) -> str | None:
-    """The digest of the object at a URL, "" if it is unknown; None without an object."""
+    """Returns the digest of the object at a URL, "" if it is unknown; None if no object exists."""
     try:
         return str(call(head, place)[2].get(XXH3, ""))
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Estimates the bytes of a model's shard set from one pass over its ARPA file.
 
-Lists after more than one word are not known without sorting: their ranks are estimated from means.
+Lists after longer contexts are unknown without sorting, so their ranks are estimated from means.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dlm.progress import Tell
 MANIFEST_BYTES = 12_000
 FILE_BYTES = 2_500  # Arrow's headers, per file
 SAMPLE = 1 << 20  # sampled values per order
-# Maximum bits of a node: the code of its weight, its key among its siblings, its distance from the
-# first.
+# The maximum bits that a node takes for the code of its weight, for its key among its siblings, and
+# for its distance from the first sibling.
 NODE_WEIGHT_BITS, NODE_KEY_BITS, NODE_DISTANCE_BITS = 7, 15, 8
 
 
@@ -31,7 +31,8 @@ class ModelStatistics:
     """The figures that the estimate is based on.
 
     contexts     by order: n-grams with a back-off weight, about as many as contexts that are nodes
-    rank_bits    mean of a 3-gram;  key_bits  mean of a 2-gram, with its share of the directory
+    rank_bits    mean bits of a 3-gram's rank
+    key_bits     mean bits of a 2-gram's key, with its share of the directory
     prob_bits    by order: bits of an exact probability above the smallest
     runs         distinct probabilities of words
     weight_bits  by order: bits that distinguish the weights of a sample
@@ -48,7 +49,7 @@ class ModelStatistics:
 
 
 def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None) -> ModelStatistics:
-    """Reads the file once; raises `ArpaError` or `KenlmFormatError` if it is malformed."""
+    """Measures a model in one pass; raises `ArpaError` or `KenlmFormatError` if it is malformed."""
     with open_ngrams(arpa, progress=progress) as reader:
         order = reader.order
         contexts = [0] * order
@@ -76,8 +77,8 @@ def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None)
     distinct = [len(np.unique(np.concatenate([*w, np.zeros(1, np.float32)]))) for w in weights]
     b = max(key_bits_of(len(words)) - 1, 1)  # the ids of frequent words are shorter
     listed = sizes[sizes > 0]
-    # A list of n > 8 entries keeps b - t of b bits, where t = bits(n) - 3; its directory takes
-    # about bits(n) for every 2**3 to 2**2 entries.
+    # A list of n > 8 entries stores b - t of a key's b bits, where t = bits(n) - 3; its directory
+    # takes about bits(n) bits for every 4 to 8 entries.
     bits = np.floor(np.log2(np.maximum(listed, 1))) + 1
     key = np.where(listed > 8, b - (bits - 3) + bits * 2.0 ** (bits - 3) / np.maximum(listed, 1), b)
     pairs = max(int(listed.sum()), 1)
@@ -93,8 +94,7 @@ def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None)
     )
 
 
-# Memory that a client needs per word, besides its letters: an object, a place in a list, a
-# dictionary entry, and its number.
+# Bytes that a client needs per word besides letters: an object, a list slot, a dictionary entry.
 WORD_BYTES = 110
 
 
@@ -102,8 +102,9 @@ WORD_BYTES = 110
 class ShardSetSizes:
     """Approximate bytes of a shard set on disk, and in memory of servers and clients.
 
-    shard  the file of one shard, as if all were equally large;  shards  number of shards
-    words  bytes of the vocabulary's strings, and their number
+    shard   bytes of one shard's file, as if all shards were equally large
+    shards  number of shards
+    words   bytes of the vocabulary's strings, and the number of words
     """
 
     vocabulary: int
@@ -118,7 +119,7 @@ class ShardSetSizes:
 
     @property
     def client(self) -> int:
-        """Memory of clients: the low orders, once per host, and the words, in each process."""
+        """Bytes of memory for clients: the low orders once per host, the words in each process."""
         strings, words = self.words
         return self.vocabulary + self.low_orders + strings + WORD_BYTES * words
 
@@ -128,7 +129,7 @@ def estimate_sizes(
 ) -> ShardSetSizes:
     """Estimates the size of a shard set.
 
-    Guarantees  `disk` within 10 % on models of sentences of a megabyte and more, pruned or not
+    Guarantees  `disk` is within 10 % for models of sentences from a megabyte on, pruned or not
     """
     coding = coding_of(encoding, bits)
     words, order = m.counts[0], len(m.counts)
@@ -147,14 +148,13 @@ def estimate_sizes(
         grams = m.counts[k - 1]
         rank = m.rank_bits
         if k > 3:
-            # The longer the context, the fewer words follow: about half the bits for each word.
+            # Fewer words follow longer contexts: each further word about halves the bits of a rank.
             rank = previous / 2
         previous = rank
         value = _prob_bits(m, coding, k) + (k < order)
         of_grams = int(grams * (value + rank))
-        # The bits of a record: the number of words that follow, and of nodes below; then its
-        # weight, and its key and distance among its siblings; all roots are siblings, and store how
-        # many bits a rank has.
+        # A record's bits: how many words follow it and nodes are below it, its weight, its key and
+        # its distance among its siblings; a root also stores how many bits a rank has.
         head = 2 + 1.5 * (k < order)
         head += min(_weight_bits(m, coding, k - 1), NODE_WEIGHT_BITS)
         if k > 3:

@@ -1,5 +1,5 @@
-"""The plain back-off recursion over a dictionary: the oracle for all faster code. Kernel, server,
-client and gateway must return its bits. Nothing on a hot path uses it."""
+"""Scores by plain back-off over a dictionary, as the oracle for all faster code: kernel, server,
+client and gateway must return the same bits. No hot path uses this module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ZERO = np.float32(0.0)
 class Score:
     """One answer: log10 P(word | context); the order of the longest n-gram found, 1 for an unknown
     word; KenLM's length, which also counts the blanks put where a suffix is missing; and how many
-    of the most recent words of (context, word) can still matter to the right."""
+    of the most recent words of (context, word) can still affect later words."""
 
     log10_prob: np.float32
     matched_order: int
@@ -117,7 +117,7 @@ class DictModel:
         return score(self.ngrams, self.closure, self.extended, self.order, context, word)
 
     def state(self, context: Sequence[int]) -> Ngram:
-        """The most recent words of `context` that can matter to the right (KenLM's state): the
+        """The most recent words of `context` that can affect later words (KenLM's state): the
         longest suffix of up to order - 1 words that an n-gram extends or whose back-off weight is
         not 0."""
         kept = tuple(context)[-(self.order - 1) :] if self.order > 1 else ()

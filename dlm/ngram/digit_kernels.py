@@ -1,6 +1,6 @@
 """Turns numbers into text. The kernels use no Python objects and no GIL.
 
-The inverse of `read_number`. A float32 gets the fewest digits that read back as itself, and among
+They invert `read_number`. A float32 gets the fewest digits that read back as itself, and among
 those the ones nearest to it, written as JavaScript and JSON writers do.
 """
 
@@ -64,9 +64,9 @@ _POWERS = _powers()
 
 @inlined
 def _scaled(power_bits, number):  # type: ignore[no-untyped-def]
-    """The upper 32 of 96 bits of a product, and in the lowest bit whether anything is below them.
+    """The upper 32 of 96 bits of a product; the lowest bit also tells if any bit below them is 1.
 
-    Two numbers compare as their exact products do, except that a last bit of 1 stands for any
+    Two results compare as the exact products do, except that a last bit of 1 stands for any
     fraction: "rounding to odd".
     """
     upper = (power_bits >> _U32) * number + (((power_bits & _LOW_HALF) * number) >> _U32)
@@ -104,7 +104,7 @@ def shortest_digits(bits):  # type: ignore[no-untyped-def]
     low_end = _scaled(power, (middle - (_ONE if closer_below else _U2)) << shift)
     value = _scaled(power, middle << shift)
     high_end = _scaled(power, (middle + _U2) << shift)
-    # The ends themselves round to the number if it is even.
+    # The ends of the interval round to the number if the significand is even.
     odd = np.uint64(significand & 1)
     low_end += odd
     high_end -= odd
@@ -128,9 +128,9 @@ def shortest_digits(bits):  # type: ignore[no-untyped-def]
 def put_number(text, at, number):  # type: ignore[no-untyped-def]
     """Writes a float32 from text[at] on; returns where it ends.
 
-    Guarantees  0 and -0 are `0`; infinities are `inf` and `-inf`; a decimal exponent from -6 to 9
-                is written out, others follow an `e`
-    Trusts      not NaN; NUMBER_BYTES of room
+    Guarantees  0 and -0 are `0`; infinities are `inf` and `-inf`; numbers with a decimal exponent
+                from -6 to 9 are written out, others with an `e`
+    Trusts      `number` is not NaN; there are NUMBER_BYTES of room
     """
     if number == 0:
         text[at] = _ZERO
@@ -218,22 +218,22 @@ def put_count(text, at, number):  # type: ignore[no-untyped-def]
 def put_fixed(text, at, number):  # type: ignore[no-untyped-def]
     """Writes a float64 with DECIMALS decimals, like `.6f`, from text[at] on; returns the end.
 
-    Guarantees  rounded from the number's exact value, halves to even
-    Trusts      below FIXED_LIMIT in size, and not NaN; FIXED_BYTES of room
+    Guarantees  the number's exact value is rounded, halves to even
+    Trusts      `number` is not NaN, and below FIXED_LIMIT in size; there are FIXED_BYTES of room
     """
     if math.copysign(1.0, number) < 0:  # also for -0.0
         text[at] = _MINUS
         at += 1
         number = -number
     whole = np.uint64(number)
-    # The fraction in 64 bits, and the bits beneath them that a number below 2**-11 has: exact
-    # unless all decimals are 0, since otherwise at most 10 bits are beneath.
+    # The fraction in 64 bits, and the bits beneath, which only a number below 2**-11 has. Unless
+    # all decimals are 0, at most 10 bits are beneath, so that `beneath` is exact.
     scaled = (number - np.float64(whole)) * 2.0**64
     fraction = np.uint64(scaled)
     beneath = (scaled - np.float64(fraction)) * 1e6
     carried = np.uint64(beneath)
     lost = np.float64(carried) != beneath
-    # fraction * 10**6 in 96 bits: those above the lower 64 are the decimals.
+    # fraction * 10**6 in 96 bits: the bits above the lower 64 are the decimals.
     low = (fraction & _LOW_HALF) * _MILLION + carried
     high = (fraction >> _U32) * _MILLION + (low >> _U32)
     decimals = high >> _U32

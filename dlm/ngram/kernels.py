@@ -3,7 +3,7 @@
 Words are found in a hash table with open addressing. A *slot* is two numbers: the *entry*, with a
 tag of the hash, the length and the id of a word, and the first eight bytes of the word, so that a
 word of up to eight bytes is compared without another access. Id 0, the unknown word, is in no
-slot, so that an entry of 0 is a free slot; its two spellings are recognised where a search fails.
+slot, so an entry of 0 is a free slot; the word's two spellings are recognised where a search fails.
 Eight bytes are read at a time: arrays of bytes must extend `PAD_BYTES` beyond the range that is
 read, which the callers named under `Trusts` ensure, since numba reads out of range silently.
 """
@@ -23,10 +23,10 @@ from dlm.ngram.memory_kernels import multiply_high, trailing_zeros
 # Bytes after the last one of text or words, which are read but ignored.
 PAD_BYTES = 8
 
-# A state of `read_words`: words so far with id 0, their bytes, row of the unknown word or -1.
+# Fields of the state of `read_words`: words so far (with id 0), their bytes, row of <unk> or -1.
 WORDS, WORD_BYTES, UNK_ROW = 0, 1, 2
 
-# Rows, or words, whose slots are prefetched before the first is looked up.
+# The number of words whose slots are prefetched before the first word is looked up.
 _AT_ONCE = 16
 
 # Stands for the rank of a missing word, or the number of a missing 2-gram.
@@ -34,7 +34,7 @@ NO_RANK = 0xFFFFFFFF  # DO NOT CHANGE: on the wire
 
 TAB, NEWLINE, RETURN, SPACE = 9, 10, 13, 32
 
-# Bytes that end a word of an ARPA file. A delimiter is never above a space: `scan_word`.
+# Bytes that end a word of an ARPA file. `scan_word` allows no delimiter above a space.
 ARPA_DELIMITERS = np.zeros(256, np.uint8)
 ARPA_DELIMITERS[[TAB, NEWLINE, RETURN, SPACE]] = 1
 
@@ -56,8 +56,8 @@ U0, U1, U2, U3, U8, U32 = (np.uint64(n) for n in (0, 1, 2, 3, 8, 32))
 
 @intrinsic
 def raw(context, array):  # type: ignore[no-untyped-def]
-    """`array` as a place in memory, without its length and its owner: counting references costs
-    more than most functions here. Only for arguments and constants: nothing keeps it alive."""
+    """The address of an array's data, without length and owner: counting references costs more than
+    most functions here do. Only for arguments and constants: nothing keeps the array alive."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -67,7 +67,7 @@ def raw(context, array):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def prefetch(context, slots, at):  # type: ignore[no-untyped-def]
-    """Prefetches place `at` of raw `slots`; changes nothing."""
+    """Prefetches index `at` of raw `slots`; changes nothing."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -76,7 +76,7 @@ def prefetch(context, slots, at):  # type: ignore[no-untyped-def]
             ir.FunctionType(ir.VoidType(), [byte, number, number, number]),
             "llvm.prefetch.p0i8",
         )
-        # The line will be read soon and repeatedly, as data.
+        # The cache line will be read soon and repeatedly, as data.
         how = [ir.Constant(number, n) for n in (0, 3, 1)]
         place = builder.bitcast(builder.gep(args[0], [args[1]]), byte)
         builder.call(function, [place, *how])
@@ -98,7 +98,7 @@ def load64(context, text, at):  # type: ignore[no-untyped-def]
 
 @inlined
 def fold(a, b):  # type: ignore[no-untyped-def]
-    """The product of two uint64, its upper and lower half xored: mixes all bits of both."""
+    """Xors the upper and lower half of the product of two uint64, which mixes all their bits."""
     return np.uint64(multiply_high(np.int64(a), np.int64(b))) ^ (a * b)
 
 
@@ -135,7 +135,7 @@ def bytes_at(text, at, count):  # type: ignore[no-untyped-def]
 
 @inlined
 def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
-    """End of the word at `at`, where the first delimiter stands, and its first bytes (`bytes_at`).
+    """Returns the end of the word at `at`, where a delimiter stands, and the word's `bytes_at`.
 
     Shapes  text (T,);  delimiters (256,)  not 0 for each delimiter; none is above a space
     Trusts  a delimiter at `at` or after it, and PAD_BYTES after that
@@ -175,12 +175,12 @@ def note_word(text, at, delimiters, slots, mask, i, begins, lengths, firsts, has
 def find_word(slots, mask, word_begin, word_bytes, text, begin, length, first, h):  # type: ignore[no-untyped-def]
     """Id of the word text[begin:begin + length], or -1; 0 for both spellings of the unknown word.
 
-    Shapes  slots (2**k,)  raw; entries, each before its first bytes, and at least one of them 0
+    Shapes  slots (2**k,)  raw; each entry, then its word's first bytes; at least one entry is 0
             mask  len(slots) - 2: hash & mask is the place of an entry
             word_begin (n + 1 or more)  where each word begins in word_bytes
             first, h  `bytes_at` and `hash_word` of the word
     Cost    for a word of up to eight bytes, one look into `slots`
-    Trusts  PAD_BYTES after the word, and after the last of word_bytes: wordtable.WordTable
+    Trusts  PAD_BYTES after the word and after all of word_bytes, which wordtable.WordTable adds
     """
     tag = ((h >> _TAG_SHIFT) << U8) | min(np.uint64(length), _LONGEST_IN_ENTRY)
     at = h & mask
@@ -213,7 +213,7 @@ def same_word(word_begin, word_bytes, word, text, begin, length):  # type: ignor
 
 @inlined
 def put_word(slots, mask, word, h, length, first):  # type: ignore[no-untyped-def]
-    """Enters a word which is not there yet; trusts that there is a free slot."""
+    """Enters a word that the table lacks; trusts that a slot is free."""
     tag = ((h >> _TAG_SHIFT) << U8) | min(np.uint64(length), _LONGEST_IN_ENTRY)
     at = h & mask
     while slots[at] != U0:
@@ -224,9 +224,9 @@ def put_word(slots, mask, word, h, length, first):  # type: ignore[no-untyped-de
 
 @kernel("out uint64[:], int64[:], uint8[:], int64, int64")
 def enter_words(slots, word_begin, word_bytes, begin, end):  # type: ignore[no-untyped-def]
-    """Enters the words of ids begin <= id < end into `slots`, up to the first that is there.
+    """Enters the words of ids begin <= id < end into `slots`, up to the first already entered.
 
-    Returns  the id of that word, or `end`; the unknown word counts as one that is there
+    Returns  the id of that word, or `end`; the unknown word counts as already entered
     Trusts   what `find_word` trusts; begin >= 1; a slot for each word and one more
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
@@ -252,7 +252,7 @@ def enter_words(slots, word_begin, word_bytes, begin, end):  # type: ignore[no-u
 def find_words(slots, word_begin, word_bytes, text, begin, end, ids):  # type: ignore[no-untyped-def]
     """Ids (n,) of the words text[begin[i]:end[i]]; 0 where the table lacks one.
 
-    Trusts  0 <= begin <= end, within `text`, and what `find_word` trusts: wordtable.WordTable
+    Trusts  0 <= begin <= end, within `text`, and what `find_word` trusts (wordtable.WordTable)
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)
@@ -286,10 +286,10 @@ def find_text(slots, word_begin, word_bytes, text, end, delimiters, ids, sentenc
 
     Shapes  delimiters      (256,)        not 0 for delimiters; none above space
             ids             (words,)      filled
-            sentence_begin  (lines + 1,)  filled: the first word of each line; the number of words
-                                          at its end
-    Trusts  text[end] is a newline, and PAD_BYTES after it; room for every word and line, of
-            which there is one more than newlines: wordtable.WordTable; what `find_words` trusts
+            sentence_begin  (lines + 1,)  filled: the first word of each line, then the number of
+                                          words
+    Trusts  text[end] is a newline, and PAD_BYTES follow; room for every word, and for one line more
+            than text[:end] has newlines (wordtable.WordTable); what `find_words` trusts
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)

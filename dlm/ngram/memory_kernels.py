@@ -1,4 +1,4 @@
-"""Access to memory by its address, an int64, with which kernels read mapped files and packed bits.
+"""Accesses memory by address, an int64; kernels read mapped files and packed bits in this way.
 
 A field has at most 57 bits: with a shift of up to seven it still lies in one eight-byte load.
 Passing arrays would count references, which costs more than most functions here do.
@@ -21,7 +21,7 @@ _ONE = np.int64(1)
 
 
 def _loading(result: Any, stored: Any, align: int) -> Any:
-    """Reads the value at an address; a value narrower than an int64 is widened."""
+    """Makes an intrinsic that reads the value at an address, and widens narrower integers."""
 
     @intrinsic
     def load(typingctx, address):  # type: ignore[no-untyped-def]
@@ -36,7 +36,7 @@ def _loading(result: Any, stored: Any, align: int) -> Any:
 
 
 def _storing(value: Any, stored: Any, align: int) -> Any:
-    """Writes a value at an address: the low bits of an int64 that fit there."""
+    """Makes an intrinsic that writes a value, or an int64's low bits, at an address."""
 
     @intrinsic
     def store(typingctx, address, value_type):  # type: ignore[no-untyped-def]
@@ -64,7 +64,7 @@ store_float32 = _storing(types.float32, ir.FloatType(), 4)
 
 @intrinsic
 def bits_of_float32(typingctx, value):  # type: ignore[no-untyped-def]
-    """The bits of a float32, as an int64 from 0 up."""
+    """The bits of a float32, as a non-negative int64."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return builder.zext(builder.bitcast(args[0], ir.IntType(32)), ir.IntType(64))
@@ -112,7 +112,7 @@ def as_float32(typingctx, bits):  # type: ignore[no-untyped-def]
 
 
 def _counting(emit: Callable[[Any, Any], Any]) -> Any:
-    """The result of one instruction on an int64."""
+    """Makes an intrinsic of one instruction on an int64."""
 
     @intrinsic
     def count(typingctx, value):  # type: ignore[no-untyped-def]
@@ -124,8 +124,8 @@ def _counting(emit: Callable[[Any, Any], Any]) -> Any:
     return count
 
 
-# The first two count the zeros above the highest 1 and below the lowest, and give 64 for 0;
-# `ones_in` counts the 1s, and `mirrored_32` puts the low 32 bits in reverse order.
+# `leading_zeros` and `trailing_zeros` give 64 for 0; `ones_in` counts the 1s, and `mirrored_32`
+# puts the low 32 bits in reverse order.
 leading_zeros = _counting(lambda builder, x: builder.ctlz(x, ir.IntType(1)(0)))
 trailing_zeros = _counting(lambda builder, x: builder.cttz(x, ir.IntType(1)(0)))
 ones_in = _counting(lambda builder, x: builder.ctpop(x))
@@ -164,7 +164,7 @@ def field(bit, width):  # type: ignore[no-untyped-def]
 
 @inlined
 def two_fields(bit, width):  # type: ignore[no-untyped-def]
-    """The field of `width` bits, 28 at most, that begins at `bit`, and the one after it."""
+    """The field of `width` bits, 28 at most, that begins at `bit`, and the field after it."""
     x = load64(bit >> np.int64(3)) >> (bit & np.int64(7))
     mask = mask_of(width)
     return x & mask, (x >> width) & mask

@@ -56,7 +56,7 @@ def check_shards(shards: int) -> None:
 
 
 def balanced_slot_table(load: NDArray[np.int64], shards: int) -> NDArray[np.uint16]:
-    """Gives each slot a shard, the heaviest slot first, each to the lightest shard so far.
+    """Assigns slots to shards, the heaviest slot first, each to the lightest shard so far.
 
     Shapes      load (4096,)  bytes stored under each slot, or queries recorded for it
     Returns     (4096,)  shard of each slot; every shard has a slot

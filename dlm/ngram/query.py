@@ -38,8 +38,8 @@ class Answers:
 
     matched_order  order of the longest n-gram found;  ngram_length  the same, but counting blanks
     state_length   words of (context, word) that matter to the right
-    source         FULL, or BIGRAM_FALLBACK where no shard answered; all LOCAL_FALLBACK, where the
-                   local fallback replaces the servers. None: all are FULL
+    source         FULL; BIGRAM_FALLBACK where no shard answered; LOCAL_FALLBACK everywhere if the
+                   local fallback replaces the servers. None means that all are FULL
     """
 
     log10_prob: NDArray[np.float32]
@@ -63,12 +63,12 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class StoredWords:
-    """The words stored after each of C contexts of two words or more, or a part of them.
+    """Some or all of the words stored after each of C contexts of two words or more.
 
-    Shapes  totals  (C,)  words stored after the last two words of each context
+    Shapes  totals  (C,)  number of words stored after the last two words of each context
             counts  (C,)  how many of those words are listed
-            log10_backoffs  (sum(context_lengths - 1),)  of each context, the weights of its last
-                    two words, three, ..., all
+            log10_backoffs  (sum(context_lengths - 1),)  each context's back-off weights: of its
+                    last two words, its last three, ..., all its words
             ranks   (sum(counts),)  as in `QueryGroups`, rising in each context; `answers` scores
                     each after its whole context, without the low orders
     """

@@ -1,4 +1,4 @@
-"""Ids of many words at once, without a Python object for each: the hash table of `kernels.py`."""
+"""Looks up many words at once, without an object for each, in the hash table of `kernels.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WordTable:
 
     Args    words       the unknown word first, in either spelling; its id is 0
     Shapes  word_bytes  (bytes,)  the words one after another
-            word_begin  (n + 1,)  where each begins; the last is their end
+            word_begin  (n + 1,)  where each word begins, then where the last one ends
             slots       (2**k,)   see kernels.py
     Raises  ValueError  word 0 is not the unknown word, or a word occurs twice
     Guarantees
@@ -53,15 +53,15 @@ class WordTable:
 
     @classmethod
     def from_vocabulary(cls, vocabulary: Vocabulary) -> WordTable:
-        """The table that `vocabulary` has, which must not grow, or a new one if it has none."""
+        """Returns the vocabulary's own table, which must not grow, or makes one if it has none."""
         return vocabulary.table if isinstance(vocabulary.table, cls) else cls(vocabulary.words)
 
     @classmethod
     def from_arrays(
         cls, word_bytes: NDArray[np.uint8], word_begin: NDArray[np.integer]
     ) -> WordTable:
-        """The table of words in arrays, which are copied: word_bytes (bytes,), and word_begin (n +
-        1,), which must rise from 0 to len(word_bytes); ValueError also if it does not."""
+        """Makes a table of words from copies of word_bytes (bytes,) and word_begin (n + 1,). Also
+        raises ValueError unless word_begin rises from 0 to len(word_bytes)."""
         table = cls.__new__(cls)
         table._build(word_bytes, word_begin.astype(np.int64))
         return table
@@ -222,7 +222,7 @@ class WordTable:
             self._enter(self._count + words)
 
     def state(self, unk_row: int | None) -> NDArray[np.int64]:
-        """The place where `kernels.read_words` may continue; `settle` takes its results back."""
+        """Returns the state with which `kernels.read_words` continues; `settle` takes it back."""
         return np.array(
             [self._count, self._bytes_used, -1 if unk_row is None else unk_row], np.int64
         )

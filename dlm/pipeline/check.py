@@ -29,7 +29,7 @@ PLAIN = ("", ".txt", ".tsv", ".arpa")
 
 
 def check(settings: PipelineSettings) -> None:
-    """Checks that inputs can be read and attested where necessary, and that the disk has room.
+    """Checks that inputs can be read, and are attested if need be, and that the disk has room.
     Raises what a stage would have raised, and ModuleNotFoundError without the extra `train`."""
     import dp_accounting  # noqa: F401
 
@@ -88,7 +88,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def voids(settings: PipelineSettings) -> list[str]:
-    """Why the final model will have no guarantee, as far as the settings show."""
+    """Says why the final model will have no guarantee, as far as the settings show."""
     inputs, found = settings.inputs, []
     if settings.run.seed is not None:
         found.append("run.seed is set, so the stages that use users' text are a simulation")
@@ -207,7 +207,7 @@ def _check_vocabulary(settings: PipelineSettings) -> None:
         raise ConfigError(
             f"federate.data.vocabulary_size is {size:,}, but {wordlist} has only "
             f"{counted(len(words), 'word')}; "
-            "give a longer list or a smaller vocabulary"
+            "give a longer list or a smaller vocabulary_size"
         )
 
 

@@ -64,8 +64,8 @@ class Found:
 
 @dataclass(frozen=True)
 class NextAction:
-    """What to do with `stage`: "begin" removes the output of all in `anew` and runs it; "go on"
-    resumes it; "adopt" records it as done; "refuse" reports `why`; "finished": none is left."""
+    """What to do: "begin" removes the outputs of the stages in `anew` and runs `stage`; "go on"
+    resumes it; "adopt" records it as done; "refuse" reports `why`; "finished": no stage is left."""
 
     kind: Literal["begin", "go on", "adopt", "refuse", "finished"]
     stage: str = ""
@@ -79,8 +79,8 @@ def next_action(
     found: Found,
     redo: Iterable[str] = (),
 ) -> NextAction:
-    """The next action, or why it cannot be done, by the table above. `stages` are in order: each
-    reads inputs and the output of earlier ones. The stages in `redo` begin again."""
+    """Returns the next action, or why there can be none, by the table above. Each of `stages` reads
+    only inputs and outputs of earlier stages. The stages in `redo` begin again."""
     redo = set(redo)
     for stage in stages:
         if stage.name in redo:

@@ -54,8 +54,8 @@ class PipelineJournal:
 
 
 def recorded_files(folder: Path) -> list[Path]:
-    """For each stage of a finished pipeline, its file with a privacy record; the shard set last.
-    ConfigError if it is not finished, PrivacyError if a file is not the one that its stage wrote.
+    """Returns each stage's file with a privacy record, for a finished pipeline; the shard set last.
+    Raises ConfigError if a stage is not done, PrivacyError if a file is not what its stage wrote.
     """
     entries = PipelineJournal(folder / PIPELINE_JOURNAL).entries
     left = [name for name, entry in entries.items() if entry.wrote is None]

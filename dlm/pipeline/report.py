@@ -31,9 +31,9 @@ NOTHING = "no record, so the model has no guarantee"
 
 @dataclass(frozen=True)
 class WholeReport:
-    """The report of a pipeline: its checklist; the model's record; for each input, its record, or
-    who attests that it is public, or neither; what each stage did, and how its output is protected;
-    the files that carry the record; and perplexities of held-out users' text, if any was given."""
+    """A pipeline's report. `privacy` has the checklist and the model's record; `inputs`, for each
+    input, its record or who attests it; `stages`, what each did and how its output is protected;
+    `model`, the files with the record; `held_out`, perplexities of held-out text, if given."""
 
     privacy: PrivacyReport
     inputs: Mapping[str, str]
@@ -75,7 +75,7 @@ def write_report(report: WholeReport, folder: Path) -> None:
 
 
 def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeReport:
-    """The report of a pipeline whose stages are done; raises what `Provenance.from_json` does."""
+    """Builds the report of a finished pipeline; raises what `Provenance.from_json` raises."""
     at = Places(settings.run.folder)
     manifest = read_manifest(at.shards)
     record = _model_record(at.model)
@@ -105,7 +105,7 @@ def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeRe
         notes,
         settings.federate.aggregation.secure,
         unprotected + int((held_out or {}).get("users", 0)),
-        parts[-1].get("made") or "",  # last use of users' text, so that a new report is the same
+        parts[-1].get("made") or "",  # the last use of users' text: a later report is the same
         parts[-1].get("data_set"),
     )
     return WholeReport(
@@ -162,7 +162,7 @@ def _record_of(path: Path) -> Provenance | None:
     try:
         with open_ngrams(path) as reader:
             lines = [line for line in reader.comments if is_record_line(line)]
-    except DlmError:  # a list of words, or text
+    except DlmError:  # a list of words, or plain text
         return None
     return Provenance.from_json(lines[0], str(path)) if lines else None
 

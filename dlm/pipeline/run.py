@@ -1,4 +1,4 @@
-"""Runs a pipeline from its settings to a shard set: it looks, decides, and runs the next stage."""
+"""Runs a pipeline, from its settings to a shard set: decides on the next stage, and runs it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Pipeline:
 
         Raises
             ConfigError  the settings, input or output of a stage changed; another process uses the
-                         folder; too little room on the disk. Otherwise what stages raise
+                         folder; the disk has too little room. Also what the stages raise
         Guarantees
-            after a stop, the same call resumes there. Stages that use no users' text give the
+            after a stop, the same call resumes. Stages that use no users' text give the
             same bytes; in a simulation all stages do
         """
         check(self.settings)
@@ -90,8 +90,8 @@ class Pipeline:
             shutil.rmtree(self.at.users, ignore_errors=True)
 
     def look(self) -> list[tuple[Stage, str]]:
-        """Each stage and what `run` would do: "done", "begin", "go on" or why not. Changes
-        nothing."""
+        """Returns each stage with "done" or what `run` would do: "begin", "go on", "adopt" or the
+        reason to refuse. Changes nothing."""
         journal = PipelineJournal(self.folder / JOURNAL)
         action = self._next(journal, Digests(self.at))
         found: list[tuple[Stage, str]] = []
@@ -155,7 +155,7 @@ class Pipeline:
 
 
 def as_settings(text: str, plan: StagePlan) -> list[str]:
-    """Notes that give the configuration's name for each command-line option in an error's text."""
+    """Returns notes with the configuration's name for each option that an error's text names."""
     options = dict.fromkeys(re.findall(r"--([a-z][a-z-]*[a-z])", text))
     found = []
     for option in options:
@@ -174,7 +174,7 @@ class Digests:
         self._digest = functools.cache(self._made)
 
     def of(self, keys: Iterable[str]) -> dict[str, str]:
-        """Digests of the existing files; one for a folder of parts."""
+        """Returns the digests of files that exist; a folder has one digest for all its files."""
         found = {}
         for key in keys:
             with contextlib.suppress(FileNotFoundError):

@@ -22,7 +22,7 @@ from dlm.index.settings import ShardSettings
 from dlm.pipeline.tables import FolderSettings, InputSettings
 from dlm.record.sidecar import sidecar
 
-# Settings that the pipeline sets itself, by table, and where they come from.
+# Settings that the pipeline sets itself, by table, and the sources of their values.
 SET_HERE = {
     "unigrams": {
         "tokenizer": "[inputs] tokenizer",
@@ -58,8 +58,8 @@ _TABLES: dict[str, type] = {
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """All tables; None for a stage that is left out. `federate` names the vocabulary made by the
-    previous stage, or the given one."""
+    """All tables; the table of a stage that is left out is None. `federate` names the vocabulary
+    that the previous stage makes, or the given vocabulary."""
 
     run: FolderSettings
     inputs: InputSettings
@@ -73,7 +73,7 @@ class PipelineSettings:
 
     @classmethod
     def read(cls, file: Path) -> PipelineSettings:
-        """Settings of a TOML file; raises what `TrainingSettings.read` does."""
+        """Reads settings from a TOML file; raises what `TrainingSettings.read` raises."""
         found = config.read_toml(file)
         known = [*_TABLES, "federate"]
         if unknown := sorted(set(found) - set(known)):
@@ -146,7 +146,7 @@ def pieces_of(run: FolderSettings) -> Path:
 
 
 def words_of(run: FolderSettings, inputs: InputSettings) -> Path:
-    """The file of the network's words, or of the words from which its wordpieces are made."""
+    """The file with the network's words, or with the words that its wordpieces are made from."""
     return counts_of(run) if inputs.vocabulary is None else inputs.vocabulary
 
 

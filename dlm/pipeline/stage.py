@@ -18,7 +18,7 @@ from dlm.record.sidecar import sidecar
 class Places:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # Users' text, sorted; readable only by its owner; removed when no stage needs it.
+        # Users' text, sorted: only its owner can read it, and it is removed once no stage needs it.
         self.users = folder / "users.store"
         self.network = folder / "network"
         self.topology = folder / "topology.arpa.zst"
@@ -30,7 +30,7 @@ class Places:
         self.held_out = folder / "held_out.json"
 
     def key(self, path: Path) -> str:
-        """A file's key in the journal: its name in the folder, which may move; else its path."""
+        """Returns a file's key in the journal: its path, relative to the folder if it is inside."""
         whole, folder = path.absolute(), self.folder.absolute()
         return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
 
@@ -56,7 +56,7 @@ class Stage:
         return self.plan.name
 
     def clean(self, at: Places) -> None:
-        """Removes its output, but not what it released about users, nor the ledger of releases."""
+        """Removes the stage's output, unless the stage releases something about users."""
         if self.plan.releases:
             return
         for path in (*map(at.place, self.plan.writes), *self.beside):
@@ -99,5 +99,5 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def recorded(name: str, path: Path) -> dict[str, Path]:
-    """A file and the record beside it, if any, for `reads`."""
+    """Returns a file and the record beside it, for a stage's `reads`."""
     return {name: path, f"the record of {name}": sidecar(path)}

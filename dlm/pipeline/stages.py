@@ -1,5 +1,5 @@
-"""The stages of a pipeline: the inputs and outputs of each, and its work, which is done by the
-function of the command with the stage's name."""
+"""The stages of a pipeline, with the inputs and outputs of each. A stage calls the same function as
+the command of the same name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELD_OUT_NOTE = "computed from held-out users' text without noise; no guarantee 
 
 
 def stages_of(settings: PipelineSettings) -> list[Stage]:
-    """The stages in order; a stage that may fail and needs no users' text is first, since its
+    """Returns the stages in order. `estimate`, which may fail, is first: without users' text, its
     failure costs no privacy."""
     at = Places(settings.run.folder)
     made = [_estimate(settings, at), unigrams_stage(settings, at), pieces_stage(settings, at)]
@@ -56,7 +56,7 @@ def _estimate(settings: PipelineSettings, at: Places) -> Stage | None:
 
 def _distill(settings: PipelineSettings, at: Places) -> Stage:
     given, public = settings.distill, settings.inputs.public
-    assert given.samples is not None  # `settings.DEFAULTS` has it
+    assert given.samples is not None  # `settings.DEFAULTS` has a default number
     topology = settings.inputs.topology or at.topology
     output = at.model if settings.prune is None else at.distilled
 

@@ -24,11 +24,11 @@ from dlm.record.counts_file import JOURNAL, LEDGER, REPORT_JSON, REPORT_MD, WORK
 from dlm.record.sidecar import SIDECAR_SUFFIX, sidecar
 from dlm.units import counted
 
-USERS = "inputs.users"  # the stages' name for users' text
+USERS = "inputs.users"  # name of users' text among a stage's `reads`
 
 
 def open_users(settings: PipelineSettings) -> UserDataset:
-    """The users, sorted into the pipeline's folder; raises what `check_populations` does."""
+    """Sorts users' text into the pipeline's folder; raises what `check_populations` raises."""
     given = settings.inputs
     users = UserDataset.open(
         given.users,
@@ -46,8 +46,8 @@ def open_users(settings: PipelineSettings) -> UserDataset:
 def check_populations(
     settings: PipelineSettings, users: int, left: Callable[[float, str], int]
 ) -> None:
-    """Raises ConfigError if a stage has too few users for its rounds, with the settings to change.
-    `left` gives how many of `users` remain after a share is held out under a name, if known."""
+    """Raises ConfigError, with the settings to change, if a stage has too few users for its rounds.
+    `left` returns how many of `users` remain once a share is held out under a name."""
     if settings.unigrams is not None:
         given = settings.unigrams
         there = left(given.test_fraction, "unigrams")
@@ -227,8 +227,8 @@ def check_vouched(settings: PipelineSettings) -> None:
 class _Rounds:
     """Reports how many rounds are done, with rate and time left if they reveal nothing about users.
 
-    The time of a round reveals how much its users wrote. So for rounds with a guarantee, only their
-    number is reported, at every hundredth of them.
+    The time of a round reveals how much its users wrote. So for rounds with a guarantee, only how
+    many are done is reported, after each per cent of the rounds.
     """
 
     def __init__(self, progress: ProgressReporter, rounds: int, *, timed: bool) -> None:

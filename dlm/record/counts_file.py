@@ -15,8 +15,8 @@ from dlm.errors import FormatError
 from dlm.record.provenance import Provenance
 from dlm.record.sidecar import SIDECAR_SUFFIX, read_record, write_recorded
 
-DIGEST = "counts_sha256"  # the digest's name in the record
-# The files that `collect` writes beside counts of users' words.
+DIGEST = "counts_sha256"  # name of the counts' digest in their record
+# Endings of the files that `collect` writes beside counts of users' words.
 LEDGER, REPORT_MD, REPORT_JSON = ".ledger.json", ".privacy.md", ".privacy.json"
 JOURNAL, WORK = ".metrics.jsonl", ".work"
 
@@ -30,13 +30,13 @@ class WordCounts:
     provenance: Provenance
 
     def probabilities(self) -> npt.NDArray[np.float64]:
-        over_most = self.counts / self.counts.max()  # the sum is finite with any counts
+        over_most = self.counts / self.counts.max()  # divided first, so that the sum is finite
         shares: npt.NDArray[np.float64] = over_most / over_most.sum()
         return shares
 
 
 def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) -> WordCounts:
-    """The words with counts above `least` (0 or more), most frequent first; without a guarantee."""
+    """Returns words with counts above `least` (>= 0), most frequent first; without a guarantee."""
     order = [p for p in np.argsort(-counts, kind="stable").tolist() if counts[p] > max(least, 0.0)]
     return WordCounts(
         tuple(words[p] for p in order), counts[order], Provenance.none("not said yet")
@@ -44,14 +44,14 @@ def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) 
 
 
 def traces_of_users(counts: Path) -> list[Path]:
-    """Files beside counts that show that they come from users, even if a stop left no record."""
+    """Lists files beside counts that show that users' text was counted, even without a record."""
     endings = (SIDECAR_SUFFIX, LEDGER, REPORT_JSON, JOURNAL, WORK)
     names = (f"{place}{end}" for place in (counts, counts.resolve()) for end in endings)
     return [path for name in names if (path := Path(name)).exists()]
 
 
 def counts_text(counts: WordCounts) -> bytes:
-    """The content of a file of counts; FormatError for a word with white space."""
+    """Formats counts as the content of a file; FormatError for a word with white space."""
     lines = []
     for word, count in zip(counts.words, counts.counts.tolist(), strict=True):
         if not word or word.split() != [word]:
@@ -63,12 +63,12 @@ def counts_text(counts: WordCounts) -> bytes:
 
 
 def write_counts(path: str | Path, counts: WordCounts) -> None:
-    """Writes counts and their record; raises what `counts_text` and `write_recorded` do."""
+    """Writes counts and their record; raises what `counts_text` and `write_recorded` raise."""
     write_recorded(path, counts_text(counts), counts.provenance, digest_name=DIGEST)
 
 
 def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
-    """Reads counts, or their `content`, with their record; without a record, they promise nothing.
+    """Reads counts, or their `content`, with the record; without a record there is no guarantee.
     Raises FormatError, and PrivacyError if the record belongs to other counts, or was changed."""
     words: list[str] = []
     values: list[float] = []
@@ -89,8 +89,8 @@ def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
                     )
                 if word.split() != [word] or not (0 < count < math.inf):
                     raise FormatError(
-                        f"{path}, line {number}: {line[:80]!r} is not a word, a tab and a count "
-                        "above 0 that is finite"
+                        f"{path}, line {number}: found {line[:80]!r}; expected a word, a tab and "
+                        "a finite count above 0"
                     )
                 if first.setdefault(word, number) != number:
                     raise FormatError(
@@ -100,7 +100,7 @@ def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
                 words.append(word)
                 values.append(count)
     except UnicodeDecodeError as exc:
-        raise FormatError(f"{path} is not UTF-8: {exc}; convert it, or count again") from exc
+        raise FormatError(f"{path} is not UTF-8: {exc}; convert the file (iconv -t UTF-8)") from exc
     if not words:
         raise FormatError(f"{path} is empty; expected a word, a tab and a count per line")
     provenance = read_record(path, content, digest_name=DIGEST, kind="counts")

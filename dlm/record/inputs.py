@@ -22,17 +22,17 @@ def record_or_word(
     promises: bool,
     simulated: bool,
 ) -> Provenance | None:
-    """The record of an input, or somebody's attestation that it contains no user's text.
+    """Returns an input's record, or an attestation that the input contains no user's text.
 
     Args
         what       the input in words, such as "the vocabulary words.txt"
-        by         who attests that it is public; "" if nobody does
+        by         who attests that the input is public; "" if nobody does
         setting    the setting that names this person, such as "data.public"
         promises   whether the output should have a guarantee
-        simulated  there is no guarantee, and an input without a record counts as public
+        simulated  whether the run is simulated; if so, an input without a record counts as public
     Raises
-        PrivacyError  files beside an input declared public come from users; or the output should
-                      have a guarantee, but the input has no attestation and no record with one
+        PrivacyError  an input declared public has users' files beside it; or the output should have
+                      a guarantee, but the input has no attestation, and no record with a guarantee
     """
     if by and not (record is not None and record.is_public):
         check_public(path, by, setting)

@@ -72,15 +72,15 @@ class ParticipationLedger:
         self._least_gap: int | None = None
 
     def record(self, round: int, user_ids: Iterable[str]) -> None:  # noqa: A002
-        """Records a round's users; the last round may be repeated, with the same ones. Raises
-        PrivacyError for a user twice in it, too early or too often, and a round out of order."""
+        """Records a round's users; the last round may be recorded again with the same users. Raises
+        PrivacyError if a user comes twice, too early or too often, or a round is out of order."""
         self._record(round, [self._hash(user) for user in user_ids])
 
     def _record(self, round: int, names: list[str]) -> None:  # noqa: A002
         if len(set(names)) != len(names):
             raise PrivacyError(
-                f"round {round}: a user takes part twice in it, but the bound holds only for one "
-                "contribution of each user to a round"
+                f"round {round}: a user takes part twice, but the bound holds only for one "
+                "contribution per user and round"
             )
         last = self.last_round
         if round == last:
@@ -93,7 +93,7 @@ class ParticipationLedger:
             return
         if round < 0 or (last is not None and round < last):
             raise PrivacyError(
-                f"round {round} comes after round {last}; rounds must be 0 or more, and ascend"
+                f"round {round} comes after round {last}; rounds must be 0 or more, and increase"
             )
         known = [self._users[name] for name in names if name in self._users]
         total = len(self._users) + len(names) - len(known)
@@ -114,7 +114,7 @@ class ParticipationLedger:
         if self.max_participations is not None and most > self.max_participations:
             raise PrivacyError(
                 f"round {round}: a user takes part in {most} rounds; the guarantee is for "
-                f"{self.max_participations}. End the run, or account for more rounds in a new one"
+                f"at most {self.max_participations}. End the run, or account for more in a new run"
             )
         # From here on, nothing is refused.
         for name in names:
@@ -140,14 +140,14 @@ class ParticipationLedger:
 
     @property
     def participants(self) -> int:
-        """Users who took part in any round."""
+        """The number of users who took part in any round."""
         return len(self._users)
 
     def cohort_sizes(self) -> list[int]:
         return [len(users) for _, users in self._rounds]
 
     def observed_gap(self) -> int | None:
-        """Fewest rounds from one participation to the next; None if nobody came back."""
+        """The smallest gap between a user's participations, in rounds; None if nobody came back."""
         return self._least_gap
 
     def observed_min_sep(self) -> int | None:
@@ -155,11 +155,11 @@ class ParticipationLedger:
         return None if self._least_gap is None else self._least_gap - 1
 
     def observed_max_part(self) -> int:
-        """Most participations of a user, MaxP."""
+        """The largest number of participations of a user: MaxP."""
         return max(self._counts, default=0)
 
     def participations(self, user_id: str) -> list[int]:
-        """The rounds of one user."""
+        """Returns the rounds in which a user took part."""
         number = self._users.get(self._hash(user_id))
         return [] if number is None else [r for r, users in self._rounds if number in users]
 
@@ -181,8 +181,8 @@ class ParticipationLedger:
     def check_poisson(self, q: float) -> None:
         """Raises PrivacyError unless Poisson sampling with this q could have drawn the cohorts.
 
-        The total of participations and the variation of cohort sizes show it: with a fixed report
-        goal, sizes vary too little.
+        The total number of participations and the variance of cohort sizes are tested; with a
+        fixed report goal, for example, sizes vary too little.
         """
         kind, declared = self.sampling.get("kind"), self.sampling.get("q")
         if kind != "poisson" or declared != q:
@@ -232,13 +232,13 @@ class ParticipationLedger:
         return hashlib.blake2b(user.encode(), key=self._salt, digest_size=12).hexdigest()
 
     def keyed_digest(self, digest: str) -> str:
-        """A digest of users' text, keyed with the salt, so that a report confirms no guess."""
+        """Keys a digest of users' text with the salt, so that a report confirms no guessed text."""
         raw = b"data set\n" + digest.encode()
         return hashlib.blake2b(raw, key=self._salt, digest_size=32).hexdigest()
 
     def summary(self, *, secret: bool = False) -> dict[str, Any]:
-        """The figures for a report; they name no user. `secret` also leaves out cohort sizes, if a
-        guarantee assumes that nobody knows who was sampled."""
+        """Returns the figures for a report, which name no user. `secret` also leaves out the sizes
+        and participations, for a guarantee that assumes that nobody knows who was sampled."""
         sizes = [] if secret else self.cohort_sizes()
         return {
             "population": self.population,
@@ -300,14 +300,14 @@ class ParticipationLedger:
 
     @classmethod
     def from_bytes(cls, text: bytes, path: str, *, expect: str | None = None) -> Self:
-        """A ledger from the text of a file: its rounds are recorded again under its own bounds.
+        """Reads a ledger from a file's text, and records its rounds again under its own bounds.
 
         Args
             path    for error messages
-            expect  the digest in a checkpoint or report: an older ledger is also refused
+            expect  the digest in a checkpoint or report; any other ledger is refused, even if older
         Raises
-            FormatError   not a ledger, or another version
-            PrivacyError  changed by hand: digest or observed values do not fit
+            FormatError   the text is not a ledger, or has another version
+            PrivacyError  the text was changed by hand: digest or observed values do not match
         """
         try:
             body = json.loads(text)
@@ -318,7 +318,7 @@ class ParticipationLedger:
             if seal["sha256"] != digest:
                 raise PrivacyError(
                     f"{path} was changed after it was written: its digest is {digest[:16]}..., but "
-                    f"it says {str(seal['sha256'])[:16]}...; no guarantee can rest on it. "
+                    f"the file says {str(seal['sha256'])[:16]}...; no guarantee can rest on it. "
                     "Restore the file that the run wrote"
                 )
             if expect is not None and expect != digest:
@@ -358,6 +358,6 @@ def _normal_tail(z: float) -> float:
 
 
 def _chi2_tail(value: float, freedom: int) -> float:
-    """Two-sided tail probability of a chi-squared variable, by Wilson and Hilferty's cube root."""
+    """The two-sided tail probability of a chi-squared variable (Wilson and Hilferty)."""
     spread = 2 / (9 * freedom)
     return _normal_tail(((value / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread))

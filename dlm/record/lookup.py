@@ -16,7 +16,7 @@ from dlm.errors import FormatError, PrivacyError
 from dlm.record.provenance import Provenance, content_digest, is_record_line, take_digest
 from dlm.record.sidecar import read_beside, sidecar
 
-# Names of the digests of what the record of a run's checkpoint is about.
+# Names, in a checkpoint's record, of the digests of its parameters and its vocabulary.
 STATE_DIGEST, VOCABULARY_DIGEST = "state_sha256", "vocabulary_sha256"
 REPORT_FORMAT = "dlm privacy report"
 SHARD_SET = "dlm shard set"  # `format` of a manifest
@@ -35,7 +35,7 @@ class FileSnapshot:
 
     @classmethod
     def read(cls, path: Path, content: bytes | None = None) -> FileSnapshot:
-        from dlm.ngram.arpa.header import HEAD_BYTES  # a slow import (0.5 s) that few need
+        from dlm.ngram.arpa.header import HEAD_BYTES  # a slow import (0.5 s) that few callers need
 
         if content is not None:
             return cls(path, content[:HEAD_BYTES], content, content_digest(content))
@@ -51,15 +51,15 @@ class FileSnapshot:
 
 
 def record_of_file(snapshot: FileSnapshot) -> Provenance:
-    """A file's record; FormatError if it has none, PrivacyError if it has two, or a record that
-    belongs to another file, was changed, or differs from the one beside it."""
+    """Returns a file's record. Raises FormatError if there is none; PrivacyError if there are two,
+    or one that belongs to another file, was changed, or differs from the record beside the file."""
     path = snapshot.path
     inside = _inside(snapshot)
     if len(inside) > 1:
         places = " and ".join(place for place, _ in inside)
         raise PrivacyError(
-            f"{path} has {len(inside)} privacy records, in {places}; expected one, since nothing "
-            "shows which of them is valid. Make the file again from its inputs"
+            f"{path} has {len(inside)} privacy records, in {places}; expected one. Nothing "
+            "shows which record is valid, so rebuild the file from its inputs"
         )
     if not sidecar(path).exists():
         if not inside:
@@ -80,7 +80,7 @@ def record_of_file(snapshot: FileSnapshot) -> Provenance:
 
 
 def record_in(found: Checkpoint) -> Provenance:
-    """The record that a run's checkpoint carries; without one, the run promises nothing. Raises
+    """Returns the record in a run's checkpoint; without a record, there is no guarantee. Raises
     FormatError, and PrivacyError if the record belongs to other parameters or another vocabulary,
     or was changed."""
     body = found.facts.get("record")
@@ -101,8 +101,8 @@ def record_in(found: Checkpoint) -> Provenance:
 
 
 def shard_files(snapshot: FileSnapshot) -> tuple[str, ...] | None:
-    """The file names in a shard set's manifest; None for any other file. FormatError for a manifest
-    without file names, or with a file in another folder."""
+    """Returns the file names in a shard set's manifest; None for other files. Raises FormatError
+    for a manifest without file names, or with a file in another folder."""
     body = _json(snapshot) if snapshot.path.suffix == ".json" else {}
     if body.get("format") != SHARD_SET:
         return None
@@ -143,7 +143,7 @@ def _json(snapshot: FileSnapshot) -> dict[str, Any]:
 
 
 def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without duplicate keys: readers differ in which duplicate they use."""
+    """Makes a JSON object; ValueError for duplicate keys, which readers treat differently."""
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
@@ -169,7 +169,7 @@ def _in_json(snapshot: FileSnapshot) -> list[tuple[str, Provenance]]:
 
 
 def _header_lines(snapshot: FileSnapshot) -> list[tuple[int, str]]:
-    """(number, text) of the records in the comments of an ARPA file; none for any other file."""
+    """Returns (number, text) of each record in an ARPA file's comments; [] for other files."""
     from dlm.ngram.arpa.header import comments_at_head
 
     lines = comments_at_head(str(snapshot.path), snapshot.head)

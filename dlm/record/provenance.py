@@ -1,9 +1,9 @@
-"""A small record, kept with files, of how the people whose text they come from are protected.
+"""A small record, kept with a file, of how the people behind the file's text are protected.
 
-It names the SHA-256 of a file's content, and its own digest covers the whole record. Both detect
-mistakes, but not an edit by someone who recomputes the digest. A signature does (`signature`): a
-record that was read but not verified with a trusted key is "unverified", and so is anything made
-from it.
+A record names the SHA-256 of its file's content, and has a digest of itself. Both detect mistakes,
+but not an edit by someone who recomputes the digest; a signature (`signature`) detects that, too. A
+record that was read but not verified with a trusted key is "unverified", and so is anything that
+was made from its file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_format(body: Mapping[str, Any], name: str, version: int, place: object
     if body["version"] != version:
         raise FormatError(
             f"{place} is a {name} of version {body['version']}; this program reads version "
-            f"{version}. Make the file again with this program"
+            f"{version}. Rebuild the file with this program"
         )
 
 
@@ -48,7 +48,7 @@ def is_record_line(line: str) -> bool:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta)-differential privacy, and rho of zero-concentrated privacy if it has one."""
+    """(epsilon, delta)-differential privacy, and rho of zero-concentrated privacy, or None."""
 
     epsilon: float
     delta: float
@@ -108,10 +108,10 @@ class UnverifiedInput:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The guarantee, the people that it covers and its basis; or why there is none.
+    """A guarantee, the people that it covers and its basis; or why there is no guarantee.
 
     `guarantee` is None exactly if `reasons` is not empty. `simulated` is what would be guaranteed
-    if the keys had been secret: figures of an experiment, never a promise.
+    if the keys had been secret: the figures of an experiment, never a promise.
     """
 
     guarantee: Guarantee | None
@@ -124,7 +124,7 @@ class Provenance:
     config: str | None = None  # digest of the settings of the run
     derived: tuple[str, ...] = ()  # later steps, which did not use users' data again
     public_inputs: tuple[PublicInput, ...] = ()  # inputs attested to be public
-    unverified: tuple[UnverifiedInput, ...] = ()  # at the record's creation; its digest covers them
+    unverified: tuple[UnverifiedInput, ...] = ()  # when the record was made; covered by its digest
     content: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 by name
     standing: str = dataclasses.field(default=FIRST_HAND, compare=False)
     # Digests of the records that this record's trusted signer saw; not stored in the record.
@@ -181,13 +181,13 @@ class Provenance:
 
     @property
     def still_unverified(self) -> tuple[UnverifiedInput, ...]:
-        """The unverified inputs whose record this record's trusted signer has not seen either."""
+        """The unverified inputs whose record this record's trusted signer has not seen."""
         return tuple(one for one in self.unverified if one.record not in self.seen)
 
     def derive(self, step: str, **content: str) -> Provenance:
-        """The record of what `step` makes, without users' data, from what this record is about. It
-        inherits everything but `content`, which has the SHA-256 of the output by name: the new
-        record is only about the output."""
+        """Returns the record of an output that `step` makes from this record's file without users'
+        data. The output's record inherits everything but `content`, which has the SHA-256 of the
+        output by name."""
         made = dataclasses.replace(
             self,
             derived=(*self.derived, step),
@@ -202,8 +202,8 @@ class Provenance:
         return made.about(**content)
 
     def verified(self, key: str, seen: Iterable[str] = ()) -> Provenance:
-        """The record, marked as signed by the trusted key `key`, whose owner also saw the records
-        `seen` (digests)."""
+        """Returns this record marked as signed by the trusted key `key`, whose owner also saw the
+        records with the digests `seen`."""
         made = dataclasses.replace(self, seen=frozenset(seen))
         inputs = [one for one in self.unverified if one not in made.still_unverified]
         standing = f"verified: signed by the key {key}"
@@ -212,7 +212,7 @@ class Provenance:
         return dataclasses.replace(made, standing=standing)
 
     def about(self, **content: str) -> Provenance:
-        """The record with further SHA-256 digests, by name, of its contents."""
+        """Returns this record with more SHA-256 digests, by name, of what it is about."""
         return dataclasses.replace(self, content={**self.content, **content})
 
     def speaks_of(self, **content: str) -> bool:
@@ -240,12 +240,12 @@ class Provenance:
         return {**body, "digest": digest_of(body)}
 
     def to_json(self) -> str:
-        """The record as one line of JSON, the same for the same record."""
+        """Returns this record as one line of JSON; equal records give equal lines."""
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @property
     def line(self) -> str:
-        """One line for the header of an ARPA file."""
+        """This record as a line for the header of an ARPA file."""
         return LINE_PREFIX + self.to_json()
 
     @property
@@ -254,8 +254,8 @@ class Provenance:
 
     @classmethod
     def from_json(cls, text: str | bytes, place: str = "the record") -> Provenance:
-        """Reads a record, or a `line`; it is unverified. Raises FormatError, for another version
-        too, and PrivacyError if its digest does not match its content."""
+        """Reads a record from JSON or a `line`; the result is unverified. Raises FormatError, also
+        for another version, and PrivacyError if the digest does not match the content."""
         try:
             if isinstance(text, bytes):
                 text = text.decode("utf-8")
@@ -294,7 +294,7 @@ class Provenance:
 
 
 def digest_of(body: Mapping[str, Any]) -> str:
-    """SHA-256 of JSON values, independent of their order, to compare records and settings."""
+    """Returns the SHA-256 of JSON values, whatever their order, to compare records or settings."""
     raw = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=str)
     return hashlib.sha256(raw.encode()).hexdigest()
 

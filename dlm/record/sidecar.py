@@ -11,7 +11,7 @@ from dlm.errors import FormatError, PrivacyError
 from dlm.files import Replacement, naming
 from dlm.record.provenance import Provenance, content_digest
 
-PIECES_DIGEST = "model_sha256"  # name of the digest of wordpieces, in their record
+PIECES_DIGEST = "model_sha256"  # name of the digest in a record of wordpieces
 SIDECAR_SUFFIX = ".provenance.json"
 
 
@@ -22,11 +22,11 @@ def sidecar(path: str | Path) -> Path:
 def write_recorded(
     path: str | Path, content: bytes, provenance: Provenance, *, digest_name: str
 ) -> None:
-    """Writes a file and its record, which holds the file's digest under a name of its kind.
+    """Writes a file and its record, which holds the file's digest as `digest_name`.
 
     Raises      PrivacyError  the record belongs to another file of this kind
     Guarantees  if the disk is full, the previous file and its record stay; a stop at any moment
-                leaves a file with its own record, or without one: then it promises nothing
+                leaves a file with its own record, or with no record and no guarantee
     """
     target, side = Path(path), sidecar(path)
     digest = content_digest(content)
@@ -54,7 +54,7 @@ def write_recorded(
 
 
 def read_beside(path: Path, sha256: str) -> Provenance:
-    """The record beside a file of any kind with this digest; raises what `read_record` does."""
+    """Reads the record beside a file with this digest; raises what `read_record` raises."""
     side = sidecar(path)
     try:
         record = json.loads(side.read_text(encoding="utf-8"))
@@ -67,8 +67,8 @@ def read_beside(path: Path, sha256: str) -> Provenance:
 
 
 def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str) -> Provenance:
-    """The record beside a file with this content (`kind` in errors); without one, the file promises
-    nothing. FormatError, and PrivacyError if the record belongs to another file, or was changed."""
+    """Reads the record beside a file with this content; a missing record gives no guarantee. Raises
+    FormatError, and PrivacyError if the record was changed or is for another file."""
     side = sidecar(path)
     if not side.exists():
         return Provenance.none(f"no provenance record stood beside the {kind}")
@@ -84,7 +84,7 @@ def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str
 def _bound(
     path: str | Path, sha256: str, record: Any, *, digest_name: str, kind: str
 ) -> Provenance:
-    """The record in a sidecar, if it belongs to the file with this digest."""
+    """Returns a sidecar's record; PrivacyError unless it belongs to the file with this digest."""
     side = sidecar(path)
     try:
         digest, body = record[digest_name], record["provenance"]
@@ -96,7 +96,7 @@ def _bound(
     # The record's own digest covers the digest in the record itself.
     if digest != sha256 or not provenance.speaks_of(**{digest_name: sha256}):
         raise PrivacyError(
-            f"{side.name} is the record of another file, so {path} has no guarantee. Make {path} "
-            "again, or remove the record to continue without a guarantee"
+            f"{side.name} is the record of another file, so {path} has no guarantee. Rebuild "
+            f"{path}, or remove the record to continue without a guarantee"
         )
     return provenance

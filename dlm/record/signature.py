@@ -33,9 +33,9 @@ Standing = Literal["verified", "unverified", "wrong"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a file's record can be trusted, and why, in a sentence: it is "verified" by the
-    trusted key, "unverified", or "wrong": the file, its record or its signature was changed, and
-    `record` is None."""
+    """Whether a file's record can be trusted, with the reason in `text`. `standing` is "verified"
+    by the trusted key, "unverified", or "wrong" if the file, its record or its signature was
+    changed; `record` is then None."""
 
     standing: Standing
     record: Provenance | None
@@ -47,7 +47,7 @@ def signature_of(path: Path) -> Path:
 
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """An Ed25519 key without a passphrase, in PEM; ConfigError if there is none."""
+    """Reads an Ed25519 private key, in PEM without a passphrase; ConfigError for anything else."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -61,7 +61,7 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def read_public_key(path: Path) -> Ed25519PublicKey:
-    """An Ed25519 public key, in PEM; ConfigError if there is none."""
+    """Reads an Ed25519 public key, in PEM; ConfigError for anything else."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -70,7 +70,7 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
     except (OSError, ValueError) as exc:
         raise ConfigError(f"the public key {path} cannot be read: {exc}; {_PUBLISH}") from exc
     if not isinstance(found, Ed25519PublicKey):
-        raise ConfigError(f"the public key {path} is a {type(found).__name__}, not Ed25519")
+        raise ConfigError(f"the public key {path} is a {type(found).__name__}; expected Ed25519")
     return found
 
 
@@ -85,7 +85,7 @@ class Claim:
     Fields
         files   for a shard set, the SHA-256 of each file, by name; the manifest itself only has
                 checksums, which detect damage but not forgery
-        inputs  files that it was made of and that were signed with it, by their record's digest
+        inputs  files that this file was made from and that are signed with it, by record digest
     """
 
     path: Path
@@ -96,8 +96,8 @@ class Claim:
 
     @classmethod
     def of(cls, path: Path) -> Claim:
-        """The claim for a file; raises what `record_of_file` does, and FormatError if a set lacks
-        a file."""
+        """Makes the claim for a file; raises what `record_of_file` raises, and FormatError if a
+        shard set lacks a file."""
         snapshot = FileSnapshot.read(path)
         record = record_of_file(snapshot)
         found = _digests(path.parent, shard_files(snapshot) or ())
@@ -123,7 +123,7 @@ class Claim:
 
 
 def claims_of(paths: Iterable[Path]) -> list[Claim]:
-    """The claims for files that are signed together; raises what `Claim.of` does."""
+    """Makes the claims for files that are signed together; raises what `Claim.of` raises."""
     claims = [Claim.of(path) for path in paths]
     seen = {claim.record.digest: claim for claim in claims}
     return [
@@ -173,9 +173,9 @@ def look_at(
     *,
     partly: bool = False,
 ) -> Verdict:
-    """Checks a file, or its `content` as the caller uses it, by digests, signature and trusted key;
-    for a shard set, all files or, if `partly`, those that exist. FormatError if it has no record
-    and nobody signed it."""
+    """Checks a file, or the `content` that the caller uses, by digests, signature and trusted key;
+    for a shard set, checks all files or, if `partly`, those that exist. Raises FormatError if the
+    file has neither a record nor a signature."""
     snapshot = FileSnapshot.read(path, content)
     try:
         record = record_of_file(snapshot)
@@ -240,7 +240,7 @@ class _Seal:
         return cls(place, body, signature, key)
 
     def fault(self, snapshot: FileSnapshot, record: Provenance) -> str | None:
-        """Why this is not the signature of this file with this record; None if it is."""
+        """Says why this seal does not fit the file and its record; None if it fits."""
         from cryptography.exceptions import InvalidSignature
 
         name, path = self.place.name, snapshot.path
@@ -261,7 +261,7 @@ class _Seal:
         return None
 
     def other_files(self, folder: Path, names: Iterable[str]) -> list[str]:
-        """Files of a shard set that differ from the signed ones."""
+        """Lists the files of a shard set that differ from the signed files."""
         signed = self.body["files"]
         found = _digests(folder, names)
         return sorted(n for n in found.keys() | signed.keys() if found.get(n) != signed.get(n, ""))
@@ -270,8 +270,8 @@ class _Seal:
 def require_signed(
     path: Path, public_key: Path, content: bytes | None = None, *, partly: bool = False
 ) -> Provenance:
-    """The record of a file that the key in a PEM file has signed; arguments as for `look_at`.
-    ConfigError without a key, FormatError without a record, PrivacyError if wrong or unverified."""
+    """Returns the record of a file signed by the key in a PEM file; arguments as for `look_at`.
+    Raises ConfigError without a key, FormatError without a record, PrivacyError unless verified."""
     found = look_at(path, read_public_key(public_key), content, partly=partly)
     if found.standing != "verified" or found.record is None:
         raise PrivacyError(f"{found.standing}: {found.text}")
@@ -284,7 +284,7 @@ def fingerprint(key: Ed25519PublicKey) -> str:
 
 
 def _message(body: dict[str, Any]) -> bytes:
-    """The signed bytes; none of dlm's other formats begins like this."""
+    """Returns the bytes to sign, whose beginning no other format of dlm shares."""
     return (
         b"dlm privacy signature %d\n" % body["version"] + json.dumps(body, sort_keys=True).encode()
     )

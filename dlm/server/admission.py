@@ -73,8 +73,8 @@ class TurnLane:
     """Work of one kind. Items that must wait take turns: clients get equal shares, and so do the
     connections of a client.
 
-    Args        free     how many more may be worked on at the same time
-                at_once  work in a round; the last item that begins may exceed it
+    Args        free     how many more items may be worked on at the same time
+                at_once  most work in a round; the last item that begins may exceed it
     """
 
     def __init__(self, free: float, at_once: float, *, threads: bool = False) -> None:
@@ -89,7 +89,7 @@ class TurnLane:
         return self._left <= 0
 
     def begins(self, work: int) -> bool:
-        """Begins this item, if nothing waits and there is room."""
+        """Begins an item and returns True, if no item waits and there is room."""
         if self._clients or self.free <= 0 or self.is_spent:
             return False
         self._begin(work)
@@ -129,7 +129,7 @@ class Turns:
 
     Args  most        queries of the largest small message; messages with more are large
           at_once     large messages that may be worked on at the same time
-          in_a_round  work of each kind
+          in_a_round  most work of each kind in a round
           connection  large messages that the streams of one connection may have at work or unread
     """
 
@@ -158,8 +158,8 @@ class Turns:
         await self._turn(self._calls, MESSAGE_WORK)
 
     async def take(self, work: int, within_s: float | None = None) -> Release:
-        """Waits for the current call's turn; returns a function to call, at least once, when it is
-        done.
+        """Waits for the current call's turn; returns a function to call, at least once, after the
+        work.
 
         Args    work  queries, or work that takes as long
         Raises  TimeoutError  the call's turn did not come within `within_s` seconds
@@ -337,7 +337,7 @@ class ShardAdmission(Admission):
             raise Refusal(Reason.WRONG_SHARD_SET, NOT_NAMED)
 
     def require_open(self) -> None:
-        """For calls that need not name a shard set: refuses a caller that may use no model."""
+        """Refuses a caller that may use no model, in calls that need not name a shard set."""
         if not self.is_open():
             raise Refusal(Reason.UNAUTHENTICATED, NOT_NAMED)
 

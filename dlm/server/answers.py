@@ -55,7 +55,7 @@ class Answerer:
     """Gives one shard's complete, correct answers, or raises `Refusal` with the first fault in the
     order of proto/README.md. Any thread may use it.
 
-    Args  most_queries  per message;  clock  monotonic seconds, in which `late` is given too
+    Args  most_queries  limit per message;  clock  monotonic seconds, also the clock of `late`
           require_same  raises `Refusal` if a message names another shard set or shard
     """
 
@@ -180,7 +180,7 @@ class Answerer:
     # ----------------------------------------------------------------------- warm-up
 
     def warm_up(self, data: bytes) -> None:
-        """Runs the ScoreRequest in `data` through all the code of a message.
+        """Runs the ScoreRequest in `data` through all the code that a message runs.
 
         Raises  whatever a kernel raises: a server that cannot answer must not become ready
         """

@@ -62,19 +62,19 @@ def serve(
     on_ready: OnReady | None = None,
     ready_file: Path | None = None,
 ) -> int:
-    """Serves shard `index` of the shard set in each of `directories` until one of `stop_signals`.
+    """Serves shard `index` of the sets in `directories` until one of `stop_signals` comes.
 
     Args     directories  one or more, or their URLs; the first answers calls that name no shard
-                          set. Not used if `config.sets` lists them
+                          set. Ignored if `config.sets` lists them
              on_ready     called once, when the server can answer its first query
-             ready_file   JSON of `Ready`; the file exists from then until the server drains
-    Returns  0 if everything in flight was answered, 1 if it was cut off
+             ready_file   gets `Ready` as JSON; exists from readiness until the server drains
+    Returns  0 if everything in flight was answered, 1 if something was cut off
     Raises   ShardFormatError  a file is missing, damaged or contradicts the manifest
              ConfigError  the port cannot be bound, memory cannot be locked, a shard set is given
                  twice, or a file of tokens or certificates is unusable
     """
     allow_connections()
-    credentials = Credentials(config)  # faults in them are reported before anything is opened
+    credentials = Credentials(config)  # reports faulty files before anything is opened
     memory_options = MemoryOptions(config.preload, config.mlock, config.huge_pages)
     sets = FollowedSets(config, index) if config.sets else None
     with starting_exposition(config):
@@ -182,12 +182,12 @@ class ShardServer(Life):
                     self.process.rejected = bool(sets.rejected)
                     if listed is not None:
                         sets.loaded(await self._change(listed))
-                except Exception as exc:  # noqa: BLE001 - e.g. no thread is left: the loop goes on
+                except Exception as exc:  # noqa: BLE001 - e.g. no thread is left: try again
                     sets.loaded(str(exc) or repr(exc))
 
     async def _change(self, listed: Sets) -> str:
-        """Loads new sets, then serves exactly the listed ones; after an error, which it returns, it
-        keeps the old ones."""
+        """Loads new sets, then serves exactly the listed sets; returns "". If that fails, keeps the
+        old sets and returns the error."""
         loaded: dict[str, ShardService] = {}
         try:
             held = {service.shard_set.hex(): service for service in self.models}
@@ -198,7 +198,7 @@ class ShardServer(Life):
                     )
             held |= loaded
             unused = self.models.change([held[one.shard_set] for one in listed])
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the old sets go on
+        except Exception as exc:  # noqa: BLE001 - whatever the error, the old sets stay
             for service in loaded.values():
                 service.close()
             return str(exc) or repr(exc)
@@ -220,7 +220,7 @@ class ShardServer(Life):
         await asyncio.wait([unused], timeout=self.config.shutdown_timeout_s)
         service.close()
         let_go(service.shard.directory)
-        await unused  # downloads end at their next chunk, or because nobody reads the last
+        await unused  # downloads end at their next chunk, or when a chunk stays unread
 
     def _shown(self) -> tuple[ServerCollector, Callable[[], bytes]]:
         def served() -> list[Served]:
@@ -295,7 +295,7 @@ def warm_up_messages(shard: Shard) -> list[bytes]:
     """Score requests that take every path through the kernels, as a client would send them: one
     context and many, one word and many, each context length. Empty if the model's order is below 3.
 
-    They pass through the codec, since kernels compile for its read-only arrays.
+    The requests are encoded, since kernels compile for the codec's read-only arrays.
     """
     if shard.order <= 2 or not shard.manifest.pairs:
         return []

@@ -1,4 +1,4 @@
-"""A child process that ends with its parent, however that ends, and its messages to the parent.
+"""Runs a child process that ends with its parent, however the parent ends, and reads its output.
 
 `python -P -m dlm.server.child PID MODULE ...` runs MODULE as a child of process PID. The child
 itself arranges that it ends: subprocess's `preexec_fn` would run Python between fork and exec,

@@ -74,8 +74,8 @@ class Access:
     tls_cert: str = setting(
         "",
         "PEM file of the server's certificate chain.",
-        why="Give it together with `tls_key`; both files are read again when they change. Empty: "
-        "no TLS.",
+        why="Give it together with `tls_key`; both files are read again when they change. If "
+        "empty, TLS is off.",
         metavar="FILE",
     )
     tls_key: str = setting(
@@ -86,14 +86,14 @@ class Access:
     tls_client_ca: str = setting(
         "",
         "PEM file of the CA that signs client certificates; clients must present one.",
-        why="Needs `tls_cert`. Read again when it changes.",
+        why="It needs `tls_cert`, and is read again when it changes.",
         metavar="FILE",
     )
     tokens: str = setting(
         "",
         "File of accepted client tokens; see dlm token.",
         why="It has one line NAME:SHA256 or NAME:TOKEN per token, and mode 600 (640 if root owns "
-        "it). It is read again within a second of a change. Empty: no tokens are required.",
+        "it). It is read again within a second of a change. If empty, no tokens are required.",
         metavar="FILE",
     )
     open_health: bool = setting(
@@ -120,7 +120,7 @@ class Access:
         "refused with CLIENT_LIMIT.",
         low=1,
         high=65_536,
-        why="A client is a token's name, else a certificate's subject, else an address. The "
+        why="A client is known by its token's name, certificate's subject, or address. The "
         "default is enough for a host of 256 decoding processes with four streams each, and a "
         "sixteenth of `max_calls`. Each stream may hold a partly received message of "
         "`max_message_bytes`, which does not count as in flight: set fewer if clients may be "
@@ -132,7 +132,7 @@ class Access:
         "Maximum number of calls and streams that all clients together may have open.",
         low=64,
         high=1 << 20,
-        why="An idle one takes about 15 KiB.",
+        why="An idle call or stream takes about 15 KiB.",
     )
     drain_grace_s: float = setting(
         3.0,
@@ -190,7 +190,7 @@ class ServerConfig(Access):
         "",
         "File that lists the folders of the shard sets to serve, one per line, the default first.",
         why="The server follows the file while it runs: it loads new sets beside the others, and "
-        "unloads those that are no longer listed. Replace it by renaming a new file over it. A "
+        "unloads those that are no longer listed. To replace the file, rename a new one over it. A "
         "list that cannot be served is logged (`server.sets.rejected`) and changes nothing.",
         metavar="FILE",
     )
@@ -222,8 +222,8 @@ class ServerConfig(Access):
         "are refused with OVERLOADED.",
         low=1,
         high=65_536,
-        why="At 64 queries per message, it is about what a core answers in 30 ms; a full queue is "
-        "already late for a decoder. It bounds the memory of whole messages (`max_in_flight` * "
+        why="At 64 queries each, 256 messages take a core about 30 ms; a full queue is already "
+        "late for a decoder. The limit bounds the memory of whole messages (`max_in_flight` * "
         "`max_message_bytes`); `client_streams` bounds that of partly received ones.",
     )
     inline_queries: int = setting(
@@ -232,8 +232,8 @@ class ServerConfig(Access):
         "messages go to a thread.",
         low=0,
         high=65_536,
-        why="Its search takes about 0.2 ms, as long as handing a message to a thread and back on a "
-        "busy machine; no other message waits longer for it.",
+        why="A search for 2,048 queries takes about 0.2 ms, as long as handing a message to a "
+        "thread and back on a busy machine; no other message waits longer for it.",
     )
     threads: int = setting(
         2,
@@ -287,7 +287,7 @@ class ServerConfig(Access):
     )
     huge_pages: bool = setting(
         False,
-        "Copy the files to huge pages first.",
+        "Copy the files to huge pages at start.",
         why="Queries are a few per cent faster, but processes on one host no longer share their "
         "memory.",
     )

@@ -82,7 +82,7 @@ class Lateness:
 
 
 class ExchangeStream:
-    """One stream; on the event loop.
+    """Serves one stream, on the event loop.
 
     Args  find     returns the model of a message, by its shard set
           metrics  returns the current counts of the process
@@ -146,7 +146,7 @@ class ExchangeStream:
     async def _answer(
         self, message: pb.ScoreRequest, queries: int, held: ExitStack, release: Release
     ) -> bytes | None:
-        """See `_take`.
+        """Answers a message for `_take`.
 
         Args  held     closed when the reply is written
               release  ends the message's turn
@@ -158,8 +158,8 @@ class ExchangeStream:
             admission.enter()
         except Refusal as overload:
             release()
-            # Bounded like any other reply: messages of a client that does not read replies are not
-            # read either.
+            # This reply is limited like any other: if a client does not read replies, its messages
+            # are not read either.
             await replies.put(self._refuse(model, message, overload), model.metrics.write_s.add)
             return None
         located = posted = None
@@ -179,7 +179,7 @@ class ExchangeStream:
         except asyncio.CancelledError:
             admission.leave()
             raise
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the next must be answered
+        except Exception as exc:  # noqa: BLE001 - later messages must be answered
             release()
             await replies.put(self._refuse(model, message, exc), model.written)
             return None
@@ -241,7 +241,7 @@ class ExchangeStream:
         except asyncio.CancelledError:  # the stream ended, by its client or by bad bytes
             model.metrics.abandoned += 1
             raise
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the client is told
+        except Exception as exc:  # noqa: BLE001 - whatever the error, the client is told
             reply = self._refuse(model, message, exc)
         else:
             model.count(answered, arrived, waited_s, posted)
@@ -251,8 +251,8 @@ class ExchangeStream:
         model.metrics.write_s.add(await self._replies.write(reply))
 
     def _admit(self, model: ShardService, message: pb.ScoreRequest) -> tuple[float | None, float]:
-        """The time until which an answer is useful, and the seconds that the message has waited;
-        raises `Refusal`."""
+        """Returns the time until which an answer is useful, and the seconds that the message has
+        waited; raises `Refusal`."""
         now = model.clock()
         waited_s = self._lateness.of(message.sent_us, now)
         model.admission.require_ready()
@@ -267,10 +267,10 @@ class ExchangeStream:
         return model.refusal("exchange", exc).reply(message.sequence)
 
     async def _break_off(self, size: int) -> None:
-        """Ends a stream after bytes that are not a message: a reply could not name its number, and
-        later bytes cannot be trusted either."""
+        """Ends a stream after bytes that are not a message: a reply could not name the message,
+        and later bytes cannot be trusted either."""
         self._metrics().refusals[Reason.MALFORMED] += 1
-        for task in list(self._large):  # before the client is told that it ended
+        for task in list(self._large):  # before the client is told that the stream ended
             task.cancel()
         await self._replies.flush()
         said = (
@@ -311,8 +311,8 @@ class Models:
                 service.admission.load = lambda: self.in_flight
 
     def change(self, services: Sequence[ShardService]) -> list[ShardService]:
-        """Serves these services from now on, the first by default; returns those that new messages
-        no longer reach, which may still have messages in flight."""
+        """Uses these services from now on, the first as the default; returns the services that
+        get no new messages any longer, but may still have some in flight."""
         old = [service for service in self if service not in services]
         before, self.default = self.default, services[0]
         self._by_set = {service.shard_set: service for service in services}
@@ -352,11 +352,11 @@ class Models:
     # ------------------------------------------------------------- the choice
 
     def find(self, shard_set: bytes) -> ShardService:
-        """The service that checks and answers a message for `shard_set`; the first that the caller
-        may ask if none has the set, or if the caller may not ask the service that has it.
+        """Returns the service that checks and answers a message for `shard_set`. If there is none,
+        or the caller may not ask it, returns the first service that the caller may ask.
 
-        That service refuses the message for the first reason in the contract's order (a damaged
-        message is CHECKSUM, not another set). Each service checks that the message names its own
+        That service refuses the message for the first reason in the contract's order (CHECKSUM if
+        it is damaged, before a wrong set). Each service checks that the message names its own
         set, so a mistake of `find` cannot become an answer.
         """
         found = self._by_set.get(shard_set, self.default)
@@ -380,7 +380,7 @@ class Models:
         return bytes(await getattr(self.find_for(kind, data), call)(data, context))
 
     async def exchange(self, _: Any, context: Any) -> None:
-        """Each message of the stream goes to the service that it names."""
+        """Passes each message of the stream to the service that the message names."""
         async with replies_to(context) as replies:
             counts = lambda: self.default.metrics  # noqa: E731
             await ExchangeStream(self.find, counts, self.turns, context, replies).run()

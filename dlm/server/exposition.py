@@ -30,7 +30,7 @@ METRICS, LOAD, HEALTHZ, READYZ = "/metrics", "/load", "/healthz", "/readyz"
 # Text up to this age, in seconds, is reused, so that any number of scrapes costs only a few per
 # cent of a core.
 FRESH_S = 0.1
-# A loop that has not run for this long, in seconds, counts as stuck.
+# An event loop that has not run for this long, in seconds, counts as stuck.
 STUCK_S = 2.0
 
 logger = EventLog(__name__)
@@ -45,7 +45,7 @@ Route: TypeAlias = Callable[[], Awaitable[Response]]
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """A listening socket; ConfigError if it cannot be bound."""
+    """Opens a listening socket; raises `ConfigError` if it cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -57,8 +57,8 @@ def tcp_socket(host: str, port: int) -> socket.socket:
 
 
 class HttpServer:
-    """Answers GET on a socket that listens, until closed, on an event loop of its own: one request
-    per connection. One descriptor is kept in reserve, for a process that can open no other."""
+    """Answers GET on a listening socket until closed, in its own event loop, one request per
+    connection. Keeps one descriptor in reserve, in case the process can open no other."""
 
     def __init__(self, listening: socket.socket, routes: Mapping[str, Route]) -> None:
         self._socket = listening
@@ -144,8 +144,8 @@ class HttpServer:
             connection.setblocking(False)
             streams = await asyncio.open_connection(sock=connection, limit=HEAD_BYTES)
             await self.connections.talk(*streams)
-            if becomes_spare and connection.fileno() >= 0:  # otherwise the other end has reset it
-                # In one step, so that no other thread can take it.
+            if becomes_spare and connection.fileno() >= 0:  # otherwise the client has reset it
+                # One step, so that no other thread can take the descriptor.
                 os.dup2(self._socket.fileno(), connection.fileno(), inheritable=False)
                 self._spare = connection.detach()
 
@@ -249,8 +249,8 @@ def starting_exposition(config: Access) -> Iterator[None]:
 def load_page(served: Sequence[Served]) -> bytes:
     """The number of queries that this process has answered for each slot, as JSON.
 
-    It has one object per model, however many slots were queried, so its size is bounded. It names
-    slots, which are hashes of word pairs, but no word, no text and no client.
+    The page has one object per model, however many slots were queried, so its size is bounded. It
+    names slots, which are hashes of word pairs, but no word, no text and no client.
     """
     models = [
         {

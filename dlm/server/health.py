@@ -1,6 +1,6 @@
-"""The state of a server and its reporting: the state machine and the standard health service.
+"""Defines the states of a server, and reports them through the standard health service.
 
-The machine is pure; `life` carries its decisions out. A draining server never becomes ready again,
+The transitions only decide; `life` acts on them. A draining server never becomes ready again,
 and a state is announced before it is acted on.
 """
 
@@ -66,7 +66,7 @@ def serving_status(state: ServingState) -> int:
 
 
 class HealthService:
-    """grpc.health.v1.Health for "" (the whole server) and its own `service`."""
+    """Serves grpc.health.v1.Health for "" (the whole server) and for `service`."""
 
     def __init__(self, state: ServingState, service: str = SHARD_SERVICE) -> None:
         self._service = service

@@ -1,7 +1,7 @@
-"""Kernels over a message's arrays, which find its first fault and count its answers.
+"""Kernels that find a message's first fault and count its answers.
 
-A Score is checked as it is searched (`index/search/owned_kernels.py`); then `first_fault` finds
-what is wrong. ContextBlocks are checked only here.
+A Score is checked while it is searched (`index/search/owned_kernels.py`); if that fails,
+`first_fault` finds the fault. ContextBlocks are checked only here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ BAD_SLOT = 4
 def first_fault(  # type: ignore[no-untyped-def]
     context_lengths, context_words, pairs, order, vocabulary_size, most_pairs, slots, shard
 ):
-    """The first fault of a message, and its place.
+    """Finds the first fault of a message.
 
     Shapes   context_lengths (C,), context_words (sum,) most recent last, pairs (C,)
              slots (4096,)  the shard of each slot
     Returns  (fault, place): FINE and 0, or one of the BAD_ numbers and the index of the context
              length, context word, pair or context at fault. Checks lengths, then ids, then slots.
     Cost     O(C + sum), no allocation
-    Trusts   sum(context_lengths) == len(context_words); `wire.codec` checked it
+    Trusts   sum(context_lengths) == len(context_words), which `wire.codec` checks
     """
     for i in range(len(context_lengths)):
         if context_lengths[i] < 2 or context_lengths[i] > order - 1:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = EventLog(__name__)
 
-# Seconds in which messages that were in transit when the last one finished are refused.
+# For so many seconds after the last message has ended, messages still in transit are refused.
 STOP_GRACE_S = 0.5
 # A draining process ends once no message has come for this long. The time is longer than the time
 # between a client's heartbeats (0.6 s), so a client that asks steadily has moved to another server.
@@ -85,15 +85,15 @@ class Life(ABC):
 
     @abstractmethod
     def _shown(self) -> tuple[Collector, Callable[[], bytes]]:
-        """The collector of its metrics, and the function that makes the page /load."""
+        """Returns the collector of metrics, and the function that makes the page /load."""
 
     @abstractmethod
     def _ready(self) -> Ready:
-        """The facts for its parent process."""
+        """Returns the facts that the parent process gets."""
 
     @abstractmethod
     async def _close(self) -> None:
-        """Closes the server once nothing can be answered."""
+        """Closes the server once it can answer nothing more."""
 
     @abstractmethod
     def _ended(self, whole: bool) -> None:
@@ -125,7 +125,7 @@ class Life(ABC):
             held.callback(warming.cancel)
             with pairs.few_wakes(self._loop):
                 last = await self._live()
-            # A message about to be refused is in flight too, but nothing is cut off.
+            # A message about to be refused counts as in flight too, but is not cut off.
             whole = self._drained or self._serving.in_flight == 0
             await self._health.close()
             if last is Event.DRAINED and whole:
@@ -240,7 +240,7 @@ class Life(ABC):
         self._phase.refuses = True
         try:
             async with asyncio.timeout(self.config.shutdown_timeout_s):
-                while self.guard.half_received:  # messages, refused once they have arrived
+                while self.guard.half_received:  # these messages are refused once they have arrived
                     await asyncio.sleep(LINGER_LOOK_S)
                 await serving.idle()
             self._drained = True

@@ -1,7 +1,7 @@
-"""A server's counts, and their metrics for Prometheus.
+"""Counts what a server does, and exports the counts to Prometheus.
 
 No query text, word or id is ever a label: labels are ids of models and shard sets (their first
-12 hex digits), numbers of shards, and the closed sets of reasons, stages and states.
+12 hex digits), shard numbers, and the closed sets of reasons, stages and states.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SlotQueries:
         self._each: list[NDArray[np.int64]] = []
 
     def own(self) -> NDArray[np.int64]:
-        """(4096,) the counts of this thread, to which the caller adds."""
+        """Returns the counts (4096,) of this thread, to which the caller adds."""
         try:
             counts: NDArray[np.int64] = self._local.counts
         except AttributeError:
@@ -109,7 +109,7 @@ class SlotQueries:
         return counts
 
     def total(self) -> NDArray[np.int64]:
-        """(4096,) the sum over all threads, from any thread."""
+        """Returns the sum (4096,) over all threads; any thread may call this."""
         total = np.zeros(SLOTS, np.int64)
         for counts in list(self._each):
             total += counts
@@ -120,8 +120,8 @@ class SlotQueries:
 class CallCounts:
     """The counts of calls of a server or a gateway since the start of the process.
 
-    Changed only on the event loop, so there is no lock; any thread may read, and sees each number
-    whole, and all of them at most one message apart.
+    The counts change only on the event loop, so there is no lock; any thread may read them, and the
+    numbers that it reads are at most one message apart.
 
     unauthenticated  calls of any method refused because they have no valid token
     client_limits    calls of any method refused because their client had too many calls open
@@ -153,8 +153,8 @@ class ServerMetrics(CallCounts):
     matched_orders  (16,)  queries answered by matched order; orders below 3 count as 0
     slot_queries    queries answered by slot; counted in the threads that answer
     queue_s, decode_s, search_s, encode_s, write_s  seconds of each stage of a request: waiting to
-               start, bytes to arrays, ids checked and looked up, arrays to bytes, handing the
-               bytes to gRPC (streams only: for a unary call gRPC does that itself)
+               start, decoding, checking and looking up ids, encoding, and handing the bytes to
+               gRPC (streams only: for a unary call gRPC does that itself)
     """
 
     messages: int = 0
@@ -303,7 +303,7 @@ def _requests(labelled: Labelled) -> Iterator[Metric]:
         requests.add_metric((*labels, "ok"), counts.messages)
         requests.add_metric((*labels, "abandoned"), counts.abandoned)
         # All reasons are present from the start: a rate over a series that began with its first
-        # refusal would miss that one.
+        # refusal would miss that refusal.
         for reason in Reason:
             requests.add_metric((*labels, reason.value), counts.refused_for(reason))
         for order in (0, *range(3, s.order + 1)):

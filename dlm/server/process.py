@@ -1,5 +1,5 @@
-"""A server process's reports about itself: its resources, its readiness and its running loop; and
-the release of memory."""
+"""Reports on a server process (its resources, its readiness, its event loop), and releases memory
+that the process no longer needs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CALM_LOOKS = 5  # consecutive checks that must find room before the trouble is o
 
 GROWTH = 64 << 20  # growth in bytes since the start that makes a trim worthwhile
 BEAT_S = 1.0  # seconds between a process's checks of itself
-HUNG_S = 10.0  # seconds without a check: far longer than a busy loop takes
+HUNG_S = 10.0  # seconds without a check that mean a hang; a busy process needs far less
 TRIM_S = 20.0  # seconds between two trims; one takes about 10 ms per 100 MB, in its own thread
 
 
@@ -68,7 +68,7 @@ def keep_objects() -> None:
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:
-    """The result of `work`, run in a thread that delays no signal and no end of the process."""
+    """Runs `work` in a thread that delays no signal and no end of the process."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # so it cannot be cancelled before it begins, either
 
@@ -87,7 +87,7 @@ class MemoryGauge:
 
     Args        read   counts the bytes; may take milliseconds per GiB mapped
     Guarantees  only the first call of `bytes` reads on the caller's thread; later calls return
-                the last known number and, if it is old, start a thread that finds the next
+                the last known number and, if it is old, start a thread that counts again
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Watchdog:
 
     def __init__(self, *, ends: bool = False) -> None:
         self._ends = ends
-        self._manager = os.environ.pop("NOTIFY_SOCKET", "") if ends else ""  # not for children
+        self._manager = os.environ.pop("NOTIFY_SOCKET", "") if ends else ""  # hidden from children
 
     def beat(self) -> None:
         if self._ends:
@@ -242,17 +242,17 @@ class PortMates:
         self._found, self._due = (1, 1), 0.0
 
     def show(self, sets: Sequence[bytes]) -> None:
-        """Announces that this process serves these from now on."""
+        """Announces that this process serves these shard sets from now on."""
         self.close()
         self._mine, self._due = f"/{xxhash.xxh3_64_hexdigest(b''.join(sets))}", 0.0
         self.count()
 
     def count(self) -> tuple[int, int]:
-        """The number of processes, and of those that serve the same sets; counts once a second."""
+        """Counts the processes, and those that serve the same sets; recounts once a second."""
         now = self._clock()
         if self._mine and now >= self._due:
             self._due = now + MEMORY_AGE_S
-            with suppress(OSError):  # no descriptor is left: what was found before stays
+            with suppress(OSError):  # no descriptor is left: the last numbers stay
                 self._bind()
                 words = self._file.read_text("ascii", "replace").split()
                 names = [word for word in words if self._place in word]
@@ -277,12 +277,12 @@ class Process:
     """What a server knows about its process.
 
     instance  drawn at random: a new number means a new process, whose counters began at 0
-    mates     the other processes of its port, if there may be any
+    mates     the processes that share its port, if more than one may
     rejected  whether the list of shard sets was rejected, so that the earlier sets are served
     certificate_days  days until its certificate expires, if it has one
     """
 
-    # Never 0, which is what an absent field reads as.
+    # Never 0: an absent field reads as 0.
     instance: int = field(default_factory=lambda: secrets.randbits(64) | 1)
     memory: MemoryGauge = field(default_factory=MemoryGauge, compare=False, repr=False)
     open_files: OpenFiles = field(default_factory=OpenFiles, compare=False, repr=False)
@@ -322,7 +322,7 @@ OnReady = Callable[[Ready], object]
 
 
 class Notice:
-    """The ready file and the callback: in effect from `publish` until `withdraw`."""
+    """`publish` writes the ready file and calls `on_ready`; `withdraw` removes the file."""
 
     def __init__(self, on_ready: OnReady | None = None, file: Path | None = None) -> None:
         self._on_ready = on_ready

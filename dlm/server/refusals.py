@@ -1,4 +1,4 @@
-"""Refused calls: the reasons, and what the client is told."""
+"""Refuses calls, each with a reason and a message for the client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 class Refusal(Exception):
     """A refused call, with a message for the client's log.
 
-    It never leaves the server: it becomes a status code and metadata, or a stream's reply.
+    The exception stays in the server: it becomes a status code and metadata, or a stream's reply.
 
     Args  retry_ms  when a client that was refused because of load may retry
     """

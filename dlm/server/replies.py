@@ -1,7 +1,7 @@
 """Writes the replies of one stream one after another in a separate task, each within a time limit.
 
-gRPC reports a written reply through a thread that wakes the loop: waiting for that costs a stream
-more than searching a message does.
+gRPC reports a written reply through a thread that wakes the event loop: waiting for the report
+costs a stream more than a message's search does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = EventLog(__name__)
 # connection lives: without this limit, two clients that read nothing, or a reply now and then,
 # would block the server for all. 10 is far above any deadline.
 WRITE_S = 10.0
-# Replies of one stream that may wait. The messages of a client that does not read them are not read
+# How many replies of one stream may wait. If a client does not read them, its messages are not read
 # either. 8 is twice what a client has in flight on all its streams by default.
 MAX_WAITING = 8
 
@@ -100,7 +100,7 @@ class Replies:
             raise Unread(WRITE_S)
 
     async def put(self, reply: bytes, written: Written) -> None:
-        """Blocks while too many replies wait; raises `Unread` if the client reads none."""
+        """Adds a reply; blocks while too many wait. Raises `Unread` if the client reads none."""
         self._waiting.append((reply, time.perf_counter(), written))
         if self._ended:
             self._drop()
@@ -162,8 +162,8 @@ class Replies:
         self._room.set()
 
     def _look(self) -> None:
-        """Ends the stream if its oldest reply has waited too long; else checks again when it will
-        have, or after the next reply if none waits."""
+        """Ends the stream if its oldest reply has waited too long. Otherwise looks again when its
+        time is up or, if no reply waits, after the next reply."""
         self._timer = None
         if not self._waiting:
             return
@@ -194,7 +194,7 @@ class Replies:
                 reply, written = b"", _ignore  # an idle stream must not hold its last model
                 self._changed.clear()
                 await self._changed.wait()
-        except Exception as exc:  # noqa: BLE001 - the client went away; reading says so next
+        except Exception as exc:  # noqa: BLE001 - the client went away; the next read says so
             self._writing = False
             self._gone = True
             logger.info("server.reply.undelivered", extra={"error": type(exc).__name__})

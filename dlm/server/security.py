@@ -1,7 +1,7 @@
-"""Authentication and per-client limits: one interceptor before every call.
+"""Authenticates callers and limits each client, in one interceptor before every call.
 
-Without a valid token a call of any method ends here, before a byte of its request is read. With
-one, it counts towards its client's limits until it ends, and it ends when its token is revoked.
+Without a valid token a call of any method ends here, before a byte of its request is read. With a
+token, it counts towards its client's limits until it ends, and it ends when its token is revoked.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ UNAUTHENTICATED = (
 )
 
 REQUEST_S = 20.0  # time limit for the message of a unary call; it usually comes with the call
-RETRY_CALLS_MS = 1000  # sent to a client above its limit of calls
+RETRY_CALLS_MS = 1000  # when a client above its limit of calls may retry
 MAX_FILES = 1 << 20
 EXPIRY_LOOK_S = 1.0
 DAY_S = 24 * 3600
@@ -55,7 +55,7 @@ LOG_S = 1.0  # refusals are logged at most once per second, however many there a
 def channel_options(
     *, max_message_bytes: int, max_in_flight: int, shares_port: bool
 ) -> list[tuple[str, int]]:
-    """Bounds on connections and frames, also for unauthenticated peers.
+    """Returns limits on connections and frames, which also hold for unauthenticated peers.
 
     Args    shares_port  whether other processes share the port (`share_port`); if not, a second
                          server on it fails instead of silently sharing it
@@ -69,8 +69,8 @@ def channel_options(
         ("grpc.absolute_max_metadata_size", 16 << 10),
         # One connection may fill the server, but not queue far beyond it.
         ("grpc.max_concurrent_streams", 2 * max_in_flight + 64),
-        # The amount that a stream may send before it is read. gRPC's own size grows to megabytes as
-        # it measures the network; this allows five messages of 16,000 queries in transit.
+        # A stream may send this much before it is read. gRPC would let it grow to megabytes, as it
+        # measures the network; this allows five messages of 16,000 queries in transit.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 512 << 10),
         # Calls of all clients that wait for the event loop: above the first number, gRPC silently
@@ -94,7 +94,7 @@ def channel_options(
 class ClientUsage:
     """One client's open calls.
 
-    name   of its token; else the subject of its certificate; else its address without the port
+    name   the token's name, the certificate's subject, or the address without the port
     calls  calls and streams of every kind, until the client has read their end: unread data is kept
     """
 
@@ -109,7 +109,7 @@ class Bearer:
     """The caller, identified by its token if one is needed.
 
     models      what the token may ask for, as in `Tokens`; it changes with the tokens file
-    connection  address and port from which it came
+    connection  address and port from which the call came
     """
 
     name: str | None = None
@@ -208,7 +208,7 @@ class Certificates:
         return self._configuration()
 
     def _configuration(self) -> Any:
-        """The files' content for gRPC, made only when used, since gRPC then starts threads."""
+        """Builds gRPC's form of the files' content. gRPC then starts threads, so call this late."""
         client_ca, key, cert = self._content
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
 
@@ -284,7 +284,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._credentials = credentials
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[_Call] = set()
-        self._open = 0  # includes those answered but not read yet
+        self._open = 0  # open calls, including answers not read yet
         self.half_received = 0
         self._clients: dict[str, ClientUsage] = {}
         self._refusals = 0
@@ -354,7 +354,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return Bearer(tokens.names[number], tokens.digests[number], tokens.models[number])
 
     async def hear(self, headers: Iterable[tuple[str, str]], who: str, peer: str) -> Bearer | None:
-        """Waits until an HTTP request may be answered or refused; returns `known` for `http`.
+        """Waits until an HTTP request may be answered or refused; returns what `http` needs.
         `who` identifies a caller without a token; see `_identity`."""
         known = self._known(headers)
         bearer = known or Bearer()
@@ -396,7 +396,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return None if handler is None else self._guarded(handler, details.method, known)
 
     def _guarded(self, handler: Any, method: str, bearer: Bearer) -> grpc.RpcMethodHandler:
-        """`handler`, started before the request is read, so that calls count from their start."""
+        """Makes a handler start before its request is read, so that calls count from the start."""
         codec = handler.request_deserializer, handler.response_serializer
 
         async def one(requests: Any, context: Any) -> Any:
@@ -580,8 +580,8 @@ def allow_connections() -> None:
 
 
 def _identity(context: Any) -> str:
-    """Who a caller without a token is, as in `HttpRequest.who`: the subject of its certificate, or
-    its address without the port."""
+    """Identifies a caller without a token, as `HttpRequest.who` does: by its certificate's subject,
+    or by its address without the port."""
     subject = context.auth_context().get("x509_subject")
     if subject and subject[0]:
         return str(subject[0].decode("utf-8", "replace"))

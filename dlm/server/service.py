@@ -1,7 +1,7 @@
-"""The six calls of dlm.v1.Shard for one model, from the bytes received to the bytes sent
+"""Implements the six calls of dlm.v1.Shard for one model, from the bytes received to the bytes sent
 (proto/README.md).
 
-They run on the event loop; large messages are answered in a thread.
+The calls run on the event loop; large messages are answered in a thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import REASON_KEY, Reason
 
-DESCRIPTIONS_KEPT = 8  # one description per kind of token
+DESCRIPTIONS_KEPT = 8  # at most this many, one per kind of token
 R = TypeVar("R")
 # Answers the bytes of a message, but does not start after the given time.
 Work = Callable[[bytes, float | None], Awaitable[bytes]]
@@ -67,7 +67,7 @@ def _description(
 
 
 class ShardService:
-    """Answers for one shard.
+    """Answers calls for one shard.
 
     Args        clock  monotonic seconds, for deadlines and the uptime
     Guarantees  a Score is answered in full and correctly, or refused with a code and a reason;
@@ -86,7 +86,7 @@ class ShardService:
         self.shard_set = shard.manifest.shard_set_bytes
         self.metrics = ServerMetrics()
         self.process = process or Process()
-        # More messages than threads, so that no thread waits for the event loop.
+        # Large messages outnumber threads, so that no thread waits for the event loop.
         turns = Turns(
             config.inline_queries,
             4 * config.threads,
@@ -216,8 +216,8 @@ class ShardService:
     ) -> None:
         """Counts a request that was answered.
 
-        Args  arrived  when the request was read, after it had waited `waited_s`
-              posted   when enough of it was read to hand it to a thread
+        Args  arrived  when reading of the request began, after it had waited `waited_s`
+              posted   when enough of the request was read to hand it to a thread
         """
         read = arrived if posted is None else posted
         self.metrics.blocks += answered.blocks
@@ -365,7 +365,7 @@ class Downloads:
         return Download(descriptor, entry, request.offset)
 
     def next_chunk(self, download: Download) -> Awaitable[bytes]:
-        """Next chunk, serialized; `Refusal` if the server is draining or has unloaded the shard."""
+        """Next chunk, serialized; raises `Refusal` if the server drains or unloaded the shard."""
         self._admission.require_ready()
         if not self.files:
             raise Refusal(

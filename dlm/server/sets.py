@@ -1,4 +1,4 @@
-"""Files that may change while a server runs, and the list of its shard sets, which it follows.
+"""Follows files that may change while a server runs, such as the list of its shard sets.
 
 When the list changes and it is this server's turn on its machine, a child process that gives way to
 all others checks the files of new sets. Then the server loads them beside what it serves; no
@@ -34,12 +34,12 @@ logger = EventLog(__name__)
 
 REPLACED = "# replaced: "  # prefix of a replaced folder
 
-TURN_S = 60.0  # seconds for which a server waits for the others; then it loads anyway
+TURN_S = 60.0  # seconds that a server waits for its turn; after that it loads anyway
 # For this long, the reader of new files gives way; on a machine whose cores are all busy, it would
 # otherwise never run.
 GIVE_WAY_S = 60.0
 AGAIN_S = 20.0  # seconds before a rejected list in a store is read again
-POLL_S = 0.25  # seconds between checks; the second one applies a change, within half a second
+POLL_S = 0.25  # seconds between checks; a change is applied at the second check that sees it
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +99,15 @@ def write_sets(
     folders: Sequence[AnyPath],
     replaced: Sequence[AnyPath] = (),
 ) -> None:
-    """Replaces the list: these folders, by their absolute paths, the default first; `replaced` ones
-    stay as comments, for a return to them. Owner, mode and a symbolic link stay."""
+    """Writes the list: the absolute paths of `folders`, the default first, and of `replaced`, as
+    comments, so that one can return to those. Keeps owner, mode and a symbolic link."""
     lines = [f"{folder.absolute()}\n" for folder in folders]
     lines += [f"{REPLACED}{folder.absolute()}\n" for folder in replaced]
     content = "".join(lines).encode()
     if not isinstance(path, RemotePath):
         write_whole(path.resolve(), content, keep_owner=True)
     elif not path.replace(content, "dlm rollout"):
-        raise ConfigError(f"somebody else changed {path} in the meantime; repeat the command")
+        raise ConfigError(f"another process changed {path}; run the command again")
 
 
 def replaced_sets(path: AnyPath) -> list[AnyPath]:
@@ -145,7 +145,7 @@ def sets_of(folders: Sequence[AnyPath], index: int) -> list[tuple[AnyPath, Manif
 
 
 def listed(folders: Sequence[AnyPath], index: int) -> Sets:
-    """The sets of `sets_of`, by id."""
+    """Returns the sets of `sets_of`, each with its id."""
     return tuple(Listed(str(folder), one.shard_set) for folder, one in sets_of(folders, index))
 
 
@@ -238,8 +238,8 @@ class FollowedSets:
         self._hurries_at = self._again_at = math.inf
 
     def look(self) -> Sets | None:
-        """Advances a change of the file by one step; call it several times per second. Returns the
-        sets to serve from now on; then call `loaded`."""
+        """Takes a change of the file one step further; call this several times per second. If it
+        returns the sets to serve from now on, call `loaded` next."""
         if self._child is not None and (wrong := self._child.poll()) is not None:
             self._child = None
             if wrong:
@@ -277,7 +277,7 @@ class FollowedSets:
             if new:
                 check_memory(new, self._index, self._available)
         except (DlmError, OSError) as exc:
-            self._watch.applied()  # not read again until it changes
+            self._watch.applied()  # the file is not read again until it changes
             self._settle(str(exc))
             return None
         if new and not self.turn.take():
@@ -320,7 +320,7 @@ class FollowedSets:
 
 
 class FileWatcher:
-    """Whether files have changed and settled: two checks agree, and differ from what was loaded."""
+    """Tells if files have changed and settled: two checks agree, but not with what was loaded."""
 
     def __init__(self, paths: Sequence[AnyPath]) -> None:
         self.paths = tuple(paths)

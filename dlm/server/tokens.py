@@ -1,4 +1,4 @@
-"""Authentication: the tokens file, and the client that a token belongs to."""
+"""Reads the tokens file, and finds the client that a token belongs to."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dlm.errors import ConfigError
 from dlm.wire.ids import check_beginning
 from dlm.wire.secret import AUTHORIZATION, SCHEME, TOKEN, digest, lines_of, read_secret
 
-# Every call is compared with every token, so that timing reveals nothing: this takes 0.1 ms for
-# this many.
+# A call's token is compared with every token, so that timing reveals nothing; for this many tokens,
+# that takes 0.1 ms.
 MAX_TOKENS = 1024
 EXPIRES = "expires="  # prefix of a token's expiry, after a space
-MODELS = "models="  # prefix of the ids of the models that a token allows, likewise
+MODELS = "models="  # prefix of the ids of the models that a token allows, after a space
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _FORMAT = "NAME:SHA256 in hex or NAME:TOKEN, as printed by `dlm token NAME`"
@@ -28,10 +28,10 @@ _FORMAT = "NAME:SHA256 in hex or NAME:TOKEN, as printed by `dlm token NAME`"
 class Tokens:
     """The tokens of a file.
 
-    digests  SHA-256 of each, 32 bytes
-    names    the client of each; a client may have several tokens, so that they can be rotated
-    expires  when each ends, in seconds since 1970; infinity for never
-    models   what each may ask for: the first digits of ids of models or shard sets; () for all
+    digests  SHA-256 of each token, 32 bytes
+    names    each token's client; a client may have several tokens, so that they can be rotated
+    expires  when each token ends, in seconds since 1970; infinity for never
+    models   what each token allows: the first digits of ids of models or shard sets; () for all
     """
 
     digests: tuple[bytes, ...]

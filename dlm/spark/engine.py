@@ -172,7 +172,7 @@ class _Estimation:
         words, totals = rows.column("word"), self._summary.totals
         self._progress.tell(f"read {totals.summary(skip)}; {len(words):,} different words")
         if totals.lines == 0:
-            raise EstimationError("the text has no line that can be counted; is it the right file?")
+            raise EstimationError("the text has no line that can be counted; give text with words")
         lines = [0, totals.lines, totals.lines]  # counts of <unk>, <s> and </s>
         return table_of(words), np.append(lines, rows.column("count").to_numpy())
 
@@ -216,7 +216,7 @@ class _Estimation:
         shared: Any,
         bounds: NDArray[np.uint64],
     ) -> None:
-        """Writes the parts of orders 2 and above, sorted, since partitions are ranges."""
+        """Writes the parts of orders 2 and above, which are sorted, as partitions are ranges."""
         order, last = self._settings.order, len(bounds) + 1
         words = self._stages.share(probs)
 
@@ -239,8 +239,8 @@ def _arrow(frame: DataFrame) -> pa.Table:
 
 
 def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
-    """Adds up the facts (of `text.words_of_text`, in the order of the text); EstimationError for a
-    line with a fault, unless `skip`."""
+    """Adds up the facts that `text.words_of_text` found, in the order of the text; EstimationError
+    for a line with a fault, unless `skip` is true."""
     for facts, path, start in zip(
         *(rows.column(name).to_pylist() for name in ("facts", "path", "start")), strict=True
     ):
@@ -260,8 +260,8 @@ def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
 
 
 def table_of(words: pa.ChunkedArray) -> WordTable:
-    """The words of a text by id, from distinct words in the order in which they first occur;
-    EstimationError for too many."""
+    """Makes the table of a text's words from distinct words in the order in which they first occur;
+    EstimationError for too many words."""
     if len(words) + 3 > MAX_WORDS:
         raise EstimationError(
             f"{len(words):,} different words are too many; expected at most {MAX_WORDS:,}. Give "
@@ -284,9 +284,9 @@ def _bytes_of(column: pa.Array) -> bytes:
 
 
 def bounds_of(counts: NDArray[np.int64], partitions: int) -> NDArray[np.uint64]:
-    """Where partitions begin, in numbers of `text.pairs_of`, so that they have about equal text.
+    """Finds where partitions with about as much text each begin, as numbers of `text.pairs_of`.
 
-    Args  counts  (words,)  how often each occurs, `<s>` as often as `</s>`
+    Args  counts  (words,)  how often each word occurs, `<s>` as often as `</s>`
     A word in several partitions is cut as if the words before it were distributed as in all text.
     """
     last = np.cumsum(np.where(np.arange(len(counts)) == BOS, 0, counts))
@@ -303,7 +303,7 @@ def statistics_of(
     words: int,
     known: NDArray[np.uint8] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """`statistics` of all orders, and `counts[0]` with the PRUNED bit, both as in a Trie, computed
+    """Computes `statistics` of all orders, and `counts[0]` with the PRUNED bit, both as in a Trie,
     from the `abouts` of the partitions."""
     order = settings.order
     statistics = np.zeros((order, STATISTICS), np.int64)

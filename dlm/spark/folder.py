@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 _RUN = "run-"
 
-# Compressed text that Spark takes for plain text, or for Hadoop's own format of that name: it may
-# then silently find nothing in it.
+# Suffixes of compressed text that Spark takes for plain text, or for Hadoop's own format of that
+# name: Spark may then silently find nothing in the file.
 _UNREADABLE = {".lz4", ".snappy", ".xz"}
 
-# A capability of object stores, where a closed file is whole or absent, and renaming copies it.
-# Other file systems rename at once.
+# A capability of object stores, where a closed file is whole or absent, and renaming copies a file.
+# Other file systems rename a file in one step.
 _APPEARS_WHOLE = "fs.capability.outputstream.abortable"
 
 
 def lines_of_source(spark: SparkSession, source: str, column: str) -> DataFrame:
-    """A row (value binary, path string, start bigint) for each line or row, with its place."""
+    """Returns a frame of rows (value binary, path string, start bigint), one per line or row."""
     from pyspark.sql import functions as F
 
     if source == "-":
@@ -38,7 +38,7 @@ def lines_of_source(spark: SparkSession, source: str, column: str) -> DataFrame:
     if not files:
         raise ConfigError(
             f"{source} matches no file that Spark reads; Spark skips names that begin with _ or .; "
-            "rename these, or give another path"
+            "rename such files, or give another path"
         )
     suffixes = {PurePosixPath(file).suffix for file in files}
     for suffix in sorted(suffixes & _UNREADABLE):
@@ -68,7 +68,7 @@ def lines_of_source(spark: SparkSession, source: str, column: str) -> DataFrame:
 
 
 def literal(path: str) -> str:
-    """The path for Spark, which would otherwise treat *, ?, [ and { as patterns."""
+    """Escapes a path for Spark, which would otherwise treat *, ?, [ and { as patterns."""
     return re.sub(r"([*?{}\[\]\\])", r"\\\1", path)
 
 
@@ -80,7 +80,7 @@ def is_file(spark: SparkSession, path: str) -> bool:
 
 
 def write_parts(frame: DataFrame, folder: ModelFolder) -> None:
-    """Writes blocks of rows (`value`) of an `order`: a part for each partition and order."""
+    """Writes a frame of blocks of rows (order, value): one part for each partition and order."""
     # Rows of all orders are written as they arrive: sorting would have to hold all of them.
     frame.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", MAX_ORDER)
     rows = frame.select("order", frame.value.cast("string"))
@@ -88,12 +88,12 @@ def write_parts(frame: DataFrame, folder: ModelFolder) -> None:
 
 
 class ModelFolder:
-    """The folder where a run writes its parts, beside the previous run's until an index names them.
+    """The folder where a run writes its parts, beside the previous run's parts until `commit`.
 
-    Args        path         for Spark: hdfs://, s3a://, file:// or of the default file system
+    Args        path         for Spark: hdfs://, s3a://, file:// or on the default file system
     Raises      ConfigError  the path has other contents
-    Guarantees  the path has the previous model until `commit`, and this one after it; the next
-                commit removes what a killed run left
+    Guarantees  the path has the previous model before `commit`, and the new model after it; the
+                next commit removes what a killed run left
     Trusts      one run at a time writes to it
     """
 
@@ -184,7 +184,7 @@ class ModelFolder:
             stream.close()
 
     def _renaming_context(self) -> Any:
-        """A context that can rename a file over another; None if writing is as good."""
+        """Returns a context that can rename a file over another; None if writing is as safe."""
         from py4j.protocol import Py4JJavaError
 
         if self._files.hasPathCapability(self._root, _APPEARS_WHOLE):

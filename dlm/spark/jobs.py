@@ -1,4 +1,4 @@
-"""Runs stages as Spark jobs: the data between them, their workers, and their errors."""
+"""Runs stages as Spark jobs: moves data between stages, checks workers, and explains errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class JobStages:
-    """Reports which stage begins, names it on Spark's own page, and remembers it for errors; also
+    """Reports which stage begins, shows its name on Spark's own page, and keeps it for errors; also
     holds what the jobs of all stages share."""
 
     def __init__(self, spark: SparkSession, progress: ProgressReporter) -> None:
@@ -43,7 +43,7 @@ class JobStages:
 
 
 def checked(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, made to fail on a worker whose dlm differs from the driver's."""
+    """Makes a function fail on a worker whose dlm differs from the driver's."""
     wanted = _version()
 
     def on_worker(*arguments: Any) -> Any:
@@ -66,7 +66,7 @@ def _version() -> str:
 
 
 def as_bytes(frame: DataFrame) -> RDD[bytes]:
-    """The column `value` (binary) unchanged. `frame.rdd` would turn each byte into text."""
+    """Returns the column `value` (binary) unchanged; `frame.rdd` would turn bytes into text."""
     from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
 
@@ -77,7 +77,7 @@ def as_bytes(frame: DataFrame) -> RDD[bytes]:
 
 
 def between(values: RDD[Any], partitions: int, stage: Callable[..., Any]) -> RDD[Any]:
-    """The output of a stage for each partition, after a shuffle brings values to their partition.
+    """Runs a stage on each partition, and shuffles its output values to their partitions.
 
     Args  stage  (partition, values) -> (partition, value). If input and output have equally
                  many partitions, the last is for the driver, and is left out
@@ -91,15 +91,15 @@ def between(values: RDD[Any], partitions: int, stage: Callable[..., Any]) -> RDD
 
 
 def of_driver(values: RDD[Any]) -> list[Any]:
-    """The values of the last partition. Those of all others are computed, too, and stay in files
-    on the executors' disks for a later stage."""
+    """Returns the values of the last partition. The values of all others are computed, too, and
+    stay in files on the executors' disks for a later stage."""
     last = values.getNumPartitions() - 1
     return list(values.context.runJob(values, list, [last]))
 
 
 @contextmanager
 def explained(stages: JobStages, what: str) -> Iterator[None]:
-    """Turns Spark's errors into dlm's: that `what` was not written, at which stage, and why."""
+    """Turns Spark's errors into dlm's errors, which say what was not written, where, and why."""
     from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, PySparkException
 
@@ -120,7 +120,7 @@ def explained(stages: JobStages, what: str) -> Iterator[None]:
                 f"the Python of an executor has no {lacking[1]}. Give all executors the driver's "
                 "environment (dlm with the extra spark), and name it in PYSPARK_PYTHON"
             ) from exc
-        advice = "see its log"
+        advice = "see the job's log"
         if "No space left on device" in text:
             advice = (
                 "free some space in spark.local.dir of the executors, or in the output's file "

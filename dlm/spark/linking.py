@@ -45,8 +45,8 @@ _READ_ROWS = 1 << 16
 
 
 class ModelFacts(NamedTuple):
-    """The facts about the model that every task has: order, words, whether it has the unknown word;
-    coding; and the first id of each partition after the first."""
+    """The facts about a model that every task gets. `words` is the number of words; `bounds` has
+    the first id of each partition except the first."""
 
     order: int
     words: int
@@ -55,7 +55,7 @@ class ModelFacts(NamedTuple):
     bounds: NDArray[np.int64]
 
     def context(self, counts: list[int]) -> Context:
-        """The context of a partition with this many n-grams, by order."""
+        """Makes the context of a partition that has this many n-grams of each order."""
         silent = ProgressReporter(lambda _: None)
         c = Context(Work(None), Budget.in_memory(1), self.coding, silent, Path())
         c.work.info |= {
@@ -96,7 +96,7 @@ class OrderSums(NamedTuple):
 
 
 class Linked(NamedTuple):
-    """For the driver: blanks of an order in a partition, and faults of `stages.join_order`."""
+    """For the driver: how many blanks a partition has, and the faults of `stages.join_order`."""
 
     order: int
     blanks: int
@@ -111,8 +111,8 @@ class ValuesFound(NamedTuple):
 
 
 class PairRows(NamedTuple):
-    """For the driver: the 2-grams of a partition, as rows of the low orders; the words that begin
-    2-grams, and how many each begins; the bytes stored under each slot."""
+    """For the driver: a partition's 2-grams (`pairs`), as rows of the low orders; the `words` that
+    begin 2-grams, and how many each begins (`sizes`); the bytes under each slot (`load`)."""
 
     part: int
     pairs: Rows
@@ -140,7 +140,7 @@ def read_rows(
     table: WordTable,
     unk: bool,
 ) -> Iterator[tuple[Rows, NDArray[np.float32], NDArray[np.float32]]]:
-    """N-grams in lines (`value`) of the rows of a section: ids, oldest word first, and values."""
+    """Reads n-grams from the lines (`value`) of a section; yields ids, oldest first, and values."""
     for batch in batches:
         text = lines_of(batch.column("value"))
         block = RowBlock(text + PADDING, 0, len(text), 0)
@@ -170,7 +170,7 @@ def _read_row(block: RowBlock, order: int, top: bool, table: WordTable) -> None:
 def suffix_rows(
     batches: Iterable[pa.RecordBatch], order: int, model: ModelFacts, table: WordTable
 ) -> Iterator[tuple[int, Any]]:
-    """The rows of a section's lines, by partition, and the OrderSums for the driver."""
+    """Turns a section's lines into SuffixRows by partition, and OrderSums for the driver."""
     key_bits = model.context([]).key_bits
     sums = np.zeros(2, U64)
     held: list[Rows] = []
@@ -208,7 +208,7 @@ def _by_part(
 def joined(
     part: int, values: Iterable[Any], k: int, model: ModelFacts
 ) -> Iterator[tuple[int, Any]]:
-    """Joins order k of a partition with the entries of the order above: `stages.join_order`."""
+    """Joins order k of a partition with the order above, as `stages.join_order` does."""
     rows: dict[int, list[Rows]] = {2: [], k: []}
     listed: list[Rows] = []
     carried: dict[str, NDArray[Any]] = {}
@@ -222,7 +222,7 @@ def joined(
     counts = [sum(map(len, rows.get(n, []))) for n in range(1, model.order + 1)]
     c = model.context(counts)
     work, top = c.work, model.order
-    # Rows are read once, as runs. Order 3 also needs the places in the lists of 2-grams.
+    # Rows are read once, as runs. Order 3 also needs to know where 2-grams are in their lists.
     for n in sorted({k, *([2] if k == 3 else [])}):
         _sorted(c, f"suffix-{n}", rows[n], n + 2, n)
     if k < top:
@@ -276,8 +276,8 @@ def routed(
     slots: NDArray[np.uint16],
     shards: int,
 ) -> Iterator[tuple[int, ShardRows]]:
-    """The rows of each shard, as `stages.route` makes them. `first_pair` has the rank of the
-    first 2-gram of each partition."""
+    """Yields the rows of each shard, as `stages.route` makes them. `first_pair` has the rank of
+    the first 2-gram of each partition."""
     c = model.context([])
     for value in values:
         for name, column in value.columns.items():

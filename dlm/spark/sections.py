@@ -29,8 +29,8 @@ _BLANK = pa.array([b"", b"\r"], pa.binary())
 
 
 def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes | None, Any]]:
-    """(start of the piece, the line that begins with a backslash or None, the lines after it), from
-    lines (`value`) with the byte at which their piece of the file begins (`start`)."""
+    """Yields (start of a piece, a line that begins with a backslash or None, the lines after it).
+    Batches have lines (`value`), and the byte where the piece of each line begins (`start`)."""
     for batch in batches:
         values, starts = batch.column("value"), batch.column("start").to_numpy()
         marked = np.flatnonzero(pc.starts_with(values, b"\\").to_numpy(zero_copy_only=False))
@@ -44,8 +44,8 @@ def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes | None
 
 
 def marks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The lines that begin with a backslash, in the order of each piece, and how many lines follow
-    each. `head` has the following lines themselves, up to the first section of the file."""
+    """Finds the lines that begin with a backslash, in order within a piece, and how many lines
+    follow each of them. `head` has the following lines, up to the first section of the file."""
     before = -1
     is_head = False
     for start, mark, lines in _runs(batches):
@@ -58,10 +58,10 @@ def marks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class Sections:
-    """The sections of a file, from its marks; ArpaError if it is not whole.
+    """Finds the sections of a file from its marks; ArpaError if the file is not complete.
 
-    Attributes  counts, comments  of its header
-                begins            by the start of a piece: the order of the section there
+    Attributes  counts, comments  of the header
+                begins            by the start of a piece: the order of the section it begins in
     """
 
     def __init__(self, found: pa.Table, path: str) -> None:
@@ -80,7 +80,7 @@ class Sections:
                         f"the line {row['mark'][:80]!r} is out of place; expected the sections in "
                         "order, and then the end mark",
                         path=path,
-                        advice="Build the file again",
+                        advice="Rebuild the file",
                     )
                 if after == 0:
                     head += row["mark"] + b"\n"
@@ -99,7 +99,7 @@ class Sections:
             raise ArpaError(
                 "the file ends without its end mark",
                 path=path,
-                advice="The file is truncated; copy or build it again",
+                advice="The file is truncated; copy it again, or rebuild it",
             )
         for order in sorted({*range(1, len(self.counts) + 1), *counted} - {0}):
             promised = self.counts[order - 1] if 0 < order <= len(self.counts) else 0
@@ -108,13 +108,13 @@ class Sections:
                 raise ArpaError(
                     f"found {lines:,} rows {place}; the header promises {promised:,}",
                     path=path,
-                    advice="The file is incomplete, or its header is another model's; build it "
-                    "again",
+                    advice="The file is incomplete, or its header is from another model; rebuild "
+                    "the file",
                 )
 
 
 def rows(batches: Iterable[pa.RecordBatch], begins: dict[int, int]) -> Iterator[pa.RecordBatch]:
-    """The rows of sections: order, and text without the last line end."""
+    """Yields the rows of sections: the order, and the text without its last line end."""
     at, before = 0, -1
     for start, mark, lines in _runs(batches):
         at = begins[start] if start != before else at

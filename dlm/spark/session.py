@@ -1,4 +1,4 @@
-"""The Spark session of a job, or what is missing for it."""
+"""Opens the Spark session of a job, or says what is missing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def missing() -> str | None:
-    """What this machine lacks for Spark, and what to do about it, or None."""
+    """Says what this machine lacks for Spark, and what to do about that; None if nothing."""
     try:
-        import pyspark  # noqa: F401, I001 (that is to be named first)
+        import pyspark  # noqa: F401, I001 (a missing pyspark is named first)
         import pandas  # noqa: F401 (pyspark asks for it where a job first needs it)
     except ImportError as exc:
         return (
@@ -40,14 +40,14 @@ def missing() -> str | None:
 
 @contextmanager
 def session() -> Iterator[SparkSession]:
-    """The existing session, or a new one with the environment's settings, which is stopped at the
-    end; ConfigError if pyspark or Java is missing, or Spark does not start."""
+    """Gives the existing session, or a new one with the environment's settings, which is stopped at
+    the end; ConfigError if pyspark or Java is missing, or Spark does not start."""
     if (lacking := missing()) is not None:
         raise ConfigError(lacking)
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    # Else executors look for a "python3", which need not have dlm. spark-submit sets it before.
+    # Otherwise executors use "python3", which may lack dlm. spark-submit sets this beforehand.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     is_there = SparkSession.getActiveSession() is not None
     try:

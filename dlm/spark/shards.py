@@ -1,4 +1,4 @@
-"""Makes a shard set from a model, as Spark jobs: the local builder's files, to the byte.
+"""Makes a shard set from a model with Spark; its files are the local builder's, to the byte.
 
 (file ->) parts -> suffix rows -> joined, order by order -> routed -> files
 """
@@ -75,21 +75,21 @@ def build_shard_set(
     partitions: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Manifest:
-    """Shards a model, exactly encoded.
+    """Makes a shard set, with exact encoding, from a model.
 
     Args
-        model       an ARPA file, maybe compressed, or a folder of parts; at an address that Spark
-                    reads
+        model       an ARPA file, possibly compressed, or a folder of parts, at an address that
+                    Spark reads
         output      folder to make; on a file system that the driver and all executors share
         slots       (4096,) the shard of each slot, instead of a balanced table
-        partitions  partitions of the n-grams; None: by their number
+        partitions  number of partitions; None chooses it by the number of n-grams
     Raises
         ArpaError, ConfigError, EstimationError, OSError
     Guarantees
         The files, byte for byte, and the name of the set are those of the local builder. The folder
         appears whole or not at all
     Cost
-        the driver holds the words and the 2-grams: what every client holds
+        the driver holds the words and the 2-grams in memory, as every client does
     """
     ShardSettings(shards)
     check_destination(output)

@@ -1,6 +1,6 @@
-"""Turns one part of a text into words and counted n-grams, by the local engine's code.
+"""Turns one part of a text into words and counted n-grams, with the local engine's code.
 
-Nothing here depends on Spark: functions map Arrow batches to Arrow batches, however text is cut.
+Nothing here depends on Spark: functions turn Arrow batches into Arrow batches, however text is cut.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ U32, I64 = np.uint32, np.int64
 
 
 def clean(column: Any) -> tuple[bytes, bytes, dict[LineFault, int], tuple[LineFault, int] | None]:
-    """(clean text, all text, faulty lines by fault, the first fault and its line from 0 on)."""
+    """Returns (clean text, all text, count of each fault, first fault and its line from 0 on)."""
     found: dict[LineFault, int] = {}
     first: tuple[LineFault, int] | None = None
     if column.null_count:
@@ -89,7 +89,7 @@ WORDS_SCHEMA = "word binary, count bigint, facts binary, path string, start bigi
 
 
 def words_of_text(batches: Iterable[pa.RecordBatch], skip: bool) -> Iterator[pa.RecordBatch]:
-    """The words of each part of a file, in the order in which they first occur, and its facts.
+    """Finds the words of each part of a file, in order of first occurrence, and the part's facts.
 
     Args
         batches  value binary, path string, start bigint: a line, its file, and the byte at
@@ -186,12 +186,12 @@ def counted(
     bounds: NDArray[np.uint64],
     block_tokens: int = BLOCK_TOKENS,
 ) -> Iterator[pa.RecordBatch]:
-    """N-grams of the highest order in batches of lines (`value`), counted as far as memory allows.
+    """Counts n-grams of the highest order in batches of lines (`value`), as far as memory allows.
 
     Args     bounds  (partitions - 1,) rising: the first pair of last words (`pairs_of`) of each
                      partition after the first
-    Returns  part: a partition;  value: its n-grams, (order + 1, n) uint32 by column: the most
-             recent word, those before it, and how often the n-gram occurs; sorted
+    Returns  rows (part, value): a partition, and its n-grams as sorted columns of (order + 1, n)
+             uint32: the most recent word, the words before it, how often the n-gram occurs
     """
     encoder = _Encoder(table, skip, block_tokens)
 
@@ -231,5 +231,5 @@ def _block(part: int, rows: list[NDArray[np.uint32]]) -> Iterator[pa.RecordBatch
 
 
 def pairs_of(last: NDArray[np.integer], before: NDArray[np.integer] | int) -> NDArray[np.uint64]:
-    """One number for the last word of an n-gram and the word before it; it sorts as the two do."""
+    """Packs an n-gram's last word and the word before it into one number that sorts as they do."""
     return last.astype(np.uint64) << np.uint64(32) | np.asarray(before, np.uint64)

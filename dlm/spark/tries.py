@@ -33,7 +33,7 @@ from dlm.spill.merge import merge_to_fan_in, merged_sums
 # Memory for pieces of runs while they are merged.
 MERGE_BYTES = 64 << 20
 
-# Rows of text that are one value: some 300 kB, which stay in cache on their way to a file.
+# Rows of text in one value: about 300 kB, which stay in cache on the way to a file.
 TEXT_ROWS = 1 << 13
 
 U32, I64, F32, F64 = np.uint32, np.int64, np.float32, np.float64
@@ -46,8 +46,8 @@ class Levels(NamedTuple):
     numbers need.
 
     words   the leftmost word of each n-gram
-    counts  twice its adjusted count, plus 1 if the n-gram is left out
-    sizes   of all but the highest order: number of n-grams that are one word longer to the left
+    counts  twice the adjusted count of each n-gram, plus 1 if the n-gram is left out
+    sizes   for orders below the highest: how many n-grams are one word longer to the left
     """
 
     words: list[Ids]
@@ -101,26 +101,26 @@ class Weights(NamedTuple):
 
 
 class HomeTrie(NamedTuple):
-    """The trie of a partition, which it keeps; `backoffs` of orders 2 and above, once known."""
+    """The trie that a partition keeps; `backoffs` are those of orders 2 and above, once known."""
 
     levels: Levels
     backoffs: list[NDArray[np.float32]]
 
 
 class Grams(NamedTuple):
-    """The n-grams of a partition that have their contexts in another."""
+    """The n-grams that partition `sender` sends to the partition of their contexts."""
 
     sender: int
     levels: Levels
 
 
-# For the contexts of some n-grams: the total count of what follows, in any integer type; and the
-# weight, unless this total is 1: then the weight is the discount of a count of 1.
+# For the contexts of some n-grams: the total count of what follows each context, in any integer
+# type; and the weight, unless the total is 1, for which it is the discount of a count of 1.
 Answer = tuple[NDArray[Any], NDArray[np.float64]]
 
 
 class Sums(NamedTuple):
-    """The answers: of each order from 2 on, for the n-grams that are kept."""
+    """The answers of partition `sender` for the kept n-grams, by order from 2 on."""
 
     sender: int
     sums: list[Answer]
@@ -138,8 +138,8 @@ def adjusted(
     known: NDArray[np.uint8] | None,
     bounds: NDArray[np.uint64],
 ) -> Iterator[tuple[int, Any]]:
-    """Turns counted n-grams (blocks of `text.counted`) into all orders with adjusted counts: a
-    HomeTrie, Grams, and an About if there are any."""
+    """Turns counted n-grams (blocks of `text.counted`) into n-grams of all orders with adjusted
+    counts. Yields a HomeTrie, Grams and, if there are any n-grams, an About."""
     memory = Memory(1 << 62, Path())
     runs = []
     for block in blocks:
@@ -182,8 +182,8 @@ def adjusted(
 
 
 def _homes(levels: Levels, bounds: NDArray[np.uint64]) -> list[NDArray[Any]]:
-    """The partition that has the context of each n-gram, by order from 2 on; for a word as context,
-    the first partition that may have it."""
+    """Finds the partition that has the context of each n-gram, by order from 2 on; if the context
+    is a word, the first partition that may have this word."""
     small = np.uint16 if len(bounds) < 1 << 16 else U32
     homes = [np.searchsorted(bounds, pairs_of(levels.words[1], 0), "right").astype(small)]
     for n in range(3, len(levels.words) + 1):
@@ -197,8 +197,8 @@ def _homes(levels: Levels, bounds: NDArray[np.uint64]) -> list[NDArray[Any]]:
 
 
 def _by_home(levels: Levels, bounds: NDArray[np.uint64]) -> Iterator[tuple[int, Levels]]:
-    """The n-grams of orders 2 and above by the home of their contexts. A 2-gram goes to each home
-    that may have its first word, since the 3-grams that it ends are in several partitions."""
+    """Splits the n-grams of orders 2 and above by the home of their contexts. A 2-gram goes to each
+    home that may have its first word, since the 3-grams that it ends are in several partitions."""
     top = len(levels.words)
     if top < 2:
         return
@@ -252,7 +252,7 @@ def weighed(
             sent[value.sender] = value.levels
         else:
             levels = value.levels
-    # In order of the n-grams' last words, not of arrival: sums of floats depend on the order.
+    # Senders are sorted, not taken as they arrive, since sums of floats depend on the order.
     senders = sorted(sent)
     answers: list[list[Answer]] = [[] for _ in senders]
     backoffs: list[NDArray[np.float32]] = []
@@ -306,7 +306,7 @@ def interpolated(
     words: WordBytes,
     bounds: NDArray[np.uint64],
 ) -> Iterator[tuple[int, bytes]]:
-    """Rows of ARPA sections, from order 2 on: order, and text without the last line end.
+    """Yields rows of ARPA sections, from order 2 on: the order, and text without its last line end.
 
     Args  values    the HomeTrie of the partition, and the Sums for it
           unigrams  (words,)  probabilities
@@ -363,7 +363,7 @@ def unigram_text(
     probs: NDArray[np.float32],
     backoffs: NDArray[np.float32] | None,
 ) -> Iterator[memoryview]:
-    """Blocks of rows of order 1; shapes (words,), `counts` with the PRUNED bit."""
+    """Yields the rows of order 1 in blocks; arrays are (words,), `counts` with the PRUNED bit."""
     words = WordBytes.of(table)
     for begin in range(0, len(counts), ROWS):
         ids = np.arange(begin, min(begin + ROWS, len(counts)), dtype=U32)

@@ -16,13 +16,13 @@ from dlm.files import naming, scratch_file
 
 _Number = TypeVar("_Number", bound=np.generic)
 
-HUGE_BYTES = 4 << 20  # minimum size of an array with large pages: rows are read in random order
+HUGE_BYTES = 4 << 20  # arrays from this size on have large pages, for reads in random order
 
 
 def anonymous(size_bytes: int) -> mmap.mmap:
-    """Memory that returns to the system with its last array, and is not resident until written to.
-    malloc would keep memory that threads free, which a memory limit cannot afford."""
-    # The map is private: for shared memory, another setting allows large pages, and it is off.
+    """Maps memory that goes back to the system with its last array, and is resident only once it is
+    written to. malloc would keep memory that threads free, and so exceed a memory limit."""
+    # The map is private, since large pages for shared memory need a setting that is usually off.
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size_bytes >= HUGE_BYTES:
         with contextlib.suppress(OSError):  # a system without large pages
@@ -42,9 +42,9 @@ class Storage:
     """Makes arrays in memory, or in files.
 
     Args        folder  for the files to which arrays are mapped; None keeps arrays in memory
-    Guarantees  a file has no name, so that it goes with its last array, or with a process that is
-                killed. Its space is reserved when the array is made: OSError if the disk is full;
-                if it were not reserved, the system could end the process later (SIGBUS)
+    Guarantees  a file has no name, so it is gone once its last array is, or its process is killed.
+                Its space is reserved when the array is made, with OSError if the disk is full;
+                without this, the system could end the process later (SIGBUS)
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:

@@ -1,5 +1,5 @@
-"""Columns of numbers or of rows, appended and read by place, in memory or in a file. A file without
-a name leaves nothing behind; a file with a name serves a later process."""
+"""Columns of numbers or of rows, appended and read by row number, in memory or in a file. A file
+without a name leaves nothing behind; a file with a name serves a later process."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def read_at(descriptor: int, views: list[memoryview], offset: int) -> bool:
 
 
 class Memory:
-    """The bytes that columns may take together, and have taken.
+    """Limits the memory that columns take together, and counts what they have taken.
 
-    Args  folder  for the files of columns that exceed the limit
+    Args  folder  folder for the files of columns that exceed the limit
     """
 
     def __init__(self, limit_bytes: int, folder: Path) -> None:
@@ -54,7 +54,7 @@ class Memory:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> bool:
-        """Whether this many more bytes may be taken; if so, they count as taken."""
+        """Returns whether this many more bytes may be taken; if so, they count as taken."""
         with self._lock:
             if self.used_bytes + size_bytes > self.limit_bytes:
                 return False
@@ -67,11 +67,11 @@ class Memory:
 
 
 class Column:
-    """Numbers, or rows of them, one after another.
+    """A sequence of numbers, or of rows of numbers.
 
-    Args        width   numbers per row; 0: rows are single numbers
-                memory  counts the memory taken; beyond its limit, everything is in an unnamed file
-                        in its folder. None: everything stays in memory, uncounted
+    Args        width   numbers per row; 0 means that rows are single numbers
+                memory  counts the memory taken; a column beyond its limit is in an unnamed file in
+                        its folder. If None, the column stays in memory and is not counted
                 path    file that holds all rows from the start, and stays until `remove`
                 most    maximum number of rows, if known; nothing is resident until it is written to
     Guarantees  a column in memory is read without a copy; a file with a name is synced by `finish`,
@@ -130,7 +130,7 @@ class Column:
             self._put(begin, rows)
 
     def read(self, begin: int, end: int) -> Array:
-        """The rows begin <= i < end, as far as there are any; not to be changed."""
+        """Returns the rows begin <= i < end that exist; the caller must not change them."""
         end = min(end, self._length)
         if self._held is not None:
             return self._array[begin:end]
@@ -155,7 +155,7 @@ class Column:
                 )
 
     def chunks(self, rows: int) -> Iterator[Array]:
-        """All rows, this many at a time; the last chunk may have fewer."""
+        """Yields all rows in chunks of `rows` rows; the last chunk may have fewer."""
         for begin in range(0, self._length, rows):
             yield self.read(begin, begin + rows)
 
@@ -191,7 +191,7 @@ class Column:
 
     @classmethod
     def open(cls, folder: Path, manifest: Mapping[str, Any]) -> Column:
-        """A finished column of another process; raises `SpillError` if it has changed."""
+        """Opens a column that another process finished; raises `SpillError` if it has changed."""
         path = folder / str(manifest["name"])
         column = cls(manifest["dtype"], manifest["width"])
         column._held, column.path, column._digest = None, path, xxhash.xxh3_128()
@@ -201,7 +201,7 @@ class Column:
                     column._digest.update(block)
                 size = file.tell()
         except FileNotFoundError as exc:
-            raise SpillError(f"{path} is missing") from exc
+            raise SpillError(f"{path} is missing; remove the folder and build again") from exc
         column._length = manifest["rows"]
         if size != column._length * column.row_bytes or column.manifest() != manifest:
             raise SpillError(

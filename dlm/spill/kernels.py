@@ -20,9 +20,9 @@ SMALL = 512  # rows up to which a sort here beats a return to the caller and num
 
 @kernel("uint32[:, :], out uint32[:], out uint32[:]")
 def column_range(rows, low, high):  # type: ignore[no-untyped-def]
-    """Smallest and largest value, low and high (K,), of each of the first K columns of rows (n, W).
+    """Fills low and high (K,) with the smallest and largest values of K columns of rows (n, W).
 
-    Trusts  K <= W, n >= 1: checked in sorter.Sorter
+    Trusts  K <= W and n >= 1, which sorter.Sorter checks
     """
     for j in range(len(low)):
         low[j] = rows[0, j]
@@ -40,13 +40,13 @@ def column_range(rows, low, high):  # type: ignore[no-untyped-def]
 def pack(rows, packed, begin, end, first, level, level_begin, segments, place_bits):  # type: ignore[no-untyped-def]
     """Packs one level of the keys of the rows whose places are in packed[begin:end].
 
-    Shapes   rows (n, W);  packed (n,)  places in the low `place_bits` bits; replaced from begin to
-             end
-             first  packed holds nothing yet: the places are begin .. end - 1
+    Shapes   rows (n, W)
+             packed (n,)  places in the low `place_bits` bits; replaced from begin to end
+             first  whether packed is still empty, so that the places are begin .. end - 1
              level_begin (L + 1,)  where each level begins in segments
              segments (S, 4)  column, value to subtract, bits to drop, bits to keep
     Returns  whether the new numbers ascend already
-    Trusts   places below n, level < L: sort.sort_order made them
+    Trusts   places below n and level < L, as sort.sort_order makes them
     """
     place_shift = np.uint64(place_bits)
     mask = (np.uint64(1) << place_shift) - np.uint64(1)
@@ -93,7 +93,7 @@ def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # t
              depth  the deepest frame in use; frames[0] covers the caller's part at the first call
     Returns  (begin, end, depth): the caller sorts packed[begin:end] and calls again; begin is -1
              when all is done
-    Trusts   as `pack` does; groups do not reach across the first frame's ends: sort.sort_order
+    Trusts   as `pack` does, and that sort.sort_order makes no frame that cuts a group
     """
     place_shift = np.uint64(place_bits)
     levels = len(level_begin) - 1
@@ -123,7 +123,7 @@ def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # t
 
 @kernel("uint64[:], int64, int64")
 def group_end(packed, at, place_bits):  # type: ignore[no-untyped-def]
-    """The first place, from `at` (1 to n) on, where a group of equal keys in `packed` begins."""
+    """Returns the first place from `at` (1 to n) on where a group of equal keys begins."""
     shift = np.uint64(place_bits)
     while at < len(packed) and packed[at] >> shift == packed[at - 1] >> shift:
         at += 1
@@ -134,7 +134,7 @@ def group_end(packed, at, place_bits):  # type: ignore[no-untyped-def]
 def gather(rows, packed, place_bits, out):  # type: ignore[no-untyped-def]
     """Copies the rows (n, W) at the places in `packed` (m,) to `out` (m, W), in that order.
 
-    Trusts  places below n: `pack` wrote them
+    Trusts  places below n, as `pack` writes them
     """
     mask = (np.uint64(1) << np.uint64(place_bits)) - np.uint64(1)
     width = rows.shape[1]
@@ -154,7 +154,7 @@ def _head(rows, row, key):  # type: ignore[no-untyped-def]
 
 @kernel
 def _tie_before(rows, key, run_a, row_a, run_b, row_b):  # type: ignore[no-untyped-def]
-    """Whether row a comes before row b, which has the same head; equal keys go by run."""
+    """Returns whether row a comes before row b, with the same head; equal keys go by run."""
     for j in range(2, key):
         a = rows[row_a, j]
         b = rows[row_b, j]
@@ -170,16 +170,16 @@ def _tie_before(rows, key, run_a, row_a, run_b, row_b):  # type: ignore[no-untyp
 def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-untyped-def]
     """Merges sorted runs until `out` is full or the buffer of one run is empty.
 
-    Shapes      rows (n, W)  the buffers of all runs;  out (m, W)  filled from row `filled` on
-                place, end (k,)  the rows of each run that are not merged yet, runs in the order of
-                    adding; place is moved on
+    Shapes      rows (n, W)  the buffers of all runs
+                out (m, W)  filled from row `filled` on
+                place, end (k,)  where each run's unmerged rows begin and end; place is advanced
                 head (k,)  scratch: the head of each run's next row
-                tree (k,)  scratch: at i >= 1 the loser of a match whose sides come from 2 i and
-                    2 i + 1; the runs themselves stand at k .. 2 k - 1
+                tree (k,)  scratch: at node i >= 1, the loser of the match between the winners of
+                    nodes 2 i and 2 i + 1; nodes k .. 2 k - 1 are the runs, in the order added
     Returns     (rows of out that are filled, run whose buffer is empty or -1)
     Guarantees  rows with equal keys come in the order of their runs
-    Cost        log2 k comparisons a row, and 2 k when called
-    Trusts      k >= 1, 0 <= place < end <= n, filled < m: merge.merged
+    Cost        log2 k comparisons per row, and 2 k per call
+    Trusts      k >= 1, 0 <= place < end <= n and filled < m, as merge.merged makes them
     """
     runs = len(place)
     width = rows.shape[1]
@@ -242,7 +242,7 @@ def add_up(rows):  # type: ignore[no-untyped-def]
     """Adds up the last numbers of neighbouring rows (n, W) that are otherwise equal, into one row.
 
     Returns     how many rows are left, at the beginning
-    Guarantees  a sum that exceeds 32 bits is two rows
+    Guarantees  rows whose sum would exceed 32 bits stay separate
     Trusts      n >= 1
     """
     last = rows.shape[1] - 1

@@ -42,7 +42,7 @@ class BlockReader(Protocol):
 
 
 class ColumnReader:
-    """Reads a column, (n, width) uint32; it stays open."""
+    """Reads a column (n, width), uint32, and leaves it open."""
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -75,7 +75,7 @@ def _ahead(chunks: Made[_Item]) -> Made[_Item]:
                 coming = pool.submit(next, chunks, None)
                 yield chunk
         finally:
-            # A generator at work in a thread cannot be closed.
+            # A generator that runs in a thread cannot be closed.
             with contextlib.suppress(Exception):
                 coming.result()
             chunks.close()
@@ -100,7 +100,7 @@ class _Feed:
             self._coming = self._pool.submit(self._reader.fill, self._rows[slice(*self._spans[0])])
 
     def next(self) -> tuple[int, int]:
-        """Where the run's next rows begin and end; both are equal at its end."""
+        """Returns where the run's next rows begin and end; both are equal at the run's end."""
         begin, end = self._spans[0]
         if self._coming is None:
             return begin, begin + self._reader.fill(self._rows[begin:end])
@@ -119,11 +119,11 @@ def merged(
     buffer_rows: int,
     threads: int,
 ) -> Chunks:
-    """Merged runs a chunk at a time; a chunk stays while the next is made, and no longer.
+    """Merges runs, and yields a chunk at a time; a chunk is valid until the next but one is made.
 
-    Args  runs  functions that open the runs, in the order they were added; each run has rows
+    Args  runs  functions that open the runs, in the order they were added; no run is empty
           buffer_rows  rows read from a run at a time
-    Cost  memory: two chunks, and buffers_of_run(threads) * buffer_rows a run
+    Cost  memory: two chunks, and buffers_of_run(threads) * buffer_rows rows per run
     """
     if not runs:
         return
@@ -158,11 +158,11 @@ def merged(
 
 
 def smallest_neighbours(sizes: Sequence[int], fan_in: int) -> slice:
-    """The smallest neighbouring runs, to merge next: as many as are needed and can be read at once.
+    """Chooses the smallest neighbouring runs to merge: as many as needed, and at most `fan_in`.
 
-    Only neighbours may be merged: the runs are in the order in which they were added.
+    Only neighbours may be merged, since runs must stay in the order in which they were added.
 
-    Args  sizes  of more than `fan_in` runs;  fan_in  runs that can be read at once, at least 2
+    Args  sizes  the rows of each run, for more than `fan_in` runs; `fan_in` is at least 2
     """
     count = min(fan_in, len(sizes) - fan_in + 1)
     ends = np.cumsum([0, *sizes])
@@ -171,10 +171,10 @@ def smallest_neighbours(sizes: Sequence[int], fan_in: int) -> slice:
 
 
 def merged_sums(columns: Sequence[Column], memory_bytes: int) -> Chunks:
-    """The rows of sorted columns (n, width) in order; rows of equal keys become one with their sum.
+    """Merges sorted columns (n, width); rows with equal keys become one row with their sum.
 
-    Chunks are as in `merged`; the first key of a chunk may be the last of the previous one, and a
-    sum that exceeds 32 bits is two rows. All numbers of a row but the last are its key.
+    Chunks are as in `merged`. The first key of a chunk may be the last of the previous chunk, and a
+    sum that exceeds 32 bits is in two rows. All numbers of a row but the last are its key.
 
     Args  memory_bytes  limit for pieces of the columns and for the merged rows
     """
@@ -191,7 +191,7 @@ def merged_sums(columns: Sequence[Column], memory_bytes: int) -> Chunks:
 
 
 def merge_to_fan_in(columns: list[Column], memory_bytes: int, memory: Memory) -> list[Column]:
-    """The rows in few enough columns to merge all at once; some rows of equal keys are added up."""
+    """Merges columns until all can be merged at once; some rows with equal keys are added up."""
     columns = list(columns)
     most = memory_bytes // (4 * columns[0].width) // (4 * MIN_PIECE) if columns else 2
     most = min(max(most, 2), MAX_COLUMNS)

@@ -1,4 +1,4 @@
-"""Sorted runs as files.
+"""Writes sorted runs to files, and reads them.
 
 A run is a header, then blocks of rows, each followed by its checksum. Numbers are in the
 machine's byte order: a run is read where it was written, and is not for exchange.
@@ -62,7 +62,7 @@ def _run_bytes(rows: int, width: int, block_rows: int) -> int:
 def write_run(
     path: Path, width: int, key: int, rows: int, block_rows: int, chunks: Iterable[Rows]
 ) -> tuple[Run, Replacement]:
-    """Writes a run of sorted chunks of whole blocks to a temporary file; `publish` renames it."""
+    """Writes sorted chunks, each of whole blocks, as a run to a file that `publish` renames."""
     header = _HEADER.pack(MAGIC, FORMAT_VERSION, width, key, block_rows, rows)
     header += _CHECK.pack(xxhash.xxh3_64_intdigest(header))
     digest = xxhash.xxh3_64(header)
@@ -205,7 +205,7 @@ def discard(directory: str | os.PathLike[str], name: str = "rows") -> None:
 
 
 def parse_manifest(folder: Path, manifest: Mapping[str, Any]) -> tuple[int, int, list[Run]]:
-    """Width, key and runs of a manifest; raises `SpillError` if it is not valid."""
+    """Returns a manifest's width, key and runs; raises `SpillError` for an invalid manifest."""
     try:
         found = (manifest["format"], manifest["format_version"])
         if found != (FORMAT_NAME, FORMAT_VERSION):
@@ -219,7 +219,7 @@ def parse_manifest(folder: Path, manifest: Mapping[str, Any]) -> tuple[int, int,
         if any(run.rows == 0 for run in runs):
             raise ValueError("a run has no rows")
         for run in runs:
-            # The name comes from a file, so nothing outside the folder may be opened.
+            # The name comes from a file, so it must not lead outside the folder.
             if not isinstance(run.name, str) or not RUN_NAME.fullmatch(run.name):
                 raise ValueError(f"{run.name!r:.80} is not the name of a run")
         if sum(run.rows for run in runs) != manifest["rows"]:

@@ -50,9 +50,9 @@ __all__ = ["MIN_MEMORY_BYTES", "Plan", "Run", "SortedRuns", "Sorter", "discard"]
 MIN_MEMORY_BYTES = 8 << 20
 MAX_WIDTH = 1024
 MAX_FAN_IN = 256  # runs merged at once: each is an open file
-BLOCK_BYTES = 256 << 10  # rows under one checksum, and the minimum that is read at once
-MAX_CHUNK_BYTES = 8 << 20  # merged rows before they are passed on
-MAX_READ_BLOCKS = 16  # read ahead from each run, if memory allows
+BLOCK_BYTES = 256 << 10  # bytes of rows under one checksum; no less is read at once
+MAX_CHUNK_BYTES = 8 << 20  # bytes of merged rows that are passed on at once
+MAX_READ_BLOCKS = 16  # blocks read ahead from each run, if memory allows
 SLACK_BYTES = 512 << 10  # bytes for everything except arrays: threads, paths, file objects
 
 
@@ -68,7 +68,7 @@ class Plan:
 
     @classmethod
     def of(cls, memory_bytes: int, width: int, threads: int) -> Plan:
-        """The plan for a limit; raises `ConfigError` if that is too low."""
+        """Makes the plan for a memory limit; raises `ConfigError` if the limit is too low."""
         if memory_bytes < MIN_MEMORY_BYTES:
             raise ConfigError(
                 f"sorting needs at least {MIN_MEMORY_BYTES:,} bytes of memory, but the limit is "
@@ -87,7 +87,7 @@ class Plan:
         )
 
     def read_blocks(self, runs: int) -> int:
-        """The blocks read at once from each of this many runs: fewer runs have more memory each."""
+        """Returns the blocks to read at once from each run; fewer runs have more memory each."""
         return max(1, min(self.fan_in // max(runs, 1), MAX_READ_BLOCKS))
 
 
@@ -186,8 +186,8 @@ class Sorter(Closeable):
             done += taken
 
     def finish(self, durable: bool = False) -> SortedRuns:
-        """Sorts the rest, and merges runs until all can be read at once. Afterwards, nothing may be
-        added.
+        """Sorts the remaining rows, and merges runs until all can be read at once. After this call,
+        no rows may be added.
 
         Args  durable  write runs even if everything fits in memory, so that there is a manifest
         Cost  if the R runs exceed the plan's fan-in F, all rows are read and written about
@@ -233,7 +233,7 @@ class Sorter(Closeable):
         self._used = 0
 
     def _merge_some(self) -> None:
-        """Merges the smallest neighbouring runs, as many as needed and readable, into one."""
+        """Merges the smallest neighbouring runs into one run, as `smallest_neighbours` chooses."""
         chosen = smallest_neighbours([run.rows for run in self._runs], self.plan.fan_in)
         old = SortedRuns(
             self.directory, self.width, self.key, self._runs[chosen], self.plan, self.threads
@@ -301,9 +301,9 @@ class SortedRuns(Closeable):
         memory_bytes: int,
         threads: int = 2,
     ) -> SortedRuns:
-        """The runs of a `manifest`, as another process left them; reads 8 bytes of every block.
+        """Opens the runs of a `manifest` that another process left; reads 8 bytes of every block.
 
-        Raises  SpillError   a run is missing, damaged or not the manifest's. This call
+        Raises  SpillError   a run is missing, damaged or not the one in the manifest. This call
                              checks the header and every checksum; reading checks the rows
                 ConfigError  memory_bytes is too little to merge so many runs
         """
@@ -322,14 +322,14 @@ class SortedRuns(Closeable):
                 if (found := reader.digest()) != run.xxh3_64:
                     raise SpillError(
                         f"{folder / run.name}, a sorted run, has checksum {found}; expected "
-                        f"{run.xxh3_64}: it is another run. {ADVICE}"
+                        f"{run.xxh3_64}: the file holds another run. {ADVICE}"
                     )
         return cls(folder, width, key, runs, plan, threads)
 
     def manifest(self) -> dict[str, Any]:
-        """The facts by which `open` finds the runs, for JSON; ValueError for rows in memory."""
+        """Returns what `open` needs to find the runs, for JSON; ValueError without runs on disk."""
         if self._memory is not None:
-            raise ValueError("rows in memory have no manifest; finish(durable=True) writes them")
+            raise ValueError("only runs on disk have a manifest; call finish(durable=True)")
         return {
             "format": FORMAT_NAME,
             "format_version": FORMAT_VERSION,
@@ -340,13 +340,13 @@ class SortedRuns(Closeable):
         }
 
     def blocks(self, max_rows: int) -> Chunks:
-        """All rows in order, a block at a time; may be called again, from the start.
+        """Yields all rows in order, a block at a time; each call begins at the first row.
 
-        Args     max_rows  of a block; blocks are smaller where memory_bytes asks for it, and at the
-                           end
+        Args     max_rows  maximum rows of a block; memory_bytes may require smaller blocks, and the
+                           last block may be smaller
         Returns  (n, width) uint32, n >= 1. A block is overwritten when the next is taken: copy rows
                  to keep them
-        Raises   SpillError  when it reaches a damaged block
+        Raises   SpillError  when a damaged block is reached
         Cost     sequential reads; the next block is merged while the caller uses this one. Each
                  iterator that is not exhausted or closed holds its own memory_bytes
         """

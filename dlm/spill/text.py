@@ -19,10 +19,10 @@ BATCH_ROWS = 512  # rows of a run in memory at a time while runs are merged
 
 
 def sorted_rows(rows: Iterable[Row], folder: Path, memory_bytes: int) -> Iterator[Row]:
-    """The rows sorted by key, as strings are compared; rows of one key keep their order.
+    """Sorts rows by their keys, compared as strings; rows with the same key keep their order.
 
-    Args  folder  where runs are written, if any;  memory_bytes  limit for the rows in memory
-    Cost  besides `memory_bytes`, BATCH_ROWS rows of each run: all are merged at once
+    Rows beyond `memory_bytes` are written to `folder` in sorted runs. All runs are merged at once,
+    which takes memory for BATCH_ROWS rows of each run besides `memory_bytes`.
     """
     by_key = itemgetter(0)
     file = folder / "rows.arrow"

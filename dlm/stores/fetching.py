@@ -36,8 +36,8 @@ def home() -> Path:
 
 
 def bound(folder: Path, names: str) -> None:
-    """Removes folders that no process uses from a cache, the least recently used first, until it
-    fits in $DLM_CACHE_SIZE."""
+    """Removes folders that no process uses from a cache, the least recently used first, until the
+    cache fits in $DLM_CACHE_SIZE."""
     size = os.environ.get("DLM_CACHE_SIZE")
     evict(folder, names, most_bytes=parse_size(size) if size else math.inf)
 
@@ -67,7 +67,7 @@ def _log(line: str) -> None:
 
 
 def remembered(kind: str, place: RemotePath, look: Callable[[], str], tell: Tell = _log) -> str:
-    """What `look` finds about a URL; if the store is unavailable, the last such result."""
+    """Returns what `look` finds about a URL or, if the store is unavailable, found last."""
     file = home() / f"{_digest(kind, str(place))}.found"
     try:
         found = look()
@@ -83,7 +83,7 @@ def remembered(kind: str, place: RemotePath, look: Callable[[], str], tell: Tell
 
 
 def fetch_object(place: RemotePath, tell: Tell = lambda line: None) -> Path:
-    """The cached file of an object; a new file if the object has changed. Raises ConfigError,
+    """Returns the cached file of an object, and fetches it first if needed. Raises ConfigError,
     FormatError, AuthenticationError, UnavailableError, FileNotFoundError."""
 
     def look() -> str:
@@ -114,10 +114,10 @@ def fetch(
     check: Callable[[Path], None],
     tell: Tell = lambda line: None,
 ) -> None:
-    """Fetches an object to `path`, unless it is there.
+    """Fetches an object to `path`, unless that exists.
 
     Args    check  raises the error for a damaged file, which is then removed
-    Raises  FormatError  it has another size;  ConfigError  the disk refuses it; and what
+    Raises  FormatError  the object has another size;  ConfigError  the disk refuses it; and what
             `fetch_object` raises
     """
     if path.exists():
@@ -158,8 +158,8 @@ def _remove(part: Path) -> None:
 def fetch_parts(
     place: RemotePath, part: Path, size: int, step: Callable[[int], None] = lambda done: None
 ) -> None:
-    """Fills a file with an object. Its journal has the object's version, and the numbers of the
-    parts that are on disk."""
+    """Fills a file with an object. The file's journal has the object's version, and the numbers of
+    the parts that are on disk."""
     version, found, _ = head(place)
     if found != size:
         raise FormatError(f"{place} has {found} bytes; expected {size}. Push it again")

@@ -55,7 +55,7 @@ class RemotePath:
         # with which `put` replaces that version.
         self._seen: tuple[str, bytes, Mapping[str, Any]] | None = None
         self._looked, self._told = 0.0, ""
-        self._looking = 0  # the process that is looking; a forked child looks for itself
+        self._looking = 0  # the process that checks the store; a forked child checks for itself
 
     def __reduce__(self) -> tuple[type[RemotePath], tuple[str, str, str]]:
         return RemotePath, (self.scheme, self.root, self.key)
@@ -146,14 +146,14 @@ class RemotePath:
             self._seen = found
 
     def replace(self, content: bytes, why: str) -> bool:
-        """Replaces the version that was last read or written; if none was, makes a new object. A
-        copy beside it has the time, the user and the reason. False, and nothing is written, if the
-        object has changed since; a store without conditional writes loses that change."""
+        """Replaces the version that was last read or written, or else creates the object. A copy
+        beside the object has the time, the user and the reason. Returns False, and writes nothing,
+        if the object has changed since; a store without conditional writes loses that change."""
         if self._seen is not None and self._seen[1] == content:
             return True
         at, user = datetime.now(UTC), os.environ.get("USER") or f"uid {os.getuid()}"
         made = call(put, self, content, {} if self._seen is None else self._seen[2])
-        if made is None:  # perhaps it was written, but the answer was lost
+        if made is None:  # perhaps the object was written, but the answer was lost
             return self.read_bytes(fresh=True) == content
         self._seen = version_of(made), content, made
         who = f"{user}@{socket.gethostname()}: {' '.join(why.split())}"
@@ -162,7 +162,7 @@ class RemotePath:
         return True
 
     def history(self) -> list[tuple[str, bytes]]:
-        """Who replaced the object, when and why, and its content then; the oldest first."""
+        """Returns who replaced the object, when and why, with its content then; oldest first."""
         folder = self.parent / f"{self.name}{HISTORY}"
         found = [(folder / name).read_bytes() for name in call(_names, folder)]
         versions = [one.partition(b"\n") for one in found]
@@ -173,7 +173,7 @@ AnyPath: TypeAlias = Path | RemotePath
 
 
 def located(named: str | os.PathLike[str]) -> Any:
-    """The `RemotePath` that a text names, or else its `Path`. `Path` takes a slash away from `s3://`."""
+    """Returns the `RemotePath` or else the `Path` that a text names. `Path` would drop a slash."""
     if isinstance(named, RemotePath):
         return named
     text = os.fspath(named)
@@ -227,7 +227,7 @@ def call(do: Callable[..., T], *args: Any) -> T:
 
 @cache
 def opened(scheme: str, root: str) -> Any:
-    """The library's store. It makes all retries; no other code of this package retries."""
+    """Opens the library's store, which makes all retries; nothing else in this package retries."""
     try:
         from obstore import store
     except ModuleNotFoundError as exc:
@@ -258,9 +258,9 @@ def opened(scheme: str, root: str) -> Any:
 
 
 def _hub_digest(place: RemotePath) -> str:
-    """SHA-256 of a large file; the hub gives it when it redirects to another server for the
-    content."""
-    # Slow imports, since every command imports this file.
+    """Returns the SHA-256 of a large file, which the hub sends when it redirects to another server
+    for the content."""
+    # These imports are slow, and every command imports this file.
     from urllib.error import HTTPError
     from urllib.request import HTTPRedirectHandler, Request, build_opener
 
@@ -300,7 +300,7 @@ def _hub_token() -> str:
 
 @contextmanager
 def telling(place: RemotePath) -> Iterator[None]:
-    """Turns the library's errors into dlm's, since their texts contain signed addresses."""
+    """Turns the library's errors, whose texts contain signed addresses, into dlm's errors."""
     from obstore import exceptions
 
     try:
@@ -361,7 +361,7 @@ def put(
     **more: Any,
 ) -> Mapping[str, Any] | None:
     """Writes an object; a file is sent in parts. With a condition, replaces only the version that
-    the condition names; with an empty one, writes only a new object; otherwise returns None."""
+    the condition names, or with an empty one creates the object; returns None if it cannot."""
     import obstore
     from obstore.exceptions import AlreadyExistsError, NotSupportedError, PreconditionError
 

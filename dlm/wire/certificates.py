@@ -1,4 +1,4 @@
-"""Certificates, keys and authorities: PEM files, checked before gRPC gets them.
+"""Reads PEM files of certificates, keys and authorities, and checks them before gRPC uses them.
 
 gRPC ends the process if a certificate or key is empty. It reports other unusable files only when it
 connects, as an unreachable peer.
@@ -43,7 +43,7 @@ _SHORT = {
 def read_certificates(
     context: ssl.SSLContext | None = None, /, *, ca: str = "", cert: str = "", key: str = ""
 ) -> Contents:
-    """The content of these files, checked.
+    """Checks these files, and returns their contents.
 
     Args    context    an SSL context to load the files into
             ca         the authorities that are trusted
@@ -74,8 +74,8 @@ def read_certificates(
 
 
 def expiry_of(chain: bytes) -> float:
-    """When the first of these PEM certificates expires, in seconds since 1970; nan if one does not
-    follow RFC 5280."""
+    """Returns when the first of these PEM certificates expires, in seconds since 1970; nan if a
+    certificate does not follow RFC 5280."""
     blocks = re.findall(
         rb"BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.+?)-----END", chain, re.DOTALL
     )
@@ -86,8 +86,8 @@ def expiry_of(chain: bytes) -> float:
 
 
 def _not_after(der: bytes) -> float:
-    """The expiry. By RFC 5280, 4.1, a certificate's first part is a sequence: an optional version,
-    a serial number, an algorithm, the issuer, and the validity, which has a start and an end."""
+    """Returns the expiry. By RFC 5280, 4.1, a certificate begins with a sequence: a version (which
+    is optional), a serial number, an algorithm, the issuer, and the validity: its start and end."""
     at = _content(der, _content(der, 0)[0])[0]
     for _ in range(3 + (der[at] == _VERSION)):
         at = _content(der, at)[1]
@@ -106,7 +106,7 @@ def _content(der: bytes, at: int) -> tuple[int, int]:
 
 
 def subject_of(certificate: Mapping[str, Any] | None) -> str:
-    """The subject of a certificate as `ssl` decodes it, in gRPC's form (RFC 2253); "" for none."""
+    """Returns the subject of a certificate that `ssl` decoded, as gRPC writes it (RFC 2253)."""
     said = [
         "+".join(
             f"{_SHORT.get(kind, kind)}={_escaped(value)}" for kind, value in reversed(together)
@@ -117,7 +117,7 @@ def subject_of(certificate: Mapping[str, Any] | None) -> str:
 
 
 def _escaped(value: str) -> str:
-    """The text with special characters and bytes beyond printable ASCII escaped."""
+    """Escapes special characters, and bytes beyond printable ASCII, in the text."""
     marked = re.sub(r'[,+"\\<>;]|^[# ]| \Z', r"\\\g<0>", value).encode()
     return "".join(chr(byte) if 32 <= byte < 127 else f"\\{byte:02X}" for byte in marked)
 

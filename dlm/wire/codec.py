@@ -25,7 +25,7 @@ CHECKSUM_SEED = 0  # DO NOT CHANGE: on the wire
 M = TypeVar("M", bound=Message)
 
 # A log10 above 0 is not a probability. But models whose probabilities do not sum to 1 in every
-# context have such scores where they back off with weights above 0, which ARPA files do not bound.
+# context have such scores after log10 back-off weights above 0, which ARPA files do not bound.
 MAX_LOG10_PROB = np.finfo(np.float32).max
 
 SHARD_SET_BYTES = 16
@@ -95,7 +95,7 @@ def _packed(array: NDArray[np.generic], dtype: np.dtype) -> bytes:
 
 
 def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
-    """The bytes of a ScoreRequest, and its checksum, which the reply depends on."""
+    """Returns the bytes of a ScoreRequest, and its checksum, which the reply's checksum covers."""
     parts = (
         _packed(groups.context_lengths, _U8),
         _packed(groups.context_words, _U32),
@@ -118,7 +118,7 @@ def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> t
 
 
 def exchange_tail(sequence: int, timeout_us: int, sent_us: int) -> bytes:
-    """The bytes that Exchange appends to a ScoreRequest: joined protobuf messages merge."""
+    """Returns the bytes that Exchange appends to a ScoreRequest: joined protobuf messages merge."""
     return bytes(
         pb.ScoreRequest(
             sequence=sequence, timeout_us=timeout_us, sent_us=sent_us
@@ -127,25 +127,25 @@ def exchange_tail(sequence: int, timeout_us: int, sent_us: int) -> bytes:
 
 
 def decode_score_request(data: bytes, *, max_queries: int) -> ScoreRequest:
-    """A ScoreRequest whose arrays fit together.
+    """Decodes a ScoreRequest, and checks that its arrays fit together.
 
     Raises  DamagedMessage    the checksum is wrong
             OversizedMessage  there are more than `max_queries` queries
-            ProtocolError     not a message, an array has a wrong length, the counts do not add
-                              up, or a context asks nothing
+            ProtocolError     the bytes are no message, an array has a wrong length, the counts do
+                              not add up, or a context has no words to score
     """
     return read_score_request(parse(pb.ScoreRequest(), data), max_queries=max_queries)
 
 
 def read_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
-    """`decode_score_request` of an already parsed message."""
+    """Like `decode_score_request`, for a message that is already parsed."""
     request = open_score_request(m, max_queries=max_queries)
     check_counts(request.groups)
     return request
 
 
 def open_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
-    """`read_score_request` without `check_counts`, for callers that call it elsewhere."""
+    """Like `read_score_request`, for callers that call `check_counts` elsewhere."""
     # Read once, since each access of a field creates a Python object.
     shard_set, shard = m.shard_set, m.shard
     parts = m.context_lengths, m.context_words, m.pairs, m.word_counts, m.words
@@ -178,7 +178,7 @@ def _check_request(given: int, shard_set: bytes, shard: int, parts: Sequence[byt
 
 
 def check_counts(groups: QueryGroups) -> None:
-    """Raises `ProtocolError` unless the counts add up and each context asks something."""
+    """Raises `ProtocolError` unless the counts add up and each context has words to score."""
     if len(groups.word_counts) != len(groups.context_lengths):
         raise ProtocolError(
             f"received {len(groups.context_lengths)} context lengths but "
@@ -209,7 +209,7 @@ def check_pairs(pairs: NDArray[np.uint32] | None, contexts: int) -> None:
 
 
 def encode_score_reply(request: ScoreRequest, packed: NDArray[np.uint8]) -> bytes:
-    """The bytes of a ScoreReply with packed answers, (7 Q,): all of log10_prob, then the rest."""
+    """Returns the bytes of a ScoreReply; `packed` (7 Q,) is log10_prob, then the uint8 columns."""
     data, queries = packed.tobytes(), len(packed) // 7
     a, b, c = 4 * queries, 5 * queries, 6 * queries
     parts = data[:a], data[a:b], data[b:c], data[c:]
@@ -246,7 +246,7 @@ class BlockRequest(NamedTuple):
     pairs: NDArray[np.uint32]
     skips: NDArray[np.uint32]
     checksum: int
-    sequence: int | None = None  # number of the message in Exchange, if it came in one
+    sequence: int | None = None  # the message's number in Exchange; None outside Exchange
     timeout_us: int = 0
     sent_us: int = 0
 
@@ -259,7 +259,7 @@ def encode_block_request(
     pairs: NDArray[np.uint32],
     skips: NDArray[np.uint32],
 ) -> tuple[bytes, int]:
-    """The bytes of a ContextBlockRequest, and its checksum, which the reply depends on."""
+    """Returns a ContextBlockRequest's bytes and its checksum, which the reply's checksum covers."""
     parts = (
         context_lengths.astype(np.uint8, copy=False).tobytes(),
         context_words.astype(_U32, copy=False).tobytes(),
@@ -280,9 +280,9 @@ def encode_block_request(
 
 
 def carry_block_request(data: bytes) -> bytes:
-    """An encoded ContextBlockRequest in the ScoreRequest that carries it in Exchange.
+    """Wraps an encoded ContextBlockRequest in a ScoreRequest, to be sent in Exchange.
 
-    The ScoreRequest itself asks nothing; a server that does not know the field sends no answers.
+    The ScoreRequest itself has no queries; a server that does not know the field sends no answers.
     """
     request = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = request.shard_set, request.shard
@@ -294,7 +294,7 @@ def carry_block_request(data: bytes) -> bytes:
 
 
 def carried_block_reply(data: bytes) -> bytes:
-    """The encoded ContextBlockReply in a ScoreReply; raises `UnknownCall` if it has none."""
+    """Unwraps the ContextBlockReply from a ScoreReply; raises `UnknownCall` if there is none."""
     reply = bytes(parse(pb.ScoreReply(), data).context_block)
     if not reply:
         raise UnknownCall(
@@ -310,7 +310,7 @@ def read_carried_block_request(m: pb.ScoreRequest, *, max_queries: int) -> Block
 
 
 def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
-    """A ContextBlockRequest whose arrays fit together; raises what `decode_score_request` does."""
+    """Decodes a ContextBlockRequest, and checks it; raises what `decode_score_request` does."""
     m = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = m.shard_set, m.shard
     parts = m.context_lengths, m.context_words, m.pairs, m.skips
@@ -339,7 +339,7 @@ def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
 
 
 def encode_block_reply(request: BlockRequest, stored: StoredWords) -> bytes:
-    """The bytes of the ContextBlockReply to `request`, in a ScoreReply if it came in Exchange."""
+    """Returns the ContextBlockReply to `request`, in a ScoreReply if `request` came in Exchange."""
     parts = (
         stored.totals.astype(_U32, copy=False).tobytes(),
         stored.counts.astype(_U32, copy=False).tobytes(),
@@ -379,10 +379,10 @@ def decode_block_reply(
     order: int,
     vocabulary_size: int,
 ) -> StoredWords:
-    """What the server stores after the contexts of the request with `request_checksum`.
+    """Decodes the reply to a ContextBlockRequest: the words that the server stores after contexts.
 
-    Args    skips  those of the request, below the vocabulary's size
-    Raises  ProtocolError  it is not a message, answers another request, shard or shard set, was
+    Args    skips  the `skips` of the request, below the vocabulary's size
+    Raises  ProtocolError  the reply is no message, is to another request, shard or shard set, was
                            damaged in transit, or breaks a rule of proto/README.md, "ContextBlock"
     """
     m = parse(pb.ContextBlockReply(), data)
@@ -442,10 +442,10 @@ def _fault_of_block(stored: StoredWords, skips: NDArray[np.uint32], vocabulary_s
             f"below {vocabulary_size}"
         )
     return {
-        kernels.COUNT: "received more words after a context than are stored there",
+        kernels.COUNT: "received more words after a context than its total allows",
         kernels.NO_PROGRESS: "received none of the words that are stored",
         kernels.RISE: "received words after a context that are not in rising order",
-        kernels.WEIGHT: "received a weight that is not finite",
+        kernels.WEIGHT: "received a back-off weight that is not finite",
         kernels.NGRAM: "received a word that is stored after fewer than two words",
     }[int(fault)]
 
@@ -477,10 +477,10 @@ def check_refusal(reply: pb.ScoreReply) -> None:
 def decode_score_reply(
     data: bytes, *, shard_set: bytes, shard: int, queries: int, request_checksum: int
 ) -> Answers:
-    """The answers to the request with `request_checksum`.
+    """Decodes the reply to the request with `request_checksum`.
 
-    Raises  ProtocolError  not a message, answers another request, shard or shard set, has another
-                           number of answers, or was damaged in transit
+    Raises  ProtocolError  the reply is no message, is to another request, shard or shard set, has
+                           too few or too many answers, or was damaged in transit
     """
     m = parse(pb.ScoreReply(), data)
     parts = m.log10_probs, m.matched_orders, m.ngram_lengths, m.state_lengths
@@ -573,7 +573,7 @@ def heartbeat_checksum(reply: pb.HeartbeatReply) -> int:
 def encode_chunk(
     data: bytes | memoryview, *, shard_set: bytes, shard: int, offset: int, file_bytes: int
 ) -> pb.DownloadChunk:
-    """One chunk of a file, at most `CHUNK_BYTES`, compressed if that makes it smaller."""
+    """Encodes a chunk of a file, at most `CHUNK_BYTES`; compresses it if that saves bytes."""
     raw = bytes(data)
     packed = pa.Codec("zstd", 3).compress(raw, asbytes=True) if raw else b""
     smaller = len(packed) < len(raw)
@@ -596,10 +596,10 @@ def _chunk_checksum(shard_set: bytes, shard: int, offset: int, file_bytes: int, 
 def decode_chunk(
     chunk: pb.DownloadChunk, *, shard_set: bytes, shard: int, offset: int, file_bytes: int
 ) -> bytes:
-    """The bytes of a chunk that must start at `offset` of a file of `file_bytes`.
+    """Decodes a chunk, which must start at `offset` in a file of `file_bytes`.
 
-    Raises  ProtocolError  another shard, shard set or offset, larger than `CHUNK_BYTES`, past
-                           the end of the file, does not decode, or damaged in transit
+    Raises  ProtocolError  the chunk is of another shard, shard set or offset, exceeds `CHUNK_BYTES`
+                           or the file, cannot be decompressed, or was damaged in transit
     """
     if chunk.shard_set != shard_set or chunk.shard != shard:
         raise ProtocolError(
@@ -629,7 +629,7 @@ def decode_chunk(
             ) from exc
     else:
         raise ProtocolError(
-            f"this dlm does not know chunk encoding {chunk.encoding}; use the server's version"
+            f"this dlm does not know chunk encoding {chunk.encoding}; install the server's"
         )
     expected = _chunk_checksum(shard_set, chunk.shard, offset, file_bytes, raw)
     if len(raw) != chunk.raw_bytes or expected != chunk.checksum:

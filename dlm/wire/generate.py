@@ -1,10 +1,10 @@
-"""Makes dlm/wire/_pb from proto/: ``python -m dlm.wire.generate [OUTPUT]`` in a checkout.
+"""Generates dlm/wire/_pb from proto/: ``python -m dlm.wire.generate [OUTPUT]`` in a checkout.
 
-It makes the modules of every contract, and an OpenAPI description of the gateway's contract, which
-callers use by POST with canonical JSON.
+The output has Python modules for every contract, and an OpenAPI description of the gateway, to
+whose methods callers POST canonical JSON.
 
-Needs the `dev` extra. grpcio-tools is pinned there: its 1.81 series writes code that protobuf 6.33
-and 7 both load, and the result is committed, so users need no generator.
+Needs the `dev` extra, which pins grpcio-tools: the 1.81 series writes code that protobuf 6.33 and 7
+both load. The output is committed, so users need no generator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GATEWAY = "dlm/v1/lm.proto"
 PROTOS = ("dlm/v1/shard.proto", GATEWAY)
 OPENAPI = "lm.openapi.json"
 
-# Field numbers of FileDescriptorProto, DescriptorProto and so on, which give a comment's place.
+# Field numbers of FileDescriptorProto, DescriptorProto and so on, which make up a comment's path.
 _MESSAGES, _ENUMS, _SERVICES, _FIELDS, _METHODS = 4, 5, 6, 2, 2
 _BY_KIND: dict[int, dict[str, Any]] = {
     FieldDescriptorProto.TYPE_STRING: {"type": "string"},
@@ -87,7 +87,7 @@ def generate(output: Path) -> list[Path]:
 
 
 def openapi(file: FileDescriptorProto) -> dict[str, Any]:
-    """The description, with the comments of the proto file; needs its source info."""
+    """Returns the OpenAPI description, with the comments in the proto file's source info."""
     comments = {
         tuple(place.path): " ".join((place.leading_comments or place.trailing_comments).split())
         for place in file.source_code_info.location

@@ -1,7 +1,7 @@
 """HTTP/1.1 for the pages of a server and the calls of a gateway, with limits on bytes and time.
 
-It is stricter than RFC 9112 where HTTP parsers have differed: a request states its length once, in
-one way, and its lines end with CR LF.
+The rules are stricter than RFC 9112 where HTTP parsers have differed: a request states its length
+once, in one way, and ends its lines with CR LF.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ HEAD_S = 5.0  # time limit for the head of a request, from its first byte or fro
 IDLE_S = 75.0  # seconds between two requests of one connection
 BODY_S = 20.0  # time limit for a body
 WRITE_S = 10.0  # time limit for a client to read its answer
-LINGER_S = 2.0  # time for a client to notice that its request was refused unread
-LINGER_READS = 256  # reads of READ_BYTES that are discarded in that time
+LINGER_S = 2.0  # seconds for a client to notice that its request was refused unread
+LINGER_READS = 256  # most reads of READ_BYTES that are discarded within LINGER_S
 READ_BYTES = 64 << 10
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -63,8 +63,8 @@ class HttpRequest:
 
     length   unread bytes of the body; None if it comes in chunks
     keeps    whether the client may send another request on its connection
-    body     reads the body; None if it is too large; raises BadRequest (cut off), TimeoutError
-    who      the subject of its certificate, or its address; `peer` is the address with the port
+    body     reads the body, None if too large; raises BadRequest if it is cut off, or TimeoutError
+    who      the client's certificate subject, or address; `peer` is the address with the port
     """
 
     method: str
@@ -89,7 +89,7 @@ class Connections:
     """The connections of the running loop, each of which answers one request at a time.
 
     Args  refusal  makes the answer to an invalid or failed request, from its status and a text
-          most     maximum of connections; beyond it, the one that has been idle longest is closed
+          most     maximum number of connections; beyond it, the longest idle connection is closed
           keeps    whether a connection may take another request now
           fault    logs that an answer failed
     """
@@ -106,7 +106,7 @@ class Connections:
     ) -> None:
         self.answer, self.refusal, self.fault = answer, refusal, fault
         self.body_bytes, self.keeps, self._most = body_bytes, keeps, most
-        # Both begin with the oldest; `idle` has those between requests, or being sent an answer.
+        # Oldest first. `idle` has connections that are between requests or being sent an answer.
         self.open: dict[Task, None] = {}
         self.idle: dict[Task, None] = {}
 
@@ -236,8 +236,8 @@ class _Connection:
         return bytes(body)
 
     async def _line(self, body_bytes: int) -> bytes:
-        """The next line of a chunked body; BadRequest if the lines outweigh the chunks. Other tasks
-        get a turn, since data that has already arrived is read without waiting."""
+        """Reads a line of a chunked body; BadRequest if the lines outweigh the chunks. Gives other
+        tasks a turn, since data that has already arrived is read without waiting."""
         line = await self._reader.readuntil(b"\n")
         self._framing += len(line) + 2
         if self._framing > HEAD_BYTES + body_bytes // 8 or not line.endswith(b"\r\n"):
@@ -262,11 +262,11 @@ class _Connection:
             await self._writer.drain()
 
     async def _linger(self, unread: bool) -> None:
-        """Waits until the other end has read the answer: closing on unread bytes would reset it."""
+        """Waits for the peer to read the answer: a close on unread bytes resets the connection."""
         if self._writer.can_write_eof():
             self._writer.write_eof()
         elif not unread:
-            self._writer.close()  # TLS announces the end, and waits for the other end to do so
+            self._writer.close()  # TLS announces the end, and waits until the peer does, too
         async with asyncio.timeout(LINGER_S):
             for _ in range(LINGER_READS):
                 if not await self._reader.read(READ_BYTES):

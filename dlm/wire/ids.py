@@ -1,5 +1,5 @@
-"""Ids of models and shard sets as people write them: by their first hex digits; and how many sets a
-server may hold."""
+"""Checks ids of models and shard sets as people write them: the first hex digits. Also says how
+many shard sets a server may hold."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 from dlm.errors import ConfigError
 
-MAX_SHARD_SETS = 64  # no server holds more, and no client asks one for more
+MAX_SHARD_SETS = 64  # no server holds more shard sets, and no client asks for more
 
 
 def check_beginning(model: str) -> str:
-    """`model` in lower case; raises `ConfigError` unless it can begin the id of a model."""
+    """Returns `model` in lower case; raises `ConfigError` if no id can begin with it."""
     if re.fullmatch(r"[0-9a-f]{6,32}", model.lower()):
         return model.lower()
     raise ConfigError(

@@ -11,9 +11,9 @@ from dlm.ngram.kernels import NO_RANK
 
 @kernel("uint8[:], uint32[:]", nogil=False)
 def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
-    """The number of words in all contexts, that of words asked for, and whether a context has none.
+    """Returns the sum of each array, and whether any word count is 0.
 
-    Fewer than 2^31 contexts cannot reach 2^63: hostile counts never wrap around to the right total.
+    Fewer than 2^31 counts sum to less than 2^63, so hostile counts cannot wrap to the right total.
     """
     contexts = np.int64(0)
     words = np.int64(0)
@@ -31,11 +31,11 @@ def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint32[:], uint32[:], uint32[:], float32[:], uint8[:], int64")
 def block_fault(totals, counts, skips, words, log10_backoffs, ngram, size):  # type: ignore[no-untyped-def]
-    """The first fault of a ContextBlockReply, as one of the numbers above, and its place.
+    """Returns the first fault of a ContextBlockReply, a number from TOTAL to NGRAM, and its index.
 
     Shapes  totals, counts, skips (C,); words, ngram (Q,); log10_backoffs (B,)
             size  of the vocabulary, in words
-    Trusts  Q = sum(counts): the lengths of a reply are checked before
+    Trusts  Q = sum(counts): the caller has checked the lengths of the reply
     """
     left = np.int64(0)
     at = np.int64(0)
@@ -72,10 +72,10 @@ def block_fault(totals, counts, skips, words, log10_backoffs, ngram, size):  # t
 def out_of_range(  # type: ignore[no-untyped-def]
     log10_prob, matched, ngram, state, context_lengths, word_counts, ranks, order, most_log10
 ):
-    """Place of the first answer outside the ranges of proto/README.md, "Score"; -1 for none.
+    """Returns the index of the first answer outside the ranges of proto/README.md, "Score", or -1.
 
     Shapes  log10_prob, matched, ngram, state, ranks (Q,); context_lengths, word_counts (C,)
-    Trusts  Q = sum(word_counts): the lengths of a reply are checked before
+    Trusts  Q = sum(word_counts): the caller has checked the lengths of the reply
     """
     at = 0
     for i in range(len(word_counts)):

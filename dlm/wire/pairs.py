@@ -1,7 +1,7 @@
 """Reduces grpc.aio's work per operation, by means that are not public in gRPC.
 
-gRPC reports each operation by a byte from its own thread to the loop. As one operation, a message
-of a stream and its reply wake the loop of a client, and that of a server, once instead of twice.
+gRPC reports each operation by a byte from its own thread to the loop. A stream's message and its
+reply, as one operation, wake a client's loop, and a server's, once instead of twice.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ AVAILABLE = all(hasattr(cygrpc, name) for name in _NAMES)
 _NO_FLAGS = 0
 MOST_WAKES = 1024
 _QUEUE = "PollerCompletionQueue"
-# Fewest and most calls to request from gRPC ahead: one to wait for, others to show a flood.
+# The fewest and most calls asked of gRPC ahead of time: one to wait for, others to show a flood.
 LEAST_AHEAD, MOST_AHEAD = 2, 64
 
 
 def call_of(context: Any) -> Any:
-    """The call for `send_and_receive`, from a servicer context; None for other contexts.
+    """Returns a servicer context's call, for `send_and_receive`; None for other contexts.
 
-    The context has it in a field that only the garbage collector can see.
+    The context has the call in a field that only the garbage collector can see.
     """
     if not AVAILABLE:
         return None
@@ -42,7 +42,7 @@ def call_of(context: Any) -> Any:
 async def send_and_receive(call: Any, message: bytes, loop: asyncio.AbstractEventLoop) -> Any:
     """Sends `message`, and returns the next message; None if the call or the peer's stream ended.
 
-    Meanwhile gRPC sends nothing else. Waits until the peer has read `message` and sent another.
+    Waits until the peer has read `message` and sent another; until then gRPC sends nothing else.
     """
     receive = cygrpc.ReceiveMessageOperation(_NO_FLAGS)
     both = cygrpc.SendMessageOperation(message, _NO_FLAGS), receive
@@ -82,7 +82,7 @@ def ask(
 def when_ended(call: Any, ended: Callable[[], object]) -> None:
     """Registers `ended`, which is called when a client's call has ended."""
     if AVAILABLE:
-        # The public method makes a reference cycle, which keeps gRPC's threads.
+        # The public method makes a reference cycle, which keeps gRPC's threads alive.
         call._cython_call.add_done_callback(ended)
     else:
         call.add_done_callback(lambda _: ended())
@@ -99,9 +99,9 @@ def cancel(call: Any) -> None:
 
 
 class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
-    """Makes gRPC hand over calls as they arrive. Its own server asks for one, waits until its
-    thread has woken the loop, and asks for the next. The calls of a flood would then queue in gRPC,
-    before anybody knows their callers."""
+    """Makes gRPC hand over calls as they arrive. gRPC's own server asks for a call, waits until
+    gRPC's thread has woken the loop, and asks for the next, so the calls of a flood would queue in
+    gRPC before their callers are known."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -109,11 +109,11 @@ class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
         self._ahead = LEAST_AHEAD
 
     def _make_request_call_future(self, method: bytes | None) -> Any:
-        if method is not None:  # a method with a separate queue: there are few
+        if method is not None:  # a method with a separate queue: such methods are few
             return super()._make_request_call_future(method)
         if self._asked and self._asked[0].done():  # calls are waiting
             self._ahead = min(2 * self._ahead, MOST_AHEAD)
-        else:  # one request fewer, since each takes work
+        else:  # one request fewer, since each request takes work
             self._ahead = max(self._ahead - 1, LEAST_AHEAD)
         while len(self._asked) < self._ahead:
             task = super()._make_request_call_future(method)
@@ -131,8 +131,8 @@ class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def accepting_ahead() -> Iterator[None]:
-    """Inside the block, new servers of grpc.aio ask for many calls ahead; with a version whose
-    internals differ, nothing changes."""
+    """Inside the block, new servers of grpc.aio ask for many calls ahead; with a version of gRPC
+    whose internals differ, nothing changes."""
     usual = cygrpc.AioServer
     cygrpc.AioServer = _AheadServer
     try:
@@ -146,8 +146,8 @@ def few_wakes(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Removes all but the last of the bytes by which gRPC wakes this loop.
 
     If many operations end together, gRPC reports all of them when the loop takes the first byte;
-    each further byte wakes it for nothing. About 280 bytes fit in the socket: beyond that, gRPC's
-    thread waits until one is taken, and reads nothing from the network.
+    each further byte wakes the loop for nothing. About 280 bytes fit in the socket: beyond that,
+    gRPC's thread waits until a byte is taken, and reads nothing from the network.
     """
     targets = [getattr(thread, "_target", None) for thread in threading.enumerate()]
     queues = [getattr(target, "__self__", None) for target in targets]
@@ -162,7 +162,7 @@ def few_wakes(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     def take() -> None:
         """All loops of a process share the socket; each reports all operations, whoever owns them.
 
-        So another loop may take bytes at any time; those that a loop leaves must wake one again.
+        So another loop may take bytes at any time; a byte is then put back, to wake a loop again.
         """
         removed = b""
         with contextlib.suppress(BlockingIOError):
@@ -174,7 +174,7 @@ def few_wakes(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         except BlockingIOError:
             if removed:
                 waking.send(removed[:1])
-        except Exception:  # e.g. of a closed loop: other operations wait behind this one
+        except Exception:  # e.g. for a closed loop: other operations wait behind it
             waking.send(b"\0")
             raise
 

@@ -47,9 +47,9 @@ def signature(*paths: Path) -> Signature:
 
 
 def require_file(path: Path) -> None:
-    """Raises `ConfigError` for a folder, a pipe or a device; it does not report a missing file.
+    """Raises `ConfigError` for a folder, a pipe or a device, but not for a missing file.
 
-    Called before opening, since opening a named pipe without a writer waits forever.
+    Call this before a file is opened: opening a named pipe without a writer waits forever.
     """
     try:
         mode = path.stat().st_mode
@@ -60,13 +60,13 @@ def require_file(path: Path) -> None:
 
 
 def read_secret(path: Path) -> bytes:
-    """The content of a file that other users cannot read.
+    """Returns the content of a file, after checking that other users cannot read it.
 
-    Only its owner may read it; or, if it belongs to root, its group too, which is how orchestrators
-    and service managers pass secrets to a process. Root itself reads it when changing it.
+    Only the file's owner may read it; or, if root owns it, also its group, since orchestrators and
+    service managers pass secrets to a process in this way. Root itself can read any file.
 
-    Raises  ConfigError  not a regular file, cannot be read, larger than 1 MiB, or other users can
-            read it
+    Raises  ConfigError  the file is not regular, cannot be read, is larger than 1 MiB, or can be
+            read by other users
     """
     require_file(path)
     try:
@@ -95,7 +95,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def lines_of(content: bytes, path: Path) -> list[tuple[int, str]]:
-    """(number, text) of the lines of a file of secrets, without comments and empty lines.
+    """Returns (number, text) per line of a secret file, without comments and empty lines.
 
     Raises  ConfigError  bytes are not ASCII, or the last line has no end, as in a half-written
                          file. No message repeats the file's content
@@ -112,7 +112,7 @@ def lines_of(content: bytes, path: Path) -> list[tuple[int, str]]:
         try:
             out.append((number, line.decode("ascii").strip()))
         except UnicodeDecodeError:
-            raise ConfigError(f"{path}, line {number}: its bytes are not ASCII text") from None
+            raise ConfigError(f"{path}, line {number}: the line is not ASCII text") from None
     return out
 
 

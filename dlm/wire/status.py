@@ -1,4 +1,4 @@
-"""gRPC status codes and dlm's errors: one table, both ways (proto/README.md, "Errors")."""
+"""Converts gRPC status codes to dlm's errors, and back (proto/README.md, "Errors")."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dlm.errors import (
 )
 
 REASON_KEY = "dlm-reason"  # DO NOT CHANGE: trailing metadata of a refusal, on the wire
-MAX_TEXT = 1000  # characters of a server's text in an error
+MAX_TEXT = 1000  # most characters of a server's text that an error shows
 PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRPC's own name (gRFC A6): when to retry
 
 
@@ -112,7 +112,7 @@ ADVICE = (
 )
 
 
-# gRPC's words if it reached nobody: what it tried, the code, the address and the cause.
+# gRPC's words if it reached no server: what it tried, the code, the address and the cause.
 _NOT_CONNECTED = re.compile(
     r"failed to connect to all addresses; last error: (?:[A-Z_]+: )?(?:ipv[46]:\S+: )?"
     r"(?:Failed to connect to remote host: )?(?P<cause>.+)",
@@ -129,14 +129,14 @@ def _cause(code: grpc.StatusCode, details: str) -> str:
 
 
 def advice_on(details: str) -> str | None:
-    """Advice on a connection that was not made, if gRPC's words show it; otherwise None."""
+    """Returns advice on a failed connection if gRPC's words show the cause; otherwise None."""
     if "failed to connect" not in details:
         return None
     return next((advice for words, advice in ADVICE if words in details), None)
 
 
 def plain(text: str) -> str:
-    """A server's text made safe for a terminal: one short line without control characters.
+    """Makes a server's text safe for a terminal: one short line without control characters.
 
     Escape sequences, line ends and changes of text direction are shown as Python writes them. Every
     text of a server that becomes an error passes through here.
@@ -146,7 +146,7 @@ def plain(text: str) -> str:
 
 
 def reason_of(error: grpc.RpcError) -> Reason | None:
-    """The reason a server gave, or None if it gave none that this version knows."""
+    """Returns the reason that a server gave; None if this version does not know the reason."""
     return _reason(_metadata(error, REASON_KEY))
 
 
@@ -167,7 +167,7 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     kind = ERROR_OF.get(code, ProtocolError)
     details = error.details() if hasattr(error, "details") else str(error)
-    # A dlm server gives a reason; without one the words are gRPC's, and perhaps nobody was there.
+    # A dlm server gives a reason; otherwise the words are gRPC's, and perhaps no server was there.
     answered = reason_of(error) is not None
     if not answered and any(words in (details or "") for words in TORN):
         kind = ShardDown

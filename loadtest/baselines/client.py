@@ -1,7 +1,7 @@
 """A client of a baseline, with the interface `replay.Asked`.
 
 All messages of a round are sent together, over dlm's own connections and Exchange streams. Its
-states are unchanged contexts; it returns no next states, since baselines have none.
+states are unchanged contexts; `extend` returns no next states, since baselines have none.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class BaselineHandle:
         return Contexts(ids, lengths)
 
     async def extend(self, states: Contexts, words: NDArray[np.uint32]) -> Scores:
-        """(K, W) scores of words (W,) after every context, or of words (K, W)."""
+        """Scores words (W,) after every context, or words (K, W); the result is (K, W)."""
         shape = len(states.lengths), words.shape[-1]
         found = await self._client.score(Call.of(states.ids, states.lengths, words))
         return Scores(found.reshape(shape), np.zeros(shape, np.uint8))

@@ -20,7 +20,7 @@ from dlm.ngram.query import Answers, QueryGroups
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB
 from loadtest.baselines import kernels as kernels
 
-FULLNESS = 1.5  # places per n-gram
+FULLNESS = 1.5  # places in a table per n-gram
 
 Order = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]
 
@@ -68,7 +68,7 @@ class Ngrams:
         return Ngrams(self.vocabulary_size, self.orders[:order])
 
     def stored_pairs(self) -> NDArray[np.uint32]:
-        """(n, 2) pairs after which longer n-grams are stored; the client's bits (DLM 3.1)."""
+        """The pairs (n, 2) after which longer n-grams are stored; clients mark them (DLM 3.1)."""
         found = [np.empty((0, 2), np.uint32), *(r[w != 0] for r, _, w in self.orders[1:2])]
         for rows, _, weights in self.orders[2:]:
             found += [rows[:, -3:-1], rows[weights != 0][:, -2:]]
@@ -130,15 +130,15 @@ class HashIndex:
         lengths: NDArray[np.uint8],
         words: NDArray[np.uint32],
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8], int]:
-        """Algorithm 1 for each context (Q, width), its `lengths` (Q,) and its word (Q,): log10
-        P, matched orders, searches in all."""
+        """Runs Algorithm 1 for each context (Q, width), with its length (Q,) and word (Q,); returns
+        log10 P, matched orders and the total of searches."""
         out, orders = np.empty(len(words), np.float32), np.empty(len(words), np.uint8)
         searches = kernels.score(*self.tables, contexts, lengths, words, out, orders)
         return out, orders, int(searches)
 
 
 def pair_table(pairs: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """The keys of pairs; never empty, so that "no pair" differs from "pairs unknown"."""
+    """Returns the keys of pairs; never empty, so that "no pair" differs from "pairs unknown"."""
     return _table([(pairs, np.zeros(len(pairs), np.float32))])[0]
 
 

@@ -29,7 +29,7 @@ compiled = numba.njit(nogil=True, cache=True)
 
 @compiled
 def fold(h, word):  # type: ignore[no-untyped-def]
-    """The key of an n-gram from that of its suffix and the word before it (SplitMix64's mixing)."""
+    """Returns an n-gram's key, from its suffix's key and its first word (SplitMix64's mixing)."""
     h = h + np.uint64(0x9E3779B97F4A7C15) * (np.uint64(word) + np.uint64(1))
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -87,7 +87,7 @@ def owner(by, u, v, servers, slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def owners(by, rows, end, servers, slots, out):  # type: ignore[no-untyped-def]
-    """The server of each row, by its two words before column `end`, or by all if `by` is -1."""
+    """Finds each row's server, by the two words before column `end`, or by all if `by` < 0."""
     for r in range(len(rows)):
         if by < 0:
             key = np.uint64(0)
@@ -105,7 +105,7 @@ def algorithm_1(  # type: ignore[no-untyped-def]
 ):
     """Runs DLM Algorithm 1 on two hash tables; returns (log10 P, matched order, searches).
 
-    Guarantees  the bits of `dlm.ngram.backoff.score`, where the tables hold what it needs
+    Guarantees  the same bits as `dlm.ngram.backoff.score`, if the tables hold all that is needed
     """
     length = end - begin
     grams = np.empty(LONGEST_CONTEXT + 1, np.uint64)
@@ -202,10 +202,10 @@ def score(  # type: ignore[no-untyped-def]
 
 @compiled
 def asks_servers(cached, stored, contexts, lengths, out):  # type: ignore[no-untyped-def]
-    """Whether each context needs more than the client's own n-grams.
+    """Tells whether each context needs more than the client's own n-grams.
 
-    Args  cached  orders that the client holds
-          stored  keys of pairs after which something is stored; empty if not known
+    Args  cached  number of orders that the client holds
+          stored  keys of pairs after which longer n-grams are stored; empty if unknown
     """
     width = contexts.shape[1]
     for r in range(len(lengths)):
@@ -223,15 +223,15 @@ def look_up(  # type: ignore[no-untyped-def]
     """Fills in a call's look-ups on servers, some of which may be equal; returns their number.
 
     Args    low, high  lengths of n-grams that EXACT asks for in this round
-            active     (Q,) queries that are asked
+            active     (Q,) whether each query is asked
     Shapes, Q queries, room for Q * order + C * order look-ups
             row, words   (Q,) context and word of each query
-            server       -1 where any will do
+            server       -1 where any server will do
             at_row, length  context: the last `length` words of that row
-            asked        its word, or `WEIGHT_OF` - j for the weight of the last j words
+            asked        the word, or `WEIGHT_OF` - j for the weight of the last j words
             key          equal for equal look-ups
             target       the query, or the row of a weight
-            weight       length of the row's suffix whose weight it is; 0 for a probability
+            weight       length of the context's suffix whose weight is asked; 0 for a probability
     """
     n = 0
     width = contexts.shape[1]
@@ -289,7 +289,7 @@ def look_up(  # type: ignore[no-untyped-def]
 
 @compiled
 def pack(contexts, order, at_row, length, asked, server, whole):  # type: ignore[no-untyped-def]
-    """Packs look-ups in this order, as in `QueryGroups`: a message per server, or per look-up.
+    """Packs look-ups in `order`, as in `QueryGroups`: a message per server, or per look-up.
 
     Args     order  look-ups by server, then row, then length
              whole  whether all look-ups on a server travel together
@@ -340,7 +340,7 @@ def combine(  # type: ignore[no-untyped-def]
     mode, probs, prob_values, weights, weight_values, unigrams, unigram_weights,
     contexts, lengths, remote, row, words, found, orders, suffix_weights, out,
 ):  # fmt: skip
-    """The scores of a call, from what servers said and the client's own n-grams.
+    """Computes a call's scores from servers' answers and the client's own n-grams.
 
     Args  probs, ...      tables of the client: 2-grams alone
           found, orders   (Q,) of each query: log10 probability, and order of its n-gram or 0

@@ -31,7 +31,7 @@ from loadtest.children import start_child
 
 MAX_QUERIES = 1 << 20
 MAX_MESSAGE_BYTES, MAX_IN_FLIGHT = 4 << 20, 1024
-SHARD_SET = bytes(codec.SHARD_SET_BYTES)  # servers have only one
+SHARD_SET = bytes(codec.SHARD_SET_BYTES)  # baselines have only one shard set
 STOP_S = 10.0
 
 
@@ -85,8 +85,8 @@ def _mode(system: str) -> int:
 
 @contextmanager
 def running(ngrams: Path, system: str, servers: int) -> Iterator[list[str]]:
-    """Addresses of servers of a system on this machine, until the end of the block. They read the
-    n-grams from the file `ngrams`.
+    """Runs a system's servers on this machine until the end of the block, and yields their
+    addresses. The servers read the n-grams from the file `ngrams`.
 
     Raises  ShardDown  a server did not start; its message is on standard error
     """

@@ -33,7 +33,7 @@ RECORD_BYTES = 8  # bytes of a word id and a value, for the balance
 class System:
     """A way to serve a model.
 
-    name     short, as rows name it;  title  for people
+    name     short name, used in rows;  title  name for people
     mode     what servers answer: WHOLE if a server has everything that its query needs, LONGEST if
              it has all probabilities, EXACT if it has neither
     by       for WHOLE: SLOTS for dlm's table, PAIR for the hash of two words, WORD for that of one
@@ -147,7 +147,7 @@ class Placed:
 
 @lru_cache(2)
 def slot_bytes(ngrams: Ngrams) -> NDArray[np.int64]:
-    """(4096,) bytes of the probabilities and weights under each slot."""
+    """(4096,) number of bytes that each slot's probabilities and weights take."""
     out = np.zeros(4096, np.int64)
     for rows, _, weights in ngrams.orders[2:]:
         held = rows[weights != 0]
@@ -168,7 +168,7 @@ class Cache:
         return cls(HashIndex(ngrams.upto(2)), pair_table(ngrams.stored_pairs()))
 
     def asks_servers(self, call: Call, cached: int = 2, stored: bool = True) -> NDArray[np.bool_]:
-        """(C,) contexts for which clients query servers; `cached`, `stored` as in `System`."""
+        """(C,) whether a context needs servers; arguments `cached`, `stored` as in `System`."""
         out = np.empty(len(call.lengths), np.bool_)
         known = self.stored if stored else np.empty(0, np.uint64)
         kernels.asks_servers(cached, known, call.contexts, call.lengths, out)
@@ -181,7 +181,7 @@ class Call:
 
     contexts  (C, order - 1), most recent word last;  lengths (C,)
     row       (Q,) context of each query;  words (Q,)
-    place     index among the Q of the answer to each requested pair
+    place     which of the Q queries answers each requested pair
     """
 
     contexts: NDArray[np.uint32]
@@ -228,7 +228,7 @@ class Caller:
         """Yields messages, receives their answers, and returns log10 P of each distinct query.
 
         Args        merged  whether there is one message per server, whatever the system sends
-        Guarantees  the bits of `dlm.ngram.backoff.score`
+        Guarantees  the same bits as `dlm.ngram.backoff.score`
         """
         system, queries = self._placed.system, len(call.words)
         remote = self.remote(call)
@@ -315,7 +315,7 @@ def _messages(
 class Counts:
     """The cost of a trace.
 
-    messages, looked_up  per server: messages, and their look-ups
+    messages, looked_up  number of messages to each server, and of look-ups in them
     contexts  number of messages if only queries of one context travelled together
     rounds    rounds of messages, each of which waits for the previous one
     per_call  (rounds, messages, look-ups) of each call
@@ -346,7 +346,7 @@ def calls_of(trace: Trace, vocabulary: Vocabulary, order: int) -> list[Call]:
 def counted(
     calls: Sequence[Call], placed: Placed, cache: Cache, whole: HashIndex, audio_s: float
 ) -> Counts:
-    """The messages of successive calls, computed from `whole`, the index of all n-grams."""
+    """Counts the messages of successive calls, answered from `whole`, the index of all n-grams."""
     caller = Caller(placed, cache, whole.order)
     system = placed.system
     messages, looked_up = (np.zeros(placed.servers, np.int64) for _ in range(2))

@@ -1,6 +1,6 @@
 """Finds the capacity of a cluster: the highest rate before p99, CPU or errors cross a limit.
 
-The rate is doubled until a run crosses a limit, then the range between is halved. The next rate is
+The rate is doubled until a run crosses a limit, then the last step is halved. The next rate is
 a function of the measurements so far, so an interrupted search can continue.
 """
 
@@ -24,7 +24,7 @@ FILE = "capacity.json"
 LEAST_RATE = 0.5  # requests per second; a cluster that cannot serve this serves nothing
 MAX_POINTS = 40
 FAILED_SHARE = 0.01
-OTHERS_SHARE = 0.15  # of the machine, for other work; proxies and this process use a little
+OTHERS_SHARE = 0.15  # share of the machine that other work may use without a warning
 P99, CPU, FAILURES, DRIVER = "p99", "cpu", "failures", "driver"
 
 
@@ -32,9 +32,9 @@ P99, CPU, FAILURES, DRIVER = "p99", "cpu", "failures", "driver"
 class Limits:
     """The limits that end the search.
 
-    p99_ms     from the planned time
-    cpu_share  of the machine, by clients and servers, if they share it; else of one core, by the
-               busiest server process
+    p99_ms     p99 of the latency, which counts from the planned time
+    cpu_share  CPU use of clients and servers, as a share of their machine; or, if they have several
+               machines, of the busiest server process, as a share of one core
     """
 
     p99_ms: float = 50.0
@@ -55,7 +55,7 @@ class Point:
 
     rate       planned requests per second; `sent_per_s` is the rate that was drawn from it
     cpu_share  the share that is compared with the limit
-    crossed    the limit that it crossed, or empty;  why  the same in words
+    crossed    the limit that the run crossed, or empty;  why  the same in words
     """
 
     rate: float
@@ -185,7 +185,7 @@ def next_rate(points: Sequence[Point], first: float, precision: float, most: flo
 
 
 def knee(points: Sequence[Point]) -> tuple[Point | None, Point | None]:
-    """The highest point below the lowest that crossed a limit, and that one; each may be None."""
+    """Returns the highest point below the lowest that crossed a limit, and the latter, or None."""
     badly = min((p for p in points if p.crossed), key=lambda p: p.rate, default=None)
     below = [p for p in points if not p.crossed and (badly is None or p.rate < badly.rate)]
     return max(below, key=lambda p: p.rate, default=None), badly
@@ -218,7 +218,7 @@ def build_capacity(
     """The content of capacity.json.
 
     Args  settings  settings of the search: it can only be resumed with the same
-          ended     "found", or why not
+          ended     "found", or why the search ended early
           report    report of the last run, for facts that all runs share
     """
     best, badly = knee(points)
@@ -228,7 +228,7 @@ def build_capacity(
         if others > OTHERS_SHARE:
             warnings.append(
                 f"other work took up to {100 * others:.0f} % of the clients' machine: without it, "
-                "the cluster would take more"
+                "the cluster would handle more"
             )
     return {
         "format": FORMAT,
@@ -290,7 +290,7 @@ def search(
     """Measures rate after rate until the knee is known; returns "found", or why it ended before.
 
     Args  measure  runs a load test at a rate
-          keep     takes all points after each run, "running" or why the search ended, the report
+          keep     called after each run: all points, "running" or why the search ended, the report
           points   known points; new ones are added
     """
     report: Report | None = None

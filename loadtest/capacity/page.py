@@ -1,4 +1,4 @@
-"""A capacity report as one HTML page: p99, CPU and answers against the rate."""
+"""Makes one HTML page of a capacity report: p99, CPU and answers against the rate."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def capacity_page(found: dict[str, Any]) -> str:
         large = [
             (number(knee["rate"]), "requests per second"),
             (number(knee["audio_s_per_s"]), "audio streams at a time"),
-            (number(knee["p99_ms"], "ms"), "p99 latency there"),
+            (number(knee["p99_ms"], "ms"), "p99 latency at that rate"),
             (number(60 * knee["messages_per_s"]), "messages per minute"),
             (percent(knee["cpu_share"]), "CPU, " + _whose(found)),
         ]

@@ -1,7 +1,7 @@
 """Sizes a cluster: the number of servers and their memory for a number of audio streams of a trace.
 
-Every figure is computed from the trace, the model and the measured cost of a message. Pure
-functions; `assumptions` states their assumptions in words.
+Every figure is computed from the trace, the model and the measured cost of a message. All functions
+are pure; `assumptions` states their assumptions in words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORMAT, VERSION = "dlm cluster plan", 1
 COSTS = Path(__file__).parent / "costs.json"
 MIB = 1 << 20
 # Bytes of a word or 2-gram, and of a longer n-gram, in books5 (4.0 M n-grams, exact); and the share
-# of the former, near a large model's (5 % of 283 M n-grams; 51 % in books5).
+# of words and 2-grams, near a large model's (5 % of 283 M n-grams; 51 % in books5).
 LOW_BYTES, HIGH_BYTES, LOW_SHARE = 6.4, 6.3, 0.1
 ENCODINGS = {"exact": 1.0, "compact": 0.57}  # bytes over exact's, at 6 bits (dlm/index/README.md)
 MOST_SHARDS, MOST_REPLICAS = 256, 32
@@ -55,7 +55,7 @@ class Model:
 
     shards      bytes of all shards together
     low_orders  bytes that each host of clients holds: words and 1- and 2-grams
-    largest     size of the largest shard over the mean of all
+    largest     size of the largest shard, divided by the mean size
     """
 
     name: str
@@ -103,8 +103,8 @@ class Wishes:
 class Cluster:
     """A cluster size that fits.
 
-    cpu_share       of the processes of the busiest server
-    degraded_share  the same while one of its replicas is gone; None for a single replica
+    cpu_share       CPU use of the busiest server, as a share of its processes' cores
+    degraded_share  the same while a replica of that server is gone; None for a single replica
     """
 
     shards: int
@@ -120,7 +120,7 @@ class Cluster:
 
 
 def costs_of(path: Path | None) -> Costs:
-    """The costs of a capacity report, or the packaged figures; ConfigError if it measured none."""
+    """Returns a capacity report's costs, or the packaged costs; ConfigError if it has none."""
     from loadtest.capacity.capacity import read_capacity
 
     if path is None:
@@ -156,8 +156,8 @@ def model_of_manifest(name: str, manifest: Manifest) -> Model:
 
 
 def model_of_counts(text: str, encoding: str) -> Model:
-    """The model with these n-grams by order, `200k,1.5M,4M`, or in total, `100M`; else
-    ConfigError."""
+    """Returns the model for numbers of n-grams by order, such as `200k,1.5M,4M`, or in total, such
+    as `100M`; raises `ConfigError` for other text."""
     if encoding not in ENCODINGS:
         raise ConfigError(f"--encoding is {encoding}; expected {' or '.join(ENCODINGS)}")
     counts = [_count(part) for part in text.split(",")]
@@ -186,7 +186,7 @@ def _count(text: str) -> float:
 
 
 def traffic_of(slotted: Slotted, audio_s: float) -> Callable[[int], Traffic]:
-    """The cost of a trace's requests on this many shards; slots are balanced by their queries."""
+    """Makes a function of the number of shards: a trace's cost; slots are balanced by queries."""
     load = slotted.load()
 
     def at(shards: int) -> Traffic:
@@ -216,7 +216,7 @@ def fitting(
     traffic: Callable[[int], Traffic],
     requests_per_audio_s: float,
 ) -> Cluster:
-    """The fewest servers that fit, even while one is gone; among equals, the fewest shards.
+    """Finds the fewest servers that suffice, even while one is gone; of those, the fewest shards.
 
     Raises  ConfigError  no number of servers fits: the smallest shard and the processes exceed a
                          server's memory, or the traffic is too high
@@ -320,8 +320,8 @@ def assumptions(
     per, then = traffic.queries_per_message, costs.queries_per_message
     if per is not None and then is not None:
         found.append(
-            f"That was at {then:.3g} queries per message; this plan has {per:.3g}. More queries "
-            "cost more, about a microsecond each."
+            f"The cost is for {then:.3g} queries per message; this plan has {per:.3g}. More "
+            "queries cost more, about a microsecond each."
         )
     if counted:
         found.append(

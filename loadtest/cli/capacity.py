@@ -1,5 +1,5 @@
-"""`python -m loadtest capacity` and `plan`: find the highest rate of a cluster, and the needed size
-of a cluster."""
+"""`python -m loadtest capacity` and `plan`: find the highest rate that a cluster can take, and the
+size of cluster that a load needs."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def capacity(
 
 
 def _free(folder: Path, rate: float) -> Path:
-    """A folder for a run at a rate that no earlier run, such as an interrupted one, has used."""
+    """Returns a folder for a run at this rate, unused by earlier runs, such as interrupted ones."""
     for number in range(1, 1000):
         place = folder / (f"{rate:g}" if number == 1 else f"{rate:g}-{number}")
         if not place.exists():

@@ -29,7 +29,7 @@ def chaos(
     ] = Path("chaos.toml"),
     script: Annotated[
         Path | None,
-        typer.Option(help="File of lines `at SECONDS command`; chaos ends after the last."),
+        typer.Option(help="File of lines `at SECONDS command`; chaos ends after the last line."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--random", help="Seed of random faults, for --minutes.")
@@ -46,8 +46,8 @@ def chaos(
 
     Give the file of --through to clients that should see the faults. Commands, one per line, where
     N is a server's place in cluster.toml: kill N, stop N, continue N; slow N MS, stall N P, drop N
-    [P], partition N, blackhole N, half-open N, corrupt N P, heal N|all; list. It ends with the
-    script or the minutes, else with standard input (or Ctrl-C), and heals all but kills.
+    [P], partition N, blackhole N, half-open N, corrupt N P, heal N|all; list. Chaos ends with the
+    script or the minutes, or else with standard input (or Ctrl-C). It heals all but kills.
 
     Example: python -m loadtest chaos cluster.toml --through chaos.toml
     """
@@ -110,7 +110,7 @@ def _run(
     listening, typed = sys.stdin is not None, b""
     while waiting or (listening and ends_with_input):
         left_s = max(waiting[-1][0] - (time.monotonic() - begun), 0.0) if waiting else None
-        # No thread reads the input: a thread that does so while Python exits would crash it.
+        # No thread reads the input: a thread that reads while Python exits would crash Python.
         if not select.select([0] if listening else [], [], [], left_s)[0]:
             _do(chaos, waiting.pop()[1])
             continue
@@ -134,5 +134,5 @@ def _do(chaos: Chaos, command: Command) -> None:
     try:
         print(f"{at} {chaos.do(command)}", flush=True)
     except (ConfigError, ProcessLookupError) as exc:
-        # A missing server is no reason to stop; a script may cause it by design.
+        # A missing server is no reason to stop; a script may kill one by design.
         print(f"{at} {command}: {exc}", flush=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from loadtest.paper.result import Result, Setup
 
 OUTPUT = Path("loadtest-results/paper")
-FILE_WIDTH = 140  # columns of tables that go into a file
+FILE_WIDTH = 140  # characters per line of tables that go into a file
 
 
 def paper(
@@ -62,14 +62,14 @@ def paper(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Use the smallest sizes, to see it work; do not quote the figures."
+            "--quick", help="Use the smallest sizes, only to try the command; do not quote figures."
         ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the tables.")] = False,
 ) -> None:
     """Make the tables and figures of the DLM paper's evaluation.
 
-    These are the tables of its section 4, beside its own numbers. Every row says whether it was
+    They repeat section 4 of the paper, beside its own numbers. Every row says whether it was
     measured, simulated or computed. Results in --output are not computed again. KenLM's sizes need
     its build_binary: name its folder in DLM_KENLM_BIN. The exit status is 1 if an experiment
     failed.

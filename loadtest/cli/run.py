@@ -1,4 +1,4 @@
-"""`python -m loadtest run`, and how a report is shown."""
+"""`python -m loadtest run`: runs a load test, and shows its report."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(
     ] = None,
     concurrency: Annotated[
         int,
-        typer.Option(min=0, help="Instead, decoders that wait for each answer (closed loop)."),
+        typer.Option(min=0, help="Instead of a rate: decoders that wait for each answer."),
     ] = 0,
     arrival_pattern: Annotated[
         str | None,
@@ -91,7 +91,7 @@ def run(
 ) -> None:
     """Run a load test and write a report: JSON, CSV, HTML.
 
-    Without options it takes two minutes, on a cluster that it starts on this machine. The exit
+    Without options, a test takes two minutes, on a cluster started on this machine. The exit
     status is 1 if nothing could be measured, or the run ended early by itself; 130 after Ctrl-C.
 
     Example: python -m loadtest run --cluster cluster.toml --request-rate 200
@@ -235,7 +235,7 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[str]], title: str 
 
 
 def show_report(report: dict[str, Any]) -> None:
-    """Shows the figures, and what a reader must know first."""
+    """Prints the figures of a report, then its warnings."""
     from loadtest.report.table import rows_of, tables_of, warnings_of
 
     print_table(("", ""), rows_of(report), "Load test")

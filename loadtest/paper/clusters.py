@@ -1,4 +1,4 @@
-"""Shard sets, servers and loads that experiments share."""
+"""Makes the shard sets, servers and loads that experiments share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cores_here() -> int:
 
 
 def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:
-    """The model in `shards` shards, built once; `setup.model` if it has that many."""
+    """Returns the model in `shards` shards, built once, or `setup.model` if it has as many."""
     manifest = read_manifest(setup.model)
     if manifest.shards == shards and manifest.encoding == encoding:
         return setup.model
@@ -55,14 +55,14 @@ def serving(setup: Setup, shards: int) -> Iterator[Path]:
 
 
 def closed(concurrency: int, seconds: float, warmup_s: float = 1.0) -> Load:
-    """Decoders that send the next request as soon as they have an answer."""
+    """A load of decoders that send the next request as soon as they have an answer."""
     return Load((Segment(seconds, 1.0),), concurrency, warmup_s=warmup_s)
 
 
 def loaded(
     setup: Setup, name: str, cluster: Path, trace: Path, load: Load, processes: int = 1
 ) -> Report:
-    """Runs a load on a cluster and returns its report; its records stay in `setup.work`."""
+    """Runs a load on a cluster and returns the report; the run's records stay in `setup.work`."""
     folder = setup.work / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -73,7 +73,7 @@ def loaded(
 
 
 def kept(setup: Setup, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of `make` as JSON, per model, trace and version; `--again` makes it anew."""
+    """Keeps the result of `make` as JSON, by model, trace and version, and returns it."""
     of = {
         "model": read_manifest(setup.model).model,
         "trace": setup.trace.name,
@@ -93,8 +93,8 @@ def kept(setup: Setup, name: str, make: Callable[[], dict[str, Any]]) -> dict[st
 
 
 def closed_loop(setup: Setup, servers: int) -> dict[str, Any]:
-    """The `results` of a closed loop on this machine, with `PROCESSES` clients of `DECODERS`
-    decoders each, and `other_cores`, the cores that other work used meanwhile."""
+    """Returns the `results` of a closed loop on this machine, with `PROCESSES` clients of
+    `DECODERS` decoders each, and `other_cores`, the cores that other work used meanwhile."""
     seconds = 1.0 if setup.quick else 6.0
 
     def make() -> dict[str, Any]:
@@ -111,7 +111,7 @@ def closed_loop(setup: Setup, servers: int) -> dict[str, Any]:
 
 
 def prepared(handle: Utterance, trace: Trace) -> list[tuple[int, States, Any]]:
-    """Each request for words after contexts: its number, states and words, in ids."""
+    """Returns (number, states, words) of each request for words after contexts, in ids."""
     found = []
     wanted = trace.asks & (trace.call == CALLS.index(EXTEND))
     for number in np.flatnonzero(wanted).tolist():
@@ -122,8 +122,8 @@ def prepared(handle: Utterance, trace: Trace) -> list[tuple[int, States, Any]]:
 
 
 def fitted(work: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The cost (k,) of each kind of work (n, k), at least 0: least squares of absolute errors, by
-    trying all subsets. It is for a handful of kinds."""
+    """Fits the cost (k,), at least 0, of each kind of work (n, k), by least squares of absolute
+    errors. It tries all subsets of the kinds, so there must be only a handful of kinds."""
     best, least = np.zeros(work.shape[1]), np.inf
     for count in range(1, work.shape[1] + 1):
         for some in combinations(range(work.shape[1]), count):

@@ -49,7 +49,7 @@ def chosen(only: Sequence[str]) -> list[str]:
 
 
 class Evaluation:
-    """The results of one model, in a folder.
+    """Runs experiments on one model, and keeps their results in a folder.
 
     Args    again  repeats experiments that have results
             note   note saved with each result, such as what else ran on the machine

@@ -1,4 +1,4 @@
-"""The evaluation as one HTML page: a card per table and figure, with the paper's rows below."""
+"""Makes one HTML page: a card per table and figure, with the paper's rows below ours."""
 
 from __future__ import annotations
 

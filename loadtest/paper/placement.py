@@ -36,7 +36,7 @@ TABLE_3: list[Row] = [
 
 
 def table_3(setup: Setup) -> Result:
-    """Table 3, for the trace and for whole histories."""
+    """Makes Table 3, for the trace and for whole histories."""
     setup.progress.tell("table-3: reading the model")
     model = model_of(setup)
     rows: list[Row] = []
@@ -133,8 +133,8 @@ PASSES = 3
 
 
 def figure_7(setup: Setup) -> Result:
-    """Figure 7: messages, computed for all cluster sizes, and measured with their times where
-    clusters fit."""
+    """Makes Figure 7: messages, computed for all cluster sizes, and measured, with their times,
+    where clusters fit."""
     setup.progress.tell("figure-7: reading the model")
     model, asked = model_of(setup), recorded(setup)
     every = SERVERS[:3] if setup.quick else SERVERS
@@ -250,7 +250,7 @@ def computed_row(
 
 
 def work_of(counts: Counts) -> NDArray[np.float64]:
-    """(calls, 4): 1, rounds, messages, look-ups of each call."""
+    """Returns (calls, 4): 1 and the rounds, messages and look-ups of each call."""
     return np.column_stack([np.ones(len(counts.per_call)), np.array(counts.per_call)])
 
 
@@ -268,7 +268,7 @@ def measured_row(name: str, asked: Asked, servers: int, found: Timing) -> Row:
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """Times of calls: call_s (calls,) has the median over the passes;  messages  per pass."""
+    """Each call's median time over the passes, call_s (calls,), and the messages per pass."""
 
     call_s: NDArray[np.float64]
     messages: float
@@ -307,7 +307,7 @@ def on_baseline(setup: Setup, model: Model, name: str, servers: int) -> Timing:
 
 
 def on_dlm(setup: Setup, servers: int) -> Timing:
-    """The same calls on dlm's own servers, with its own client."""
+    """Times the trace's calls on dlm's own servers, with dlm's own client."""
     config = ClientConfig(DEADLINE_S, DEADLINE_S, cache_dir=setup.work / "cache")
 
     async def ask() -> Timing:
@@ -338,7 +338,7 @@ BALANCE_SERVERS = (2, 4, 8, 16, 32, 64)
 
 
 def figure_8(setup: Setup) -> Result:
-    """Figure 8: computed for up to 64 servers, and from the files of real shard sets."""
+    """Makes Figure 8, computed for up to 64 servers, and from the files of real shard sets."""
     setup.progress.tell("figure-8: reading the model")
     model, asked = model_of(setup), recorded(setup)
     rows: list[Row] = []
@@ -414,7 +414,7 @@ BATCHING_SERVERS = (4, 64)
 
 
 def figure_9(setup: Setup) -> Result:
-    """Figure 9: computed for up to 64 servers, and measured on the setup's largest cluster."""
+    """Makes Figure 9, computed for up to 64 servers, and measured on the largest cluster."""
     setup.progress.tell("figure-9: reading the model")
     model = model_of(setup)
     sets = recorded(setup), histories(setup)

@@ -1,4 +1,4 @@
-"""The input of an experiment, and its result: rows, each with how it was found."""
+"""Defines an experiment's input, and its result: rows that say how they were found."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Result:
                        line. For bars, a prefix of their text
                labels  {"x": text, "y": text} of the axes
                log     whether y has a logarithmic scale; default: no
-               title   if there are several
+               title   the plot's title, if there are several plots
     notes    assumptions, and differences from the paper
     """
 
@@ -83,7 +83,7 @@ def result_of(facts: Mapping[str, Any]) -> Result:
 
 @dataclass
 class Setup:
-    """One evaluation.
+    """The settings of one evaluation.
 
     model      folder of a shard set with exact encoding and one shard
     arpa       the same model as an ARPA file, compressed or not

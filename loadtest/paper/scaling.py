@@ -3,7 +3,7 @@
 The costs are measured first, with one client process and few decoders: on one server with requests
 a third as wide as recorded, as wide, and three times as wide; and as recorded on the largest
 cluster. `Costs` are fitted to processor seconds, by least squares of relative errors; a single
-decoder's wait beyond them is idle time. `simulation` compares the simulation with real clusters.
+decoder's wait beyond these is idle time. `simulation` compares the simulation with real clusters.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ SERVERS, QUICK_SERVERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4)
 CPU = 0.75  # share of the busiest server's cores, as in the paper
 CLIENT_CPU = 0.5  # there are enough clients to keep each below this
 PEAK_PER_MINUTE = 100e6  # the paper's peak
-MESSAGES, QUICK_MESSAGES = 60_000, 3_000  # simulated per point
+MESSAGES, QUICK_MESSAGES = 60_000, 3_000  # number of messages simulated per point
 WIDTHS = (1 / 3, 1.0, 3.0)  # factors on the contexts of a request
 FEW_DECODERS = 4  # few enough that the window is never full, so each message has one request
-THROUGHPUT_AT = (1, 2)  # servers
+THROUGHPUT_AT = (1, 2)  # numbers of servers
 WITHIN = 0.15  # allowed error, as a share of the measured value
 
 
 def figure_6(setup: Setup) -> Result:
-    """Figure 6: real clusters where they fit, and the simulation up to 64 servers."""
+    """Makes Figure 6: real clusters where they fit, and a simulation up to 64 servers."""
     costs = costs_of(setup)
     trace = read_trace(setup.trace)
     slotted = routes(trace, setup.model)
@@ -186,7 +186,7 @@ def _point(setup: Setup, costs: Costs, slotted: Slotted, routed: Routed, layout:
 
 
 def _peak(setup: Setup, costs: Costs, slotted: Slotted, routed: Routed, rows: list[Row]) -> Row:
-    """Processes per server for the paper's peak, on the largest cluster."""
+    """Simulates the largest cluster with enough processes per server for the paper's peak."""
     last = next(row for row in reversed(rows) if row["workload"] == "real")
     workers = math.ceil(PEAK_PER_MINUTE / 1e6 / last["per_minute"])
     if setup.quick:
@@ -243,7 +243,7 @@ def _load_row(servers: int, width: float, decoders: int, report: Report) -> dict
 
 
 def fit(rows: list[dict[str, Any]]) -> Costs:
-    """The costs that explain the processor seconds of some loads.
+    """Fits the costs that explain the processor seconds of some loads.
 
     Args  rows  each with counts of `decoders`, `requests`, `asked`, `messages`, `queries`, and the
                 seconds `client_s`, `server_s` and `call_s` (the decoders' total wait). Rows with
@@ -335,7 +335,7 @@ def _loads(setup: Setup, trace: Trace, slotted: Slotted, costs: Costs, servers: 
 def shared_machine(
     setup: Setup, trace: Trace, slotted: Slotted, costs: Costs, servers: int
 ) -> Outcome:
-    """Two client processes in a closed loop, and servers, on the cores that are free."""
+    """Simulates two client processes in a closed loop, and servers, on the free cores."""
     cores = max(cores_here() - closed_loop(setup, servers)["other_cores"], 0.1)
     table = read_manifest(shard_set(setup, servers)).slots
     layout = Layout(PROCESSES, servers, cores=cores)
@@ -346,7 +346,7 @@ def shared_machine(
 
 
 def _order(trace: Trace, rng: np.random.Generator) -> NDArray[np.int64]:
-    """The requests of utterances in a random order, as a decoder of a closed loop sends them."""
+    """Orders requests as a decoder of a closed loop sends them: utterances in random order."""
     spoken = shuffled(len(trace.names), len(trace.names), rng)
     first = trace.first_request
     each = [np.arange(first[one], first[one + 1]) for one in spoken.tolist()]

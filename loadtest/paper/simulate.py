@@ -1,6 +1,6 @@
-"""A cluster in simulated time: clients, queues, a network, servers, and the cores they share.
+"""Simulates a cluster: clients, queues, a network, servers, and the cores that they share.
 
-It is seeded, and measures nothing: a trace and a slot table (`traces/routes.py`) give the requests,
+A run has a seed, and measures nothing: a trace and slots (`traces/routes.py`) give the requests,
 and `Costs` the costs of work; the client's own queues are run, not modelled. A process does one
 thing at a time, and processes of one machine take turns on its cores.
 """
@@ -21,7 +21,7 @@ from dlm.client.rules import Queue, Usual, late_after
 from dlm.errors import ConfigError
 from loadtest.traces.routes import Routed
 
-DEADLINE_S = 1e6  # deadline of a simulated request: nobody gives up
+DEADLINE_S = 1e6  # deadline of a simulated request: no client gives up
 Steps = Generator[simpy.Event, None, None]
 
 
@@ -49,7 +49,7 @@ class Costs:
 class Layout:
     """The placement of processes.
 
-    clients   client processes;  servers  as many as shards;  workers  processes per server
+    clients, servers, workers  numbers of client processes, servers, and processes per server
     cores     cores that all processes share on one machine, without those for other work; 0: every
               process has its own core
     balanced  whether a request's pieces go to the servers in turn, not to their owners (DLM 4.2.1)
@@ -66,9 +66,9 @@ class Layout:
 class Outcome:
     """The results after the warm-up.
 
-    messages    answered, per server;  queries  in them
-    busy_s      processor seconds of each server, all workers;  client_s  of all clients
-    latency_s   of each request
+    messages    number that each server answered;  queries  number in all messages
+    busy_s      processor seconds of each server;  client_s  processor seconds of all clients
+    latency_s   latency of each request
     """
 
     seconds: float
@@ -131,14 +131,14 @@ class _Way:
     workers: list[Process]
     lane: Queue
     usual: Usual = field(default_factory=Usual)
-    alarm: float = math.inf  # when the lane is next checked by itself
+    alarm: float = math.inf  # time of the next timed check of the lane
 
 
 class Simulation:
     """One cluster and its clients.
 
-    Args  routed  the queries of each request of a trace to each server
-          seed    of all random choices
+    Args  routed  the queries that each request of a trace sends to each server
+          seed    seed of all random choices
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class Simulation:
 
     def closed_loop(self, orders: Sequence[Sequence[NDArray[np.int64]]], until_s: float) -> Outcome:
         """Runs decoders that send the next request as soon as they have an answer; `orders` has the
-        requests of each decoder of each client, which it repeats."""
+        requests of each client's decoders, which the decoders repeat."""
         for client, decoders in enumerate(orders):
             for requests in decoders:
                 self.env.process(self._decode(client, requests.tolist()))

@@ -44,12 +44,12 @@ HELD_OUT_LINES, QUICK_LINES = 20_000, 200
 
 @dataclass(frozen=True)
 class Sizes:
-    """Lists are by order, from 1 up; all but counts are in bytes.
+    """Sizes of a model, in bytes, and counts; lists are by order, from 1 up.
 
     states, arcs  counts of the model as a weighted finite-state transducer (Mohri et al. 2002); see
                   `transducer_of`
     formats       measured sizes, by name
-    dlm_parts     in the exact encoding: the clients' part (words, 1- and 2-grams), and the shards'
+    dlm_parts     sizes in the exact encoding: of the clients' words, 1- and 2-grams, and of shards
     """
 
     ngrams: list[int]
@@ -69,7 +69,7 @@ class Sizes:
 
 
 def measured_sizes(setup: Setup) -> Sizes:
-    """The sizes, measured once and kept."""
+    """Measures the sizes once, and keeps them."""
     name = "sizes-kenlm" if setup.kenlm_bin else "sizes"
     return Sizes(**kept(setup, name, lambda: asdict(_measure(setup))))
 
@@ -131,7 +131,7 @@ def transducer_of(setup: Setup) -> tuple[list[int], list[int]]:
 
     It has a state for the empty context, and for each context that begins a longer n-gram or has a
     weight; a state of n words counts for order n, and has an epsilon arc to a shorter one. Each
-    n-gram is an arc, unless it ends a sentence: that is a final weight.
+    n-gram is an arc, unless it ends a sentence and so is a final weight.
     """
     model = model_of(setup)
     end, orders = model.vocabulary.id_of("</s>"), model.ngrams.orders
@@ -262,7 +262,7 @@ def table_6(setup: Setup) -> Result:
 
 
 def ladder(setup: Setup) -> Result:
-    """The model pruned to the paper's shares of its size."""
+    """Prunes the model to the paper's shares of its size."""
     arpa = plain_arpa(setup)
     size = arpa.stat().st_size
     notes = [
@@ -332,7 +332,7 @@ def _rung(share: float, arpa: Path) -> Row:
 
 
 def _held_out(setup: Setup, held_out: Path, scratch: Path) -> Path:
-    """Lines of the held-out text, normalised as the model's own words are."""
+    """Writes lines of the held-out text to a file, normalised like the model's own words."""
     lines: list[bytes] = []
     most = QUICK_LINES if setup.quick else HELD_OUT_LINES
     for block in Reader([str(held_out)], skip=True, scored=True).read():

@@ -28,7 +28,7 @@ from loadtest.paper.workload import Asked, Model, histories, model_of, recorded
 from loadtest.traces.trace import read_trace
 
 CLIENT, SERVER = "dlm_client_stage_seconds", "dlm_server_stage_seconds"
-# (side, stage) -> its meaning, and where the paper's Table 2 would count the stage.
+# (side, stage) -> the stage's meaning, and where the paper's Table 2 would count the stage.
 CODING, SENDING, SEARCH = "Decoding & encoding", "Transmission", "Local index search"
 STAGES = {
     ("client", "plan"): ("check, group, low orders, route (per request)", "-"),
@@ -57,7 +57,7 @@ def stages_of(families: Iterable[Any], name: str) -> dict[str, tuple[float, floa
 
 
 def table_2(setup: Setup) -> Result:
-    """Table 2, with one decoder and one server, so each message is alone."""
+    """Makes Table 2, with one decoder and one server, so that each message is alone."""
     seconds = 1.0 if setup.quick else 8.0
     port = int(free_port())
     with (
@@ -167,7 +167,7 @@ TREE, TREE_WHOLE, HASH = "suffix tree", "suffix tree, contexts shared", "hash ta
 
 
 def table_5(setup: Setup) -> Result:
-    """Table 5, for the queries of the trace and of whole histories that reach a server."""
+    """Makes Table 5, for queries of the trace and of whole histories that reach a server."""
     setup.progress.tell("table-5: reading the model")
     model = model_of(setup)
     tree = LocalModel.open(setup.model)
@@ -273,7 +273,7 @@ def _index_rows(model: Model, tree: LocalModel, size: int, asked: Asked, passes:
 def remote_queries(
     model: Model, asked: Asked
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32]]:
-    """Contexts, lengths and words of the queries to servers, a row per distinct query of a call."""
+    """Returns contexts, lengths and words of queries to servers, a row per distinct query."""
     parts = [_remote(model, call) for call in asked.calls]
     contexts, lengths, words = (np.concatenate(one) for one in zip(*parts, strict=True))
     return np.ascontiguousarray(contexts), lengths, words

@@ -31,7 +31,7 @@ CONTEXTS, WORDS = 10, 10  # K and W
 class Model:
     """A model's n-grams in every form that baselines need.
 
-    cache  the clients' part;  file  the n-grams, for servers
+    cache  the part that clients hold;  file  the file of n-grams that servers read
     """
 
     ngrams: Ngrams
@@ -59,7 +59,7 @@ class Asked:
 
 
 def model_of(setup: Setup) -> Model:
-    """The model, read once per process; its n-grams are stored in `setup.work`."""
+    """Reads the model once per process; the n-grams are stored in `setup.work`."""
     return _model(setup.model.absolute(), setup.work.absolute())
 
 
@@ -88,7 +88,7 @@ def _recorded(model: Model, path: Path) -> Asked:
 
 
 def histories(setup: Setup) -> Asked:
-    """On-the-fly rescoring of the spoken text, K histories by W candidates at each word."""
+    """Rescores the spoken text on the fly, with K histories by W candidates at each word."""
     model, said = model_of(setup), read_transcripts(TRANSCRIPTS, as_spoken=True)
     if setup.quick:
         said = said[:2]
@@ -100,7 +100,7 @@ def histories(setup: Setup) -> Asked:
 
 
 def _walk(model: Model, said: Transcript, confusions: Confusions) -> Iterator[Call]:
-    """A beam search that recombines hypotheses whose last order - 1 words are equal."""
+    """Runs a beam search that recombines hypotheses whose last order - 1 words are equal."""
     width = model.order - 1
     beam: dict[tuple[int, ...], float] = {(model.vocabulary.begin_id,): 0.0}
     for word in (*said.words, CANDIDATES_END):

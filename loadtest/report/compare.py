@@ -1,4 +1,4 @@
-"""Two reports side by side: ratios of their figures, with intervals from their windows."""
+"""Compares two reports: ratios of their figures, with intervals from their windows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIGURES: dict[str, Figure] = {
     "client CPU per request, us": lambda w: w["client_cpu_us_per_request"],
     "failed share": lambda w: w["failed_share"],
 }
-# Two-sided 95 % quantiles of Student's distribution by degrees of freedom; then the normal's.
+# Two-sided 95 % quantiles of Student's distribution by degrees of freedom; above 30, 1.96 is used.
 _T95 = (
     *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23),
     *(2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09),
@@ -36,7 +36,7 @@ class Ratio:
     """A figure of two runs.
 
     ratio      after / before; None if a figure is missing or 0
-    low, high  its 95 % interval; None if a run has fewer than two windows
+    low, high  95 % interval of the ratio; None if a run has fewer than two windows
     """
 
     name: str
@@ -49,10 +49,10 @@ class Ratio:
 
 
 def compare(before: Report, after: Report, threshold: float) -> list[Ratio]:
-    """Each figure of both reports; `threshold` is the share by which one may get worse.
+    """Compares each figure of two reports; `threshold` is the share by which one may get worse.
 
-    The interval is Welch's for the difference of the means of the logarithms of the windows'
-    figures, around the ratio of the whole runs. Neighbouring windows are not independent, so the
+    The interval is Welch's, for the difference between the runs' mean logarithms over their
+    windows, around the ratio of the whole runs. Neighbouring windows are not independent, so the
     interval is too narrow if a run drifts.
     """
     return [_ratio(name, figure, before, after, threshold) for name, figure in FIGURES.items()]

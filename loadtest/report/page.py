@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs no script, no font and no network."""
+"""Makes one HTML page of a report, which needs no script, no font and no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The origin of figures: the command, the commit, the machine."""
+"""Records the origin of figures: the command, the commit, the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadtest.children import ROOT
 
 
 def read_document(path: Path, kind: str, version: int) -> dict[str, Any]:
-    """A JSON file of loadtest; ConfigError if it has another format."""
+    """Reads a JSON file of loadtest; raises `ConfigError` if it has another format."""
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
         name = f"{found['format']!r} of version {found['version']!r}"

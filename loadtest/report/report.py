@@ -1,4 +1,4 @@
-"""A report of a run, from its records. Pure, so it also works on the journal of a killed run.
+"""Makes a run's report from its records, with no side effects; a killed run's journal suffices.
 `report.schema.json` describes each field."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def imbalance(values: Sequence[float]) -> float | None:
 
 
 def build(records: Iterable[Record]) -> Report:
-    """The report of a run.
+    """Makes the report of a run.
 
     Args    records  in order; the first is the header, the last says why the run ended, if known
     Raises  FormatError  no header, or no client was ready: nothing was measured
@@ -88,7 +88,7 @@ def _has_end(by_type: dict[str, list[Record]]) -> bool:
 
 
 class _Merged:
-    """The records of some windows, of all clients, merged."""
+    """Merges the records of all clients for some windows."""
 
     def __init__(self, begin_s: float, seconds: float, parts: list[Record]) -> None:
         self.begin_s, self.seconds, self.parts = begin_s, seconds, parts
@@ -174,7 +174,7 @@ class _Merged:
 
 
 def _thinned(curve: list[tuple[float, float]]) -> list[list[float]]:
-    """Points at least a hundredth of a decade of the slower share apart, and the last."""
+    """Keeps points a hundredth of a decade of the slower share apart, and the last point."""
     kept: list[list[float]] = []
     place = -1.0
     for percent, value in curve:
@@ -329,7 +329,7 @@ def _steps(load: Report, windows: list[_Merged]) -> list[Report]:
 
 
 def _between(begin: float, end: float, windows: list[_Merged]) -> _Merged:
-    """The windows that lie entirely between two times, merged."""
+    """Merges the windows that lie entirely between two times."""
     inside = [
         w for w in windows if begin <= w.begin_s + 1e-6 and w.begin_s + w.seconds <= end + 1e-6
     ]
@@ -338,7 +338,7 @@ def _between(begin: float, end: float, windows: list[_Merged]) -> _Merged:
 
 
 def _stretches(faults: list[Record], windows: list[_Merged]) -> list[Report]:
-    """The figures from one fault to the next, each with the commands at its beginning."""
+    """Returns the figures from each fault to the next, with the commands of the first fault."""
     if not faults or not windows:
         return []
     commands: defaultdict[float, list[str]] = defaultdict(list)
@@ -353,7 +353,7 @@ def _stretches(faults: list[Record], windows: list[_Merged]) -> list[Report]:
 
 
 def _modes(windows: list[_Merged]) -> list[Report]:
-    """The changes of the cascade's mode, by the window at whose end each was seen."""
+    """Returns the changes of the cascade's mode, and the end of the window that showed each."""
     found: list[Report] = []
     for window in windows:
         mode = window.mode

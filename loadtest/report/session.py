@@ -1,4 +1,4 @@
-"""A run as a user sees it: a folder of results, which is written whatever happens."""
+"""Runs a load test for a user, and writes a folder of results however the run ends."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Tell = Callable[[str], None]
 
 
 def results_folder(output: Path | None, prefix: str = "") -> Path:
-    """A new folder: `output`, or one in `RESULTS` named after `prefix` and the time.
+    """Makes a new folder: `output`, or one in `RESULTS` named after `prefix` and the time.
 
-    Raises  ConfigError  it is not empty, or cannot be created
+    Raises  ConfigError  the folder is not empty, or cannot be created
     """
     named = RESULTS / datetime.now().strftime(f"{prefix}%Y-%m-%dT%H-%M-%S")
     folder = named if output is None else output
@@ -94,7 +94,7 @@ def write_report(report: Report, folder: Path) -> None:
 def read_report(path: Path) -> dict[str, Any]:
     """Reads a report.json, or the one in a folder; for a killed run, makes it from the records.
 
-    Raises  ConfigError  there is none, or it has another format
+    Raises  ConfigError  there is no report, or it has another format
     """
     if path.is_dir():
         if not (path / "report.json").exists() and (path / JOURNAL).exists():

@@ -1,4 +1,4 @@
-"""Charts as SVG, by hand: no script, no network, readable in light and dark. Colours are CSS
+"""Draws charts as SVG, with no script or network, readable in light and dark. Colours are CSS
 variables of the page (`page.STYLE`): s1 to s6 for series, in a fixed order."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from html import escape
 
 WIDTH, WIDE, HEIGHT = 520, 1070, 240
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 34
-MARK_ROWS = 4  # texts of marks, one below the other
+MARK_ROWS = 4  # rows for the texts of marks, one below the other
 MAX_MARKS = 150  # a series of more points gets no marks with their own text
 
 Point = tuple[float, float | None]
@@ -66,7 +66,7 @@ def _round_step(rough: float) -> float:
 
 
 def y_axis(values: Sequence[float], *, log: bool) -> Axis:
-    """An axis from 0 to above the largest value; on a log scale, from below the least one."""
+    """An axis from 0 to above the largest value; on a log scale, from below the least value."""
     if log:
         known = [value for value in values if value > 0] or [1.0]
         least, most = min(known) / 1.3, max(known) * 1.3
@@ -151,7 +151,7 @@ def _grid(
 
 
 def _mark(across: Axis, at: float, what: str, y: float, width: int) -> str:
-    """A line with its text to the right of it, or to the left if it would be cut off."""
+    """Draws a line with its text on the right, or on the left if the text would be cut off."""
     x = across.place(at)
     is_left = x > width / 2
     text = _text("tick", x - 4 if is_left else x + 4, y, what, "end" if is_left else "start")
@@ -168,7 +168,7 @@ def _text(kind: str, x: float, y: float, text: str, anchor: str = "start") -> st
 
 
 def _line(one: Series, number: int, across: Axis, up: Axis) -> list[str]:
-    """A path that is broken where a value is missing, and marks that say their values."""
+    """Draws a path, broken where a value is missing, and marks that show the values."""
     known = [(x, y) for x, y in one.points if y is not None and (y > 0 or not up.log)]
     if not known:
         return []

@@ -1,4 +1,4 @@
-"""A report as text: tables for the terminal, and CSV."""
+"""Turns a report into text: tables for the terminal, and CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.report.report import Report
 # Requests that are sent later than this, and than a median call takes, are worth a warning.
 LATE_MS = 5.0
 
-# Columns of report.csv: name and the path of its value in a window.
+# Columns of report.csv: name -> path of the column's value in a window.
 COLUMNS = {
     **{
         name: (name,)

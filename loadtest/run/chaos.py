@@ -44,8 +44,8 @@ RANDOM: dict[str, tuple[float, ...]] = {
     "half-open": (),
     "corrupt": (0.01, 0.2),
 }
-# A process that waits until its input ends, and then sends SIGCONT to the process groups named in
-# it.
+# A process that waits until its input ends, and then sends SIGCONT to the process groups that the
+# input names.
 GUARD = """
 import os, signal, sys
 for line in sys.stdin.read().split():
@@ -59,9 +59,9 @@ HELP = "; ".join([*(f"{verb} N {more}".strip() for verb, more in VERBS.items()),
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command.
+    """A command that breaks or heals servers.
 
-    server  index in cluster.toml, from 0; None for all;  value  milliseconds, or a probability
+    server  index in cluster.toml, from 0, or None for all;  value  milliseconds, or a probability
     """
 
     verb: str
@@ -109,7 +109,7 @@ def parse(line: str, servers: int) -> Command:
 
 
 def read_script(text: str, servers: int, path: Path) -> list[tuple[float, Command]]:
-    """The lines ``at SECONDS command`` of a script, in order of time; else ConfigError."""
+    """Reads a script's lines ``at SECONDS command``, in order of time; ConfigError for others."""
     out = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split("#")[0].strip()
@@ -133,7 +133,7 @@ def random_faults(
 ) -> list[tuple[float, Command]]:
     """Faults at random times, in order: one at a time per server, healed after a while.
 
-    Args  kill  whether to kill servers too, which something must then restart
+    Args  kill  whether to kill servers too; another program must then restart them
     """
     out: list[tuple[float, Command]] = []
     for server in range(servers):
@@ -153,7 +153,7 @@ class Chaos:
     """Carries commands out.
 
     Args  cluster  cluster.toml of the servers; it is read again for the pid of a restarted server
-          start    restarts a killed server, by its index; None: whatever started them does so
+          start    restarts a killed server, by its index; None if that is left to others
     """
 
     def __init__(
@@ -267,7 +267,7 @@ def write_through(through: Path, cluster: Path, addresses: Sequence[str]) -> Non
 def server_pid(endpoint: Endpoint, cluster: Path) -> int:
     """The process of a server, which leads a process group.
 
-    Raises  ConfigError  `dlm cluster` did not start it on this machine, or it has exited
+    Raises  ConfigError  the server has exited, or `dlm cluster` did not start it on this machine
     """
     host = endpoint.address.rsplit(":", 1)[0]
     if endpoint.pid is None or not (host == "localhost" or host.startswith("127.")):
@@ -277,7 +277,7 @@ def server_pid(endpoint: Endpoint, cluster: Path) -> int:
         )
     try:
         words = Path(f"/proc/{endpoint.pid}/cmdline").read_bytes().split(b"\0")
-        # By now, another program may have its process id, and may also be a server.
+        # By now, another program may have this process id, and may also be a server.
         ours = {b"dlm.cli.main", b"serve"} <= set(words)
         alive = ours and os.getpgid(endpoint.pid) == endpoint.pid
     except (FileNotFoundError, ProcessLookupError):

@@ -39,7 +39,7 @@ GRACE_S = 20.0  # seconds after a request's deadline, for the last window
 KILL_S = 5.0
 CHECK_S = 120.0  # time limit for clients to compare their scores with the files
 BACK_S = 30.0  # time that clients and servers may need after the last planned fault
-SILENT_WINDOWS = 2  # consecutive windows without any server's answer: the cluster is gone
+SILENT_WINDOWS = 2  # after so many windows without an answer by a server, the cluster is gone
 Keep = Callable[[Record], None]
 
 
@@ -105,7 +105,7 @@ class ServerWatch:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """A run of a load test.
+    """The settings of a load test.
 
     processes  client processes, which share the load
     window_s   length of the windows by which results are stored
@@ -139,7 +139,7 @@ class _Worker:
         self.process = start_child(
             "loadtest.run.worker",
             stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches the parent, which stops them
+            start_new_session=True,  # Ctrl-C reaches the parent, which stops workers
         )
         self.tell(json.dumps(asdict(settings)))
         self._listener = threading.Thread(target=self._listen, args=(heard,), daemon=True)
@@ -192,7 +192,7 @@ def is_gone(windows: Sequence[Outcome]) -> bool:
 class Run:
     """One run, record by record.
 
-    Args  keep  called with every record as it comes;  tell  with lines for a person
+    Args  keep  called with every record as it comes;  tell  called with lines for a person
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class Run:
         Raises  ConfigError, UnavailableError, ...  nothing could be measured
         """
         settings = self._settings
-        # Done before this process uses gRPC, which does not support forks well.
+        # Workers start before this process uses gRPC, which does not support forks well.
         workers = [_Worker(self._part(index), self._heard) for index in range(settings.processes)]
         try:
             self._tell(f"starting {counted(settings.processes, 'client process')}")

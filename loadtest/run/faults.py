@@ -32,7 +32,7 @@ RESHARD, GROW, SHRINK = "reshard", "grow", "shrink"
 # verb -> its description for people
 MOVES = {
     SHARE: "the servers load another model, which then gets half of the new utterances",
-    UNDO: "the new model is taken back",
+    UNDO: "the servers return to the old model",
     ROLL_OUT: "the new model is rolled out completely",
     RESHARD: "a shard set for one more server is made",
     GROW: "the added servers are started, and the new shard set is rolled out",
@@ -115,10 +115,10 @@ def check_named(text: str) -> None:
 def read_plan(
     text: str, cluster: Path, seconds: float, window_s: float, *, own: bool
 ) -> list[tuple[float, Command]]:
-    """The faults of a run: a scenario by its name, or a file of lines `at SECONDS command`, in
-    seconds since the measuring began.
+    """Reads the faults of a run: `text` names a scenario or a file of lines `at SECONDS command`,
+    in seconds since the measuring began.
 
-    Raises  ConfigError  it is neither; a command cannot be carried out, or comes after the end
+    Raises  ConfigError  there is neither; a command cannot be carried out, or comes after the end
     """
     check_named(text)
     endpoints = ClusterToml(cluster).servers()
@@ -146,7 +146,7 @@ def read_plan(
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One of `MOVES`."""
+    """A move; `verb` is one of `MOVES`."""
 
     verb: str
 
@@ -160,7 +160,7 @@ Plan = Sequence[tuple[float, Command | Move]]
 class Moves:
     """Carries out moves, one after another; each call returns when the move has ended.
 
-    Args  own    servers of this run, which follow a list
+    Args  own    servers of this run, which follow a list of shard sets
           new    folder of the shard set that is rolled out, or that `dlm reshard` makes
           ended  once it is set, the current move is ended
     """
@@ -172,8 +172,8 @@ class Moves:
         self._more: list[Server] = []
 
     def do(self, move: Move) -> str:
-        """Carries out a move, and describes it; `DlmError`, with its output, if a command
-        failed."""
+        """Carries out a move, and describes it; raises `DlmError`, with a command's output, if the
+        command failed."""
         begun = time.monotonic()
         {
             SHARE: self._share,
@@ -301,7 +301,7 @@ class Faults:
     def start(self, start: float, put: Callable[[Record], None]) -> None:
         """Carries out the plan in a separate thread.
 
-        Args  start  time 0, by `time.monotonic`;  put  takes each command's record, in that thread
+        Args  start  time 0, by `time.monotonic`;  put  gets each command's record, in that thread
         """
         self._thread = threading.Thread(
             target=self._run, args=(start, put), name="loadtest-faults", daemon=True
@@ -348,7 +348,7 @@ class Faults:
 def moving(
     name: str, own: LocalServers, new: Path, seconds: float, window_s: float
 ) -> Iterator[Faults]:
-    """A scenario of `MOVING`, until the end of the block.
+    """Prepares a scenario of `MOVING`, which ends with the block at the latest.
 
     Args  new  the shard set that is rolled out, or the folder of the one that `dlm reshard` makes
     """
@@ -364,7 +364,7 @@ def moving(
 def faults(
     plan: Plan, cluster: Path, seed: int, start: Callable[[int], None] | None = None
 ) -> Iterator[Faults]:
-    """Proxies in front of the servers of `cluster`, until the end of the block.
+    """Puts proxies in front of the servers of `cluster`, until the end of the block.
 
     Args  seed   seed of random choices
           start  starts a server again, by its index, if this process started it

@@ -1,4 +1,4 @@
-"""Latencies as HdrHistograms: 1 microsecond to 1 hour, three digits."""
+"""Counts latencies in HdrHistograms, from 1 microsecond to 1 hour, with three digits."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Latencies:
         return made
 
     def encode(self) -> str:
-        """HdrHistogram's compressed form in base64, which its other implementations read."""
+        """Returns HdrHistogram's compressed form in base64, which all implementations read."""
         encoded: bytes = self._counts.encode()
         return encoded.decode()
 
     def add(self, seconds: float) -> None:
-        """Counts a latency; values outside the range count at its end."""
+        """Counts a latency; values outside the range count as its nearest end."""
         micros = min(max(round(seconds * 1e6), LOWEST_US), HIGHEST_US)
         self._counts.record_value(micros)
 

@@ -1,4 +1,4 @@
-"""A cluster on this machine, for a load test without a given cluster."""
+"""Starts a cluster on this machine, for a load test that is given none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KILLED_S = 5.0  # time limit for a killed process to end
 class LocalServers:
     """Servers on this machine that this process started, and their cluster.toml.
 
-    folder  of the shard set;  sets  the list that they follow, if they follow one
+    folder  folder of the shard set;  sets  the list that the servers follow, or None
     """
 
     cluster: Path
@@ -66,12 +66,12 @@ def local_servers(
     replicas: int = 1,
     follow: bool = False,
 ) -> Iterator[LocalServers]:
-    """Servers that run until the end of the block.
+    """Runs servers until the end of the block.
 
     Args  shard_set  folder of the model that is served; None takes the packaged model, in
                      `shards` shards
-          replicas   servers of each shard
-          follow     whether they follow a list of shard sets
+          replicas   number of servers of each shard
+          follow     whether the servers follow a list of shard sets
     """
     with scratch_folder(None, "dlm-loadtest") as scratch:
         compile_kernels((*SERVING, *ASKING, *BUILDING))

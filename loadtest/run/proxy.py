@@ -29,16 +29,16 @@ MAX_HELD = 64  # chunks in transit in one direction; more wait at the sender
 class Faults:
     """The faults between clients and a server; none by default.
 
-    delay_s    of every byte, each way; their order stays
+    delay_s    delay of every byte, each way; bytes keep their order
     stall      probability that a chunk, and so all after it, is held for `stall_s`, like after a
                lost packet; 0.2 s is TCP's shortest wait before it sends again
     drop       probability that a connection is reset instead of forwarding a chunk; from 1 on, open
                connections are reset at once, and new ones on arrival
     corrupt    probability that one bit of a chunk from the server is flipped; in HTTP/2, only in
                the payloads of DATA frames, since gRPC ends its process at some damaged frames
-    partition  nothing passes, both ways; data sent in that time arrives when it is over
+    partition  nothing passes either way; data sent meanwhile arrives when the partition ends
     blackhole  everything sent is lost; new connections are accepted, and stay silent. Connections
-               that lost bytes are reset when it is over
+               that lost bytes are reset when the blackhole ends
     """
 
     delay_s: float = 0.0
@@ -51,7 +51,7 @@ class Faults:
 
 
 class _Frames:
-    """The places of DATA payloads in what a server sends (RFC 9113, 4.1 and 6.1)."""
+    """Finds the DATA payloads in what a server sends (RFC 9113, 4.1 and 6.1)."""
 
     HEAD_BYTES, DATA = 9, 0
 
@@ -81,7 +81,7 @@ class _Frames:
 
 
 class _Link:
-    """A client's connection, and the one to the server behind it."""
+    """A client's connection to the proxy, and the proxy's own connection to the server."""
 
     def __init__(self, way: _Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.way = way
@@ -115,7 +115,7 @@ class _Link:
                     task.cancel()
                 await asyncio.wait(tasks)
         except OSError:
-            pass  # the server is gone, or somebody reset the connection
+            pass  # the server is gone, or a peer reset the connection
         finally:
             self.reset()
 
@@ -258,11 +258,11 @@ class _Way:
 
 
 class Proxies(Closeable):
-    """A proxy in front of each server, named by its index in the list. Any thread may call it.
+    """A proxy in front of each server, which methods name by its index. Any thread may call them.
 
-    Args        targets  host:port of each
-                seed     of all random choices; their effect also depends on how the system cuts the
-                         stream of bytes
+    Args        targets  host:port of each server
+                seed     seed of all random choices; their effect also depends on how the system
+                         cuts the stream of bytes
     Guarantees  without faults every byte passes, in order, and ends of streams and resets are
                 forwarded; only a missing server shows as a connection that is reset, not refused
     """
@@ -299,7 +299,7 @@ class Proxies(Closeable):
 
     def half_open(self, at: int) -> int:
         """Silences the open connections permanently, like a firewall that forgot them; new ones
-        work. Returns their number; `heal` resets them."""
+        work. Returns the number of silenced connections, which `heal` resets."""
         return self._do(self._ways[at].half_open())
 
     def redirect(self, at: int, target: str) -> None:

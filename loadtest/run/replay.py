@@ -28,7 +28,7 @@ from loadtest.traces.schedule import Schedule
 from loadtest.traces.trace import BLOCKS, Trace
 
 Record: TypeAlias = dict[str, Any]
-LOAD_ENDED = "the load ended"  # why a run ended, if nothing ended it before
+LOAD_ENDED = "the load ended"  # why a run ended, if nothing ended it early
 # Outcomes whose time counts: an answer, and an exceeded deadline, which shows a stalled server. A
 # refusal is quick, and would make a failing server look fast.
 DEADLINE = "deadline_exceeded"
@@ -50,7 +50,7 @@ class Asked(Protocol):
 
     @property
     def cascade(self) -> Any:
-        """The client's `mode`; `ConfigError` if it has no cascade."""
+        """The client's cascade, with its `mode`; `ConfigError` if the client has none."""
 
     @property
     def metrics(self) -> Any:
@@ -73,7 +73,7 @@ class _Window:
     latency_s: list[float] = field(default_factory=list)
     service_s: list[float] = field(default_factory=list)
     late_s: list[float] = field(default_factory=list)
-    sample: Record | None = None  # the client's counts until its end
+    sample: Record | None = None  # the client's counts and mode in this window
 
     def record(self, number: int) -> Record:
         return {
@@ -94,7 +94,7 @@ class _Window:
 class Replay:
     """One client process's part of a run.
 
-    Args  window_s  length of a window; window 0 begins at time 0, those below are warm-up
+    Args  window_s  length of a window; window 0 begins at time 0, earlier ones are warm-up
           emit      gets the record of each window, in order, once all of its requests have ended
     """
 
@@ -113,13 +113,13 @@ class Replay:
         self._due_s = math.inf  # due time of the next request: all earlier ones are sent
         self._before: Record = {}
         self.fault: BaseException | None = None  # an error that no decoder should meet: a bug
-        # If scores are checked: model and request -> its scores. Each further answer must equal the
-        # first.
+        # (model, request) -> scores, if scores are checked. Each later answer must equal the
+        # first one.
         self.answers: dict[tuple[str, int], NDArray[np.float32]] | None = None
         self.compared = self.differing = 0
 
     def prepare(self, requests: Iterable[int]) -> None:
-        """Looks up the words of these requests, so that it takes no time during the run."""
+        """Looks up the words of these requests now, to save that time during the run."""
         handle = self._client.utterance()
         for request in requests:
             self._asked(handle, request)
@@ -167,10 +167,10 @@ class Replay:
     async def closed_loop(
         self, decoders: int, start: float, first_s: float, until_s: float, order: NDArray[np.int64]
     ) -> None:
-        """Runs this many decoders until this time; each sends its next request when it has an
+        """Runs `decoders` decoders until `until_s`; each sends its next request when it has an
         answer.
 
-        Args  first_s  when they begin, before 0 for a warm-up
+        Args  first_s  when the decoders begin, before 0 for a warm-up
               order    order of the utterances, which are repeated
         """
         self._begin(start, first_s)
@@ -220,7 +220,7 @@ class Replay:
         return found
 
     def _enter(self, request: int, due_s: float) -> _Window:
-        """The window of a request; from now on, the window waits for it."""
+        """Returns a request's window, which from now on waits for the request."""
         window = self._windows[self._number(due_s)]
         window.sent += 1
         window.audio_s += self._trace.audio_share_s[request]
@@ -310,7 +310,7 @@ class Replay:
         self._before = now
 
     async def _sample_windows(self, until_s: float) -> None:
-        """Samples at each window's end; emits complete ones but not the last, which may grow."""
+        """Samples at each window's end; emits complete windows, except the last, which may grow."""
         last = self._number(until_s - 1e-9)
         assert self._next is not None
         for number in range(self._next, last + 1):

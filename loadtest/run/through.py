@@ -1,5 +1,5 @@
 """A client of a gateway for a replay: its requests travel through the gateway, by gRPC. States and
-ids come from a client of the cluster behind it, which sends no queries."""
+ids come from a client of the cluster behind the gateway; that client sends no queries."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class GatewayClient:
 
     @property
     def stats(self) -> Stats:
-        """The queries, with one message per call."""
+        """The client's counts, with one message per call."""
         return replace(self._stats)
 
     @property
     def cascade(self) -> Any:
-        """None: the gateway's own cascade is not visible from here."""
+        """Raises `ConfigError`: a client cannot see the gateway's own cascade."""
         raise ConfigError("a gateway's client does not support a cascade")
 
     def utterance(self) -> Any:
-        """Its states are those of the cluster's client, and its calls go through the gateway."""
+        """An utterance with states of the cluster's client, whose calls go through the gateway."""
         handle = self._client.utterance()
         return SimpleNamespace(
             model_info=handle.model_info,
@@ -58,7 +58,7 @@ class GatewayClient:
         )
 
     async def extend(self, states: States, words: Any) -> Any:
-        """A step of a decoder."""
+        """Sends one step of a decoder through the gateway."""
         ids = np.asarray(words)
         request = ExtendRequest(
             states=[one.tobytes() for one in sealed(states)],

@@ -1,8 +1,8 @@
 """A client process of a load test: `python -m loadtest.run.worker`, started by `driver`.
 
-Its first line of input is JSON, `WorkerSettings`; it connects, plans, and prints a line with its
-findings. The second line is JSON with the start time; then it prints a line for each window and a
-last one. Any further line, or the end of its input, stops it.
+The first line of input is JSON, `WorkerSettings`; the process connects, plans, and prints a line
+with its findings. The second line is JSON with the start time; the process then prints a line for
+each window and a last line. Any further line, or the end of the input, stops it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from loadtest.run.replay import Record, Replay
 from loadtest.traces.schedule import Load, Schedule, Segment, schedule, shuffled
 from loadtest.traces.trace import Trace, read_trace
 
-# To measure the driver's own cost: this many requests at this rate, to a client that answers at
-# once.
+# The driver's own cost is measured with this many requests, at this rate, to a client that answers
+# at once.
 CALIBRATION_REQUESTS, CALIBRATION_PER_S = 1500, 3000.0
 CONNECT_S = 30.0
 
@@ -58,7 +58,7 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """One client process's part: `index` of `of`.
+    """The part of one client process: number `index`, from 0, of `of` processes.
 
     oracles  folders of the shard sets whose scores are checked against their files; () for none
     """
@@ -148,7 +148,7 @@ async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
 
         through = None
         if settings.client.gateway:
-            from loadtest.run.through import GatewayClient  # it needs an extra's packages
+            from loadtest.run.through import GatewayClient  # needs an extra's packages
 
             given = settings.client.gateway, settings.client.deadline_s
             through = GatewayClient(client, *given)
@@ -213,7 +213,7 @@ async def _stop(replay: Replay, lines: asyncio.Queue[str]) -> None:
 def _read_input(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
     for line in sys.stdin:
         loop.call_soon_threadsafe(lines.put_nowait, line)
-    with contextlib.suppress(RuntimeError):  # the loop has ended
+    with contextlib.suppress(RuntimeError):  # the event loop has ended
         loop.call_soon_threadsafe(lines.put_nowait, "")
 
 
@@ -223,7 +223,7 @@ def precise_loop() -> asyncio.AbstractEventLoop:
 
 
 def main() -> None:
-    """Errors of dlm and of files go to the parent as a line; others as a traceback."""
+    """Runs the process; sends errors of dlm and files to the parent, and prints others."""
     settings = WorkerSettings.from_json(sys.stdin.readline())
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""The decoders that `record` runs, each on the utterances of its input."""
+"""Runs the decoders of `record`, each on the utterances of its input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Decoding:
 def files_of(source: Path) -> tuple[list[Path], list[Path]]:
     """The lattices and the audio files that `source` is or contains; none if it is a text.
 
-    Raises  TextError  a folder without any of them, or with both
+    Raises  TextError  a folder contains neither kind, or both
     """
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     lattices = [file for file in files if _plain(file.name).endswith(LATTICES)]
@@ -57,7 +57,7 @@ def _plain(name: str) -> str:
 
 
 def lattices_of(recorder: Recorder, files: Sequence[Path], lm_scale: float) -> Decoding:
-    """On-the-fly rescoring of lattices, `dlm rescore`'s own: one call per position, at its time.
+    """Rescores lattices on the fly, as `dlm rescore` does: one call per position, at its time.
     Speakers are the beginnings of names, as in LibriSpeech: 19 in 19-198-0034."""
     search = Search(Scales(lm=lm_scale))
     name = f"dlm rescore, lm scale {lm_scale:g}, beam {search.beam:g}"
@@ -79,10 +79,10 @@ def _rescore_lattice(recorder: Recorder, file: Path, search: Search) -> None:
 
 
 def speech_of(recorder: Recorder, files: Sequence[Path], tell: Tell) -> Decoding:
-    """The requests of a CTC beam search, word by word, by `dlm transcribe`'s own decoder.
+    """Decodes audio by a CTC beam search, word by word, with the decoder of `dlm transcribe`.
 
     The decoder does not report the frame of a request, but sends requests in the order of frames,
-    so those of a segment are spread evenly over it.
+    so a segment's requests are spread evenly over it.
     """
     from dlm.asr.speech.transcribe import Transcriber
 

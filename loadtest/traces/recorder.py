@@ -1,4 +1,4 @@
-"""Records a decoder's requests: a client whose utterances note every call.
+"""Records a decoder's requests, with a client whose utterances note every call.
 
     recorder = Recorder(Client.connect("cluster.toml"))
     with recorder.spoken("19-198-0034", speaker="19", seconds=16.6, kind="frame"):
@@ -159,7 +159,7 @@ class RecordingUtterance:
     def score_sentences(
         self, sentences: Sequence[Sentence], *, bos: bool = True, eos: bool = True, **options: Any
     ) -> list[SentenceScore]:
-        """Recorded as one request, a context for each token."""
+        """Scores sentences; records one request, with a context for each token."""
         found = self._handle.score_sentences(sentences, bos=bos, eos=eos, **options)
         contexts: list[Words] = []
         asked: list[Words] = []

@@ -1,7 +1,7 @@
-"""A rescorer's requests on known text: K hypotheses times W candidates at each word (DLM 3.3).
+"""Makes a rescorer's requests on known text: K hypotheses by W candidates at each word (DLM 3.3).
 
-For traces without an acoustic model. The candidates of a word are the words spelled most like it,
-instead of those that sound like it; everything else is a beam search as decoders run it.
+This is for traces without an acoustic model. A word's candidates are the words spelled most like
+it, not those that sound like it; the rest is a beam search as decoders run it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def spoken(line: str) -> list[str]:
 
 
 def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
-    """Transcripts of a TSV file with the columns `seconds`, `speaker` and `text`, the first column
-    being the name; or of plain text, a sentence per line, with lengths guessed from letters.
+    """Reads a TSV file of names, with the columns `seconds`, `speaker` and `text` beside them; or
+    plain text, a sentence per line, with lengths guessed from letters.
 
-    Args    as_spoken  see `spoken`; else words are separated by spaces
+    Args    as_spoken  whether words are those of `spoken`; otherwise spaces separate words
     Raises  TextError  no line has a word, a table lacks columns, or a length is not a number
                        above 0
     """
@@ -55,9 +55,9 @@ def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
     is_table = len(header) > 1 or (bool(lines) and path.suffix in (".tsv", ".csv"))
     if is_table and not set(COLUMNS) <= set(header):
         raise TextError(
-            f"{path}, line 1: the columns are {', '.join(header)}; expected {COLUMNS_TEXT}, "
-            "separated by tabs, after a first column with names. For a sentence per line, leave "
-            "out the tabs, and name the file .txt"
+            f"{path}, line 1: the columns are {', '.join(header)}; expected {COLUMNS_TEXT} "
+            "after a first column of names, separated by tabs. If the file has one sentence per "
+            "line, remove the tabs and give it the extension .txt"
         )
     found = []
     rows: Iterable[dict[str, str] | str] = _rows(lines, header, path) if is_table else lines
@@ -104,7 +104,7 @@ def _seconds(row: dict[str, str], path: Path, number: int) -> float:
 
 
 class Confusions:
-    """The words of a vocabulary that are spelled most like a given one."""
+    """Finds the words of a vocabulary that are spelled most like a given word."""
 
     def __init__(self, words: Iterable[bytes]) -> None:
         self._sorted = sorted(word for word in words if not is_mark(word))
@@ -132,7 +132,7 @@ def rescore(
 ) -> None:
     """Walks a transcript with a beam, recorded as an utterance.
 
-    Args  contexts  K, hypotheses kept, of distinct states;  words  W, candidates per position
+    Args  contexts  K: how many hypotheses are kept;  words  W: how many candidates per position
     """
     with recorder.spoken(
         transcript.name,
@@ -152,7 +152,7 @@ def rescore(
 def _extend(
     handle: RecordingUtterance, beam: dict[State, float], candidates: list[bytes], keep: int
 ) -> dict[State, float]:
-    """Extends every hypothesis by every candidate; returns the best ones with distinct states."""
+    """Extends every hypothesis by every candidate; keeps the best, with distinct states."""
     found = handle.extend(list(beam), candidates)
     best: dict[State, float] = {}
     for row, total in enumerate(beam.values()):

@@ -1,4 +1,4 @@
-"""Computes the queries of each request of a trace to each server, by the client's own planning.
+"""Counts the queries that each request of a trace sends to each server, as the client plans them.
 
 Low orders answer what they can; other queries belong to slots, and a slot table gives each slot a
 server. One pass over a trace is enough for every number of servers.
@@ -26,11 +26,11 @@ from loadtest.traces.trace import CALLS, EXTEND, Trace
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """The messages of R requests of the trace if each were sent alone, in P pieces.
+    """The messages of R requests of the trace, P in all, if each request were sent alone.
 
     asked    (R,)  queries, including those that need no message
-    first    (R + 1,)  where the pieces of a request begin
-    server   (P,);  queries  (P,) distinct queries of a piece
+    first    (R + 1,)  where the messages of a request begin
+    server   (P,) server of each message;  queries  (P,) number of distinct queries in it
     """
 
     servers: int
@@ -45,8 +45,8 @@ class Slotted:
     """Like `Routed`, by slot.
 
     requests  the requests for words after contexts, in the trace's order
-    asked     (R,)
-    request   (P,)  the request of each piece, not descending;  slot, queries  (P,)
+    asked     (R,)  as in `Routed`
+    request   (P,)  the request of each piece, not descending;  slot, queries  (P,)  of each piece
     """
 
     requests: NDArray[np.int64]
@@ -56,11 +56,11 @@ class Slotted:
     queries: NDArray[np.int64]
 
     def load(self) -> NDArray[np.int64]:
-        """(4096,) queries of each slot, by which `balanced_slot_table` balances."""
+        """Returns the number of queries to each slot, (4096,), for `balanced_slot_table`."""
         return np.bincount(self.slot, self.queries, SLOTS).astype(np.int64)
 
     def to(self, table: NDArray[np.uint16], servers: int) -> Routed:
-        """The pieces of each request, merged by server; `table` (4096,) has each slot's server."""
+        """Merges the pieces of each request by server; `table` (4096,) has each slot's server."""
         key = self.request * servers + table[self.slot]
         pieces, place = np.unique(key, return_inverse=True)
         queries = np.bincount(place, self.queries, len(pieces)).astype(np.int64)
@@ -104,7 +104,7 @@ def routes(trace: Trace, shard_set: Path) -> Slotted:
 def extends(
     trace: Trace, vocabulary: Vocabulary, order: int
 ) -> Iterator[tuple[int, NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32]]]:
-    """Each `extend` of a trace, in ids of a model: its number; contexts (K, order - 1), of which
+    """Yields the calls of `extend`, in ids of a model: number; contexts (K, order - 1), of which
     the last `lengths` (K,) words count; and words (1, W) for every context, or (K, W)."""
     ids = np.array([vocabulary.id_of(word) for word in trace.table], np.uint32)
     context_words, row_words = ids[trace.context_words], ids[trace.row_words]

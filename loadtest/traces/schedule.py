@@ -1,4 +1,4 @@
-"""The schedule of a run, decided before the first request, from a trace, a load and a seed.
+"""Schedules a run before its first request, from a trace, a load and a seed.
 
 Utterances arrive by a pattern. Within an utterance, requests are due at their audio times. So the
 schedule never waits for an answer, and a stalled server gets the load that its users would cause.
@@ -38,7 +38,7 @@ class Load:
     segments     one after another, from time 0; in a closed loop their rates mean nothing
     concurrency  decoders of a closed loop; 0 for an open loop
     pattern      how utterances arrive: constant or poisson
-    warmup_s     time before time 0, at the first rate, which is not measured
+    warmup_s     seconds before time 0, at the first rate, that are not measured
     """
 
     segments: tuple[Segment, ...]
@@ -94,8 +94,8 @@ class Load:
 class Schedule:
     """Every request of a run, in order of time.
 
-    due_s    (P,)  before 0 is warm-up;  request  (P,) of the trace
-    stream   (P,)  the arrival that it belongs to
+    due_s    (P,)  due times, below 0 in the warm-up;  request  (P,)  numbers in the trace
+    stream   (P,)  the arrival that each request belongs to
     """
 
     due_s: NDArray[np.float64]
@@ -106,7 +106,7 @@ class Schedule:
         return len(self.due_s)
 
     def share(self, index: int, of: int) -> Schedule:
-        """Returns the requests of process `index` of `of`: the requests of every `of`-th stream."""
+        """Returns one process's requests: those of streams with `number % of == index`."""
         mine = self.stream % of == index
         return Schedule(self.due_s[mine], self.request[mine], self.stream[mine])
 
@@ -118,7 +118,7 @@ def schedule(trace: Trace, load: Load, seed: int) -> Schedule:
     length of an utterance. So the rates of arrivals are corrected, with the same draw, until each
     segment has the requested mean rate within `RATE_ERROR`. The best of `MAX_TRIES` draws is taken.
 
-    Raises  ConfigError  a closed loop, or more than `MAX_PLANNED` requests
+    Raises  ConfigError  the load is a closed loop, or has more than `MAX_PLANNED` requests
     """
     if not load.is_open:
         raise ConfigError(
@@ -153,7 +153,7 @@ def schedule(trace: Trace, load: Load, seed: int) -> Schedule:
 
 
 def _drawn(trace: Trace, load: Load, seeds: list[int]) -> Schedule:
-    """A schedule whose rate is right on average over seeds."""
+    """Draws a schedule whose rate is right on average over seeds."""
     rng = np.random.default_rng(seeds)
     mixing = np.random.default_rng([*seeds, 1])  # the order is the same at each rate
     asks = trace.asks
@@ -184,8 +184,8 @@ def shuffled(utterances: int, count: int, rng: np.random.Generator) -> NDArray[n
 def arrivals(
     load: Load, requests: float, lead_s: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Ascending times, from -lead_s on, at which utterances of this mean number of requests begin.
-    A renewal process with intervals of mean 1, whose clock runs in proportion to the rate."""
+    """Draws ascending times, from -lead_s on, at which utterances with this mean number of requests
+    begin: a renewal process with mean interval 1, whose clock runs in proportion to the rate."""
     segments = (Segment(lead_s, load.segments[0].per_s), *load.segments)
     expected = [one.seconds * one.per_s / requests for one in segments]
     total = sum(expected)

@@ -12,14 +12,14 @@ from dlm.errors import ConfigError
 from loadtest.traces.schedule import shuffled
 from loadtest.traces.trace import Request, Spoken, Trace, Words, write_trace
 
-TRIES = 20  # maximum draws for each further context; one that a request has is drawn again
+TRIES = 20  # maximum draws per further context; duplicates in a request are drawn again
 
 
 def synthesise(trace: Trace, utterances: int, contexts: float, seed: int) -> list[Spoken]:
-    """This many utterances of a trace, in turn (0: each once), with `contexts` times the contexts
-    of each request. Further contexts are drawn in proportion to how often they were recorded.
+    """Takes `utterances` utterances of a trace in turn (0: each once), with `contexts` times the
+    contexts per request. Further contexts are drawn in proportion to how often they were recorded.
 
-    Raises  ConfigError  `utterances` is below 0, or `contexts` is not from 0.01 to 100
+    Raises  ConfigError  `utterances` is below 0, or `contexts` is outside 0.01 to 100
     """
     if utterances < 0 or not 0.01 <= contexts <= 100:
         raise ConfigError(
@@ -44,7 +44,7 @@ def _scaled(
     wanted = max(round(has * times), 1)
     if not has or wanted == has:
         return request
-    # The contexts to keep are drawn, since the first ones are the best, and longer.
+    # The contexts to keep are drawn, since the first contexts are the best, and longer.
     kept = np.sort(rng.permutation(has)[:wanted]).tolist()
     contexts = [request.contexts[at] for at in kept]
     for _ in range(TRIES * (wanted - has)):
@@ -53,7 +53,7 @@ def _scaled(
         one = known[int(rng.integers(len(known)))]
         if one not in contexts:
             contexts.append(one)
-            kept.append(int(rng.integers(has)))  # the new context gets the words of this one
+            kept.append(int(rng.integers(has)))  # the one whose words the new context gets
     words = request.words
     if len(words) > 1:
         words = tuple(words[at] for at in kept)

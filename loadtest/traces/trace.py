@@ -87,10 +87,10 @@ class Trace:
 
     names, speakers, seconds  (U,)
     utterance, at_s          (R,)  of each request; not descending
-    kind, call               (R,)  place in `KINDS`, in `CALLS`
+    kind, call               (R,)  index in `KINDS`, in `CALLS`
     context_begin, row_begin (R + 1,)  where the contexts and rows of a request begin
     context_word_begin       (C + 1,);  row_word_begin  (N + 1,)
-    context_words, row_words (...,)  places in `table`, the distinct words, most recent last
+    context_words, row_words (...,)  indices in `table`, the distinct words; most recent last
     """
 
     about: Mapping[str, Any]
@@ -118,12 +118,12 @@ class Trace:
 
     @cached_property
     def context_counts(self) -> NDArray[np.int64]:
-        """(R,) contexts of each request."""
+        """(R,) number of contexts of each request."""
         return np.diff(self.context_begin)
 
     @cached_property
     def word_counts(self) -> NDArray[np.int64]:
-        """(R,) words requested for each context of a request."""
+        """(R,) number of words requested for each context of a request."""
         counts = np.zeros(len(self), np.int64)
         has = np.diff(self.row_begin) > 0
         first = self.row_begin[:-1][has]
@@ -132,12 +132,12 @@ class Trace:
 
     @cached_property
     def queries(self) -> NDArray[np.int64]:
-        """(R,) pairs of a context and a word of each request."""
+        """(R,) number of pairs of a context and a word in each request."""
         return self.context_counts * self.word_counts
 
     @cached_property
     def asks(self) -> NDArray[np.bool_]:
-        """(R,) whether a request is not empty: empty ones show that the audio needed no request."""
+        """(R,) whether a request has contexts; an empty one marks audio that needed no scores."""
         return self.context_counts > 0
 
     @cached_property
@@ -147,7 +147,7 @@ class Trace:
 
     @cached_property
     def audio_share_s(self) -> NDArray[np.float64]:
-        """(R,) seconds of audio that each request stands for: its utterance's, in equal parts."""
+        """(R,) seconds of audio that each request stands for, an equal part of its utterance."""
         counts = np.diff(self.first_request)
         return (self.seconds.astype(np.float64) / counts)[self.utterance]
 
@@ -222,9 +222,9 @@ def _table_of(spoken: Sequence[Spoken], about: Mapping[str, Any]) -> pa.Table:
 def read_trace(path: Path) -> Trace:
     """Reads a trace and checks it against README.md.
 
-    Raises  FormatError  it is not a trace, has another version, is damaged, or contradicts itself
+    Raises  FormatError  it is no trace, has another version, is damaged, or contradicts itself
     """
-    # Not a Python file: a thread of Arrow may free its buffers late, and abort Python's exit.
+    # Arrow opens the file: a thread of Arrow may free a Python file late, and abort Python's exit.
     with path.open("rb"), pa.OSFile(str(path)) as file:  # `path.open` reports a fault in one line
         try:
             table = pq.ParquetFile(file, page_checksum_verification=True).read()
@@ -304,21 +304,21 @@ def _about(table: pa.Table, where: str) -> dict[str, Any]:
         ) from exc
     if version != VERSION:
         raise FormatError(
-            f"{where} is a trace of version {version!r}; this loadtest reads {VERSION}. Record it "
-            "again, or use the loadtest that wrote it"
+            f"{where} is a trace of version {version!r}; this loadtest reads {VERSION}. Record "
+            "the trace again, or use the loadtest that wrote it"
         )
     return dict(about)
 
 
 def _runs(column: pa.Array) -> tuple[list[str], list[int]]:
-    """The values of a column where it differs from the previous row, and these rows."""
+    """Returns the value of each run of equal values in a column, and the row where it begins."""
     values = column.to_pylist()
     begins = [at for at, value in enumerate(values) if at == 0 or value != values[at - 1]]
     return [values[at] for at in begins], begins
 
 
 class _Nested:
-    """A column of lists of lists of words as flat arrays."""
+    """Flat arrays of a column whose values are lists of contexts or of rows of words."""
 
     def __init__(self, column: pa.Array, where: str) -> None:
         inner = column.flatten()

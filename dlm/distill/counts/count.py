@@ -1,8 +1,8 @@
 """Counts how often a source is expected to say each n-gram of a topology.
 
-For each n-gram (h, w): the source's probability of w, summed over the visited histories that end in
-h; for each context h: how many visited histories end in it. Both add up over samples, workers and
-machines. `local_counts` turns them into the counts of SampleApprox (Suresh et al. 2021, 4.1).
+The count of an n-gram (h, w) is the source's probability of w, summed over the visited histories
+that end in h. The count of a context h is how many visited histories end in h. Counts add up over
+samples, workers and machines; `local_counts` gives those of SampleApprox (Suresh et al. 2021, 4.1).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Visit:
 
     Shapes, b sentences, v words
         words    (b,)    uint32   the last word; `<s>` where a sentence begins
-        places   (b,)    int64    of the sentences in the batch, increasing; fixed per sentence
+        places   (b,)    int64    places of the sentences in the batch, which they keep; increasing
         given    (b, v)  float32  distribution of the next word; 0 for `<s>`
-        entropy  (b,)    float32  of that distribution, in nats
+        entropy  (b,)    float32  entropy of `given`, in nats
     """
 
     words: NDArray[np.uint32]
@@ -40,13 +40,13 @@ class Visit:
 
 @dataclass(frozen=True, eq=False)
 class WordMass:
-    """A source's probabilities of some words, when its whole distribution is not known.
+    """A source's probabilities of some words, when its full distribution is not known.
 
     Shapes, h histories, e words
-        histories  (h, m)  uint32   the last m words of each, `MISSING` where there are fewer
-        rows       (e,)    int64    the history that each word follows
-        words      (e,)    uint32;  mass  (e,) float64, above 0
-        entropy    (1,)    float64  nan: not known for these words
+        histories    (h, m)  uint32           last m words of each history, padded with `MISSING`
+        rows         (e,)    int64            the history that each word follows
+        words, mass  (e,)    uint32, float64  each word, and its probability, which is above 0
+        entropy      (1,)    float64          nan, since it is not known
     begun  number of new sentences
     """
 
@@ -64,7 +64,7 @@ class WordMass:
         parts: Sequence[tuple[NDArray[Any], NDArray[Any] | int, NDArray[np.float64]]],
         begun: int,
     ) -> WordMass:
-        """Joins parts, each of rows, words (or one word) and mass; drops entries without mass."""
+        """Joins parts, which are (rows, words or one word, mass); drops entries without mass."""
         rows = np.concatenate([part for part, _, _ in parts]).astype(np.int64)
         words = np.concatenate([np.broadcast_to(w, part.shape) for part, w, _ in parts])
         mass = np.concatenate([part for _, _, part in parts])
@@ -80,8 +80,8 @@ class NgramCounts:
     """Expected counts for the n-grams and the contexts of a topology; counts of parts add up.
 
     Shapes, n_k n-grams of order k
-        ngrams[k - 1]  (n_k,)  float64  of the n-grams of order k; 0 for `<s>`, never predicted
-        contexts[k]    (n_k,)  float64  of the contexts of length k, 0 to N - 1; n_0 is 1
+        ngrams[k - 1]  (n_k,)  float64  counts of order k; 0 for `<s>`, which is never predicted
+        contexts[k]    (n_k,)  float64  counts of contexts of length k, 0 to N - 1; n_0 is 1
     """
 
     ngrams: list[NDArray[np.float64]]
@@ -102,8 +102,8 @@ class NgramCounts:
         return NgramCounts([a * by for a in self.ngrams], [a * by for a in self.contexts])
 
     def of(self, topology: ModelColumns, part: ModelColumns) -> NgramCounts:
-        """The counts for `part`, a subset of the `topology` of these counts; an n-gram's counts do
-        not depend on the topology's other n-grams."""
+        """Selects the counts for `part`, a subset of `topology`, which these counts are for. The
+        counts of an n-gram do not depend on the topology's other n-grams."""
         rows = [topology.rows_of(columns.ids) for columns in part.orders]
         assert not any((row == MISSING).any() for row in rows), "not a subset of the topology"
         return NgramCounts(
@@ -117,14 +117,14 @@ class NgramCounts:
 
 @dataclass(frozen=True, eq=False)
 class LocalCounts:
-    """How often n-grams are found at each context, looking from the longest context down.
+    """How often words are found at each context, if contexts are tried from the longest one down.
 
     Shapes, n_k n-grams of order k
         found[k - 1]  (n_k,)  float64  C(w, h): w was found at h, not at a longer context
         backed[k]     (n_k,)  float64  C(phi, h): h was tried but did not list the word; h has
                                        length k, 0 to N - 1; 0 for the empty context
         direct[k]     (n_k,)  float64  h was the longest context in the topology
-        rounding      visits that rounding added to `backed`, and that were subtracted
+        rounding      visits that were in `backed` only by rounding, and were subtracted from it
     """
 
     found: list[NDArray[np.float64]]
@@ -134,9 +134,9 @@ class LocalCounts:
 
 
 def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
-    """The counts by the context at which words are found. None is negative: differences within
-    rounding are 0. Visits beyond the mass of a context's unlisted words are rounding, and are
-    subtracted."""
+    """Splits counts by the context at which words are found. No count is negative: a difference
+    within rounding becomes 0. Visits beyond the mass of a context's unlisted words are due to
+    rounding, and are subtracted."""
     found: list[NDArray[np.float64]] = []
     backed: list[NDArray[np.float64]] = []
     direct: list[NDArray[np.float64]] = []
@@ -173,8 +173,8 @@ def ln_likelihood(
     counts: LocalCounts, log10_prob: Sequence[NDArray[np.float64]],
     log10_weight: Sequence[NDArray[np.float64]],
 ) -> float:  # fmt: skip
-    """Log-probability in nats of the counted text under a model on the same topology: `log10_prob`
-    is by order, from 1, and `log10_weight` by context length, from 1."""
+    """Returns the log-probability, in nats, of the counted text under a model on the same topology.
+    `log10_prob` is listed by order, and `log10_weight` by context length, both from 1 up."""
     total = 0.0
     for found, log10 in zip(counts.found, log10_prob, strict=True):
         there = found > 0
@@ -186,7 +186,7 @@ def ln_likelihood(
 
 
 def grown(array: NDArray[Any], rows: int, fill: Any) -> NDArray[Any]:
-    """The array with at least `rows` rows; new ones hold `fill`."""
+    """Returns the array, extended to at least `rows` rows; the new rows hold `fill`."""
     more = max(rows - len(array), 0)
     return np.concatenate([array, np.full((more, *array.shape[1:]), fill, array.dtype)])
 

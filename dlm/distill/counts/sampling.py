@@ -23,10 +23,10 @@ DRAWN, ASKED, GIVEN = 20_000, 1_000, 1024
 
 @dataclass(frozen=True)
 class GivenText:
-    """Text whose histories are visited instead of sampled ones; `sha256` is of its content.
+    """A text whose histories are visited instead of sampled ones; `sha256` is the text's digest.
 
-    `blocks` has one sentence per line, joined by line feeds; every call returns the same. `record`
-    is the line of its privacy record, stored with its counts; "" without one.
+    `blocks` returns lines, one sentence each, joined by line feeds; every call returns the same.
+    `record` is the line of the text's privacy record, stored with the counts, or "" without one.
     """
 
     name: str
@@ -37,8 +37,8 @@ class GivenText:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which sentences are counted: `samples` drawn ones over all parts, the same for the same
-    seed, or those of a text. One worker counts part i of n; i starts at 1."""
+    """Which sentences are counted: `samples` sentences drawn over all parts, the same for the same
+    seed, or the sentences of a text. `part` is (i, n): a worker counts part i of n, from 1 up."""
 
     samples: int = 0
     seed: int = 0
@@ -69,23 +69,23 @@ class Sampling:
         return self.samples // parts + (place <= self.samples % parts)
 
     def drawn(self, most: int | None = None) -> Iterator[tuple[int, np.random.SeedSequence]]:
-        """The number of sentences in each drawn block, and the block's seed; `most` is `DRAWN`
-        unless given."""
+        """Yields the number of sentences in each block to draw, and the block's seed. A block has
+        at most `most` sentences, by default `DRAWN`."""
         size = most or DRAWN
         for number, first in enumerate(range(0, self.own_samples, size)):
             entropy = [self.seed, *self.part, number]
             yield min(size, self.own_samples - first), np.random.SeedSequence(entropy)
 
     def given(self, vocabulary: Vocabulary) -> Iterator[list[NDArray[np.uint32]]]:
-        """The sentences of the text as ids, by block; a part takes every n-th block. Words outside
-        the vocabulary become `<unk>`; `<s>` and `</s>` in a line are left out."""
+        """Returns the sentences of the text as ids, in blocks; a part takes every n-th block. Words
+        outside the vocabulary become `<unk>`; `<s>` and `</s>` in a line are left out."""
         assert self.text is not None
         rest = _lines(self.text, vocabulary)
         blocks = iter(lambda: list(islice(rest, GIVEN)), [])
         return islice(blocks, self.part[0] - 1, None, self.part[1])
 
     def settings(self) -> dict[str, Any]:
-        """The settings as `work` stores them: those of all parts, and those of this part."""
+        """Returns the settings that `work` stores: the common ones, and those of this part."""
         place, parts = self.part
         if self.text is not None:
             record = {"text_record": self.text.record} if self.text.record else {}

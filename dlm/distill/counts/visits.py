@@ -1,6 +1,6 @@
-"""The histories that drawn or given sentences visit, many at once.
+"""Produces the histories that drawn or given sentences visit, many at once.
 
-At every history, the source's whole distribution is counted, including words that did not follow
+At every history, the source's full distribution is counted, including words that did not follow
 (Rao-Blackwell), so few sentences suffice.
 """
 
@@ -30,8 +30,8 @@ Seed = np.random.SeedSequence
 
 
 def visits_of(reader: SourceReader, sampling: Sampling) -> Iterator[Iterator[Visit | WordMass]]:
-    """The visits of each block of sentences, either drawn from a source or given. A block is made
-    when it is read."""
+    """Yields the visits of each block of sentences, which are drawn from a source or given. A block
+    is computed only when it is read."""
     if sampling.text is not None:
         yield from _given(reader, sampling, sampling.text.name)
     elif reader.makes_visits:
@@ -81,10 +81,10 @@ def drawn(
     seed: Seed,
     places: int,
 ) -> Iterator[Visit]:
-    """Visits of `samples` sentences drawn from a source, word by word; the same for the same seed.
-    When a sentence ends, the next one begins at its place in the batch."""
+    """Draws `samples` sentences from a source, word by word, and yields their visits; the same seed
+    gives the same visits. When a sentence ends, the next one takes its place in the batch."""
     random = np.random.Generator(np.random.PCG64(seed))
-    at, left = np.arange(places), samples - places  # the places in use; sentences not begun
+    at, left = np.arange(places), samples - places  # places in use, sentences to begin
     words = np.full(places, vocabulary.begin_id, np.uint32)
     lengths = np.zeros(places, np.int64)
     while len(at):
@@ -104,14 +104,14 @@ def drawn(
 def followed(
     histories: Histories, vocabulary: Vocabulary, lines: list[NDArray[np.uint32]]
 ) -> Iterator[Visit]:
-    """Visits of given sentences, those of similar length together, with the source's distribution
-    at each history; words beyond `MOST_WORDS` are left out."""
+    """Yields the visits of given sentences, with the source's distribution at each history.
+    Sentences of similar length go together; words beyond `MOST_WORDS` are left out."""
     lines = sorted((line[:MOST_WORDS] for line in lines), key=len, reverse=True)
     for first in range(0, len(lines), BATCH):
         some = lines[first : first + BATCH]
         lengths = np.array([len(line) for line in some])
         for at in range(int(lengths[0]) + 1):
-            # The longest come first, so the unfinished ones are always at the front.
+            # The longest sentences come first, so unfinished ones are always at the front.
             places = np.arange(int((lengths >= at).sum()))
             words = np.full(len(places), vocabulary.begin_id, np.uint32)
             if at:
@@ -120,8 +120,8 @@ def followed(
 
 
 def own_sentences(reader: SourceReader, samples: int, seed: Seed) -> list[NDArray[np.uint32]]:
-    """Sentences from a source's own `sample`; SourceError for fewer than requested, or for ids
-    outside its vocabulary."""
+    """Gets sentences from a source's own `sample`; SourceError if it does not return the requested
+    number, or returns ids outside the vocabulary."""
     number = int(seed.generate_state(1)[0])
     given = reader.source.sample(number, samples)  # type: ignore[attr-defined]
     said = list(given) if hasattr(given, "__iter__") else []

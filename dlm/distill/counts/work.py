@@ -1,4 +1,4 @@
-"""Counts on disk: counting resumes after a kill, and separately counted parts add up."""
+"""Keeps counts on disk, so that counting resumes after a kill, and parts of the counts add up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dlm.units import counted
 COUNTS = "counts.dlmcounts"
 SENTENCES = "sentences.dlmcounts"
 SAVED_EVERY_S = 120.0
-# The settings that differ between parts that add up.
+# The key of the settings that may differ between parts.
 SHARE = "share"
 
 
@@ -31,7 +31,7 @@ class Summed(Protocol):
     """An object whose sums grow while blocks are counted."""
 
     def sums(self) -> list[NDArray[Any]]:
-        """The arrays that add up over parts, not copies."""
+        """Returns the arrays that add up over parts; they are not copies."""
 
     def restore(self, sums: Sequence[NDArray[Any]]) -> None:
         """Resumes from `sums`; ValueError if they belong to other counts."""
@@ -53,10 +53,10 @@ def count_all(
     the process was killed and counting resumed.
 
     Args
-        blocks         each adds to `counts` while it is read, and gives how many sentences it began
-        settings       everything that the counts depend on, as JSON; `SHARE` belongs to the part
+        blocks         iterators that add to `counts`, and yield how many sentences they began
+        settings       everything that the counts depend on, as JSON; `SHARE` is for this part alone
         file           to save to, and to resume from if it exists; None saves nothing
-        total          sentences, for progress; 0 if not known
+        total          number of sentences, for progress reports; 0 if not known
     Raises  ConfigError  `file` has other settings; another process is counting into it
             FormatError  `file` is damaged
     """
@@ -83,7 +83,7 @@ def count_all(
 
 
 def _save(counts: Summed, settings: Mapping[str, Any], file: Path, facts: dict[str, Any]) -> None:
-    # Readable only by its owner: it may contain words of a text.
+    # Only the owner may read the file, since it may contain words of a text.
     checkpoint.save(file, counts.sums(), settings, facts=facts, mode=0o600)
 
 
@@ -154,12 +154,12 @@ def _check_counts(found: checkpoint.Checkpoint, sums: Sequence[NDArray[np.float6
         if (array < 0).any() or np.isinf(array).any() or (np.isnan(array).any() and len(array) > 1):
             raise FormatError(
                 f"{found.path} has counts that are negative, infinite or NaN; expected finite "
-                "numbers, 0 or more. Count that file's part again"
+                "numbers, 0 or more. Repeat the command that wrote them"
             )
 
 
 def missing_parts(counted: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The parts missing from these settings, such as "2/3 of seed 0"; in order."""
+    """Lists the parts that are missing from these settings, such as "2/3 of seed 0", in order."""
     given: dict[str, set[str]] = {}
     for settings in counted:
         share = settings[SHARE]
@@ -178,7 +178,7 @@ def missing_parts(counted: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def settings_of(given: Path) -> Mapping[str, Any]:
-    """The settings of the counts in a file or `--work` folder; raises what `add_parts` does."""
+    """Reads the settings of counts in a file or `--work` folder; raises what `add_parts` raises."""
     return _read(_file(given)).settings
 
 

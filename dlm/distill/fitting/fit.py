@@ -30,7 +30,7 @@ F32, F64, I64, U32 = np.float32, np.float64, np.int64, np.uint32
 
 TOLERANCE = 1e-6  # error of moment matching, as a share of a context's counts
 MOST_STEPS = 1000
-_ENOUGH = 1e-4  # nats per word, per tolerance: a slow context may stop this far from its optimum
+_ENOUGH = 1e-4  # times the tolerance: nats per word by which a slow context may miss its optimum
 _LEAST_LOG10 = -99.0
 _PARTS = 16
 
@@ -45,7 +45,7 @@ class FitResult:
         residual       the largest moment-matching residual, as a share of a context's counts
         excess         the best model gains at most this many nats per word over `model`, on these
                        counts with the prior's visits; nan for a model that was not fitted
-        rounding       visits that rounding added to those that back off, and that were subtracted
+        rounding       visits that seemed to back off only by rounding, and were subtracted
         unvisited      contexts without counts, which copy the context that they back off to
         words          expected words that `ln_likelihood` covers, including ends of sentences
     """
@@ -69,10 +69,10 @@ class DistilledModel:
     """A model distilled onto a topology.
 
     Fields
-        entropy           of the source, in nats per word; nan (not known) for a source that spells
-                          its words, and then relative_entropy is nan too
-        relative_entropy  of the source against the model, in nats per word: perplexity on the
-                          source's text grows by a factor of e to this power
+        entropy           entropy of the source, in nats per word; nan (not known) if the source
+                          spells its words
+        relative_entropy  relative entropy of the source to the model, in nats per word or nan:
+                          perplexity on the source's text grows by a factor of e to this power
         foreign_words     words of the topology that the source does not know
         dropped           n-grams of the topology that contain such a word
     """
@@ -107,7 +107,7 @@ def fit(
         topology   closed under prefixes and suffixes (`topology.closed`)
         prior      visits to add to each visited context. A number is shared among words by how
                    often each follows the context, so words that only longer contexts saw keep
-                   some probability. 0 for exact counts; 1e-3 to 1 for samples
+                   some probability. Use 0 for exact counts, 1e-3 to 1 for samples
         tolerance  when to stop: the largest difference between expected and given counts, as a
                    share of the context's counts
     Raises  ConfigError  no counts; a prior below 0

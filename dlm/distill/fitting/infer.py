@@ -36,14 +36,14 @@ def infer_topology(
     threads: int = 2,
     progress: Tell | None = None,
 ) -> ModelColumns:
-    """The n-grams of a model that is estimated from sampled sentences and pruned; closed under
-    prefixes and suffixes. If the source produces `<unk>`, it is an ordinary word.
+    """Returns the n-grams of a model that is estimated from sampled sentences and pruned. They are
+    closed under prefixes and suffixes. An `<unk>` from the source counts as an ordinary word.
 
     Args
         said          (n,)  uint32  words by id, with `</s>` after each sentence
-        ngrams        how many to keep in all orders, words included; None keeps all sampled ones
+        ngrams        n-grams to keep in all orders together, including words; None keeps all
         memory_bytes  limit for estimation, besides what the process already uses; at least 256 MiB
-    Raises   ConfigError   the order is outside 1 to 5; there are fewer n-grams than words
+    Raises   ConfigError   the order is outside 1 to 5; `ngrams` is less than the number of words
     """
     tell = progress or (lambda _: None)
     words = check_inferred(vocabulary, order, ngrams)
@@ -55,7 +55,7 @@ def infer_topology(
         settings = EstimationSettings(
             order=order,
             fallback=DEFAULT_FALLBACK,
-            # During this time the source, such as a network and its compiler, stays in memory.
+            # Meanwhile the source, for example a network and its compiled code, stays in memory.
             memory_bytes=resident_bytes() + max(memory_bytes, LEAST_BYTES),
             threads=threads,
         )
@@ -80,7 +80,7 @@ def infer_topology(
 
 
 def check_inferred(vocabulary: Vocabulary, order: int, ngrams: int | None) -> int:
-    """The number of words in a topology that `infer_topology` makes; raises what that raises."""
+    """Counts the words of the topology that `infer_topology` would return; raises its errors."""
     if not 1 <= order <= MOST_ORDER:
         raise ConfigError(
             f"order {order} was requested for an inferred topology; expected 1 to {MOST_ORDER}"
@@ -113,8 +113,8 @@ def interpolate(
     threads: int = 2,
     progress: Tell | None = None,
 ) -> ModelColumns:
-    """Interpolates approximations of one source with equal weights (A_m), and prunes to `ngrams` in
-    all, words included; None keeps all. The result is closed under prefixes and suffixes."""
+    """Interpolates approximations of one source with equal weights (A_m), and prunes the result to
+    `ngrams` n-grams in total, words included; None keeps all. Prefixes and suffixes are kept."""
     merged = merge_models(
         unite(models), [1 / len(models)] * len(models), threads=threads, progress=progress
     ).columns()

@@ -20,19 +20,19 @@ ROUNDING = 1e-11
 # After this many steps, only words with almost no counts still change.
 _SLOW = 256
 _LEAST = 1e-99  # the least probability in an ARPA file
-_LN_LEAST = -227.955924206411  # its logarithm
+_LN_LEAST = -227.955924206411  # natural logarithm of _LEAST
 
 
 @kernel("float64[:], uint32[:], out float64[:]")
 def add_at(values, place, total):  # type: ignore[no-untyped-def]
-    """total[place[i]] += values[i]; trusts that place is below the size of `total`."""
+    """Adds values[i] to total[place[i]]; trusts that places are below the size of `total`."""
     for i in range(len(values)):
         total[place[i]] += values[i]
 
 
 @kernel("float64[:], uint32[:], uint32[:], out float64[:]")
 def subtract_from_prefix(values, prefix, suffix, total):  # type: ignore[no-untyped-def]
-    """total[suffix[i]] -= values[prefix[i]]: a context passes nothing on for the words it lists."""
+    """Subtracts values[prefix[i]] from total[suffix[i]]: nothing backs off for listed words."""
     for i in range(len(prefix)):
         total[suffix[i]] -= values[prefix[i]]
 
@@ -43,18 +43,18 @@ def subtract_from_prefix(values, prefix, suffix, total):  # type: ignore[no-unty
 def add_given(  # type: ignore[no-untyped-def]
     given, total, rows, first_child, words, ngrams, contexts
 ):
-    """Adds a source's distributions after histories to the counts of contexts that end them.
+    """Adds a source's distribution after each history to the counts of the history's last context.
 
-    Each is divided by its sum, since a rounding error would count as mass of unlisted words.
+    A distribution is divided by its sum, or a rounding error would count as mass of unlisted words.
 
     Shapes, b histories, contexts of length k
-        given        (b, v)    float32  a distribution after each history
-        total        (b,)      float64  its sum
-        rows         (b,)      uint32   the context of this length that ends it; NO_ROW without one
-        first_child  (m + 1,)  uint32   of the contexts, among the n-grams of order k + 1
-        words        (n,)      uint32   last words of those
-        ngrams       (n,)      float64  added to
-        contexts     (m,)      float64  added to
+        given        (b, v)    float32  distribution after each history
+        total        (b,)      float64  sum of each distribution
+        rows         (b,)      uint32   context of length k that ends each history, or NO_ROW
+        first_child  (m + 1,)  uint32   where each context's n-grams of order k + 1 begin
+        words        (n,)      uint32   last words of the n-grams of order k + 1
+        ngrams       (n,)      float64  counts of these n-grams; added to
+        contexts     (m,)      float64  counts of the contexts; added to
     Trusts           words < v
     """
     for b in range(len(rows)):
@@ -67,12 +67,12 @@ def add_given(  # type: ignore[no-untyped-def]
 
 @kernel("float32[:, :], float64[:], out uint32[:]")
 def draw(given, at, drawn):  # type: ignore[no-untyped-def]
-    """Draws from each distribution: the first word whose cumulative probability exceeds `at`.
+    """Draws a word from each distribution: the first whose cumulative probability exceeds `at`.
 
     Shapes
         given  (b, v)  float32  rows sum to 1, or nearly
         at     (b,)    float64  0 <= at < 1
-        drawn  (b,)    uint32   filled; always has probability above 0
+        drawn  (b,)    uint32   filled with words whose probability is above 0
     """
     for b in range(len(at)):
         left = at[b]
@@ -111,7 +111,7 @@ def group_by(place, begin, rows):  # type: ignore[no-untyped-def]
 
 @kernel("float64[:], float64, uint32[:], int64, int64, int64")
 def sum_unlisted(values, back, suffix, begin, end, first):  # type: ignore[no-untyped-def]
-    """`back` plus the values of words that a child does not list; arguments as in `left_over`."""
+    """Returns `back` plus the values of words that a child does not list; see `left_over`."""
     i = begin
     for word in range(len(values)):
         if i < end and np.int64(suffix[i]) - first == word:
@@ -123,11 +123,11 @@ def sum_unlisted(values, back, suffix, begin, end, first):  # type: ignore[no-un
 
 @kernel("float64[:], float64, uint32[:], int64, int64, int64")
 def left_over(prob, prob_back, suffix, begin, end, first):  # type: ignore[no-untyped-def]
-    """The probability of all words that a child does not list.
+    """Returns the probability of all words that a child does not list.
 
     Shapes
-        prob        (n,)  float64  of a context's listed words; with prob_back they sum to 1
-        prob_back   of the words it does not list
+        prob        (n,)  float64  probabilities of the words that a context lists
+        prob_back   probability of all other words: 1 minus the sum of prob
         suffix      entries begin..end increase; minus `first` they are the child's words
     """
     listed = 0.0
@@ -153,9 +153,9 @@ def cap_backed(  # type: ignore[no-untyped-def]
 
     Shapes, contexts of length k >= 1
         parent          (m,)      uint32   the context that each backs off to
-        parent_first    (p + 1,)  uint32   of the parents, among the n-grams of order k
-        first_child     (m + 1,)  uint32   of the contexts, among the n-grams of order k + 1
-        suffix          (n,)      uint32   of those n-grams
+        parent_first    (p + 1,)  uint32   where each parent's n-grams of order k begin
+        first_child     (m + 1,)  uint32   where each context's n-grams of order k + 1 begin
+        suffix          (n,)      uint32   suffixes of the n-grams of order k + 1
         found           (l,)      float64  C(w, h) of the n-grams of order k
         parent_backed, parent_visited  (p,)  float64  C(phi, h), all visits
         visited         (m,)      float64  all visits
@@ -184,12 +184,12 @@ def cap_backed(  # type: ignore[no-untyped-def]
 def excess_bound(  # type: ignore[no-untyped-def]
     y, y_back, counts, back, taken, sharp, weight, sharp_weight, full
 ):
-    """Upper bound in nats on the best distribution's gain over y; arguments as in `fit_contexts`.
+    """Bounds, in nats, the best distribution's gain over y; arguments are as in `fit_contexts`.
 
     The likelihood of choices from offered sets A with counts n(A) is concave in ln y. Its dual is
-    the entropy of flows: n(A) p(w | A) from set A to word w, in all C(w) to w. The flows of y
-    meet the counts but for a residue, which the set of all words takes up; what it cannot take is
-    priced at the least probability in a file. The gap is sum over A of n(A) KL(flow || y on A).
+    the entropy of flows: n(A) p(w | A) flows from set A to word w, and C(w) in total to w. Flows of
+    y match the counts but for a residue, which the set of all words takes up; what that cannot take
+    costs the least probability in a file. The gap is sum over A of n(A) KL(flow || y on A).
     """
     total, lost = 0.0, 0.0
     for i in range(len(y) + 1):
@@ -241,28 +241,28 @@ def fit_contexts(  # type: ignore[no-untyped-def]
 ):
     """Fits the distributions of contexts begin..end by least relative entropy.
 
-    Each maximises, by minorisation and maximisation (Hunter 2004), the likelihood that a word is
-    chosen among the words on offer: all of them, or those that a child does not list.
+    A distribution maximises, by minorisation and maximisation (Hunter 2004), the likelihood that a
+    word is chosen among the words on offer: all words, or the words that a child does not list.
 
     Shapes, contexts of length k, n-grams of order k + 1 and children of length k + 1
-        first_child     (m + 1,)  uint32   of the contexts, among n-grams
-        child_begin     (m + 1,)  int64    of the contexts, among `children`
+        first_child     (m + 1,)  uint32   where each context's n-grams begin
+        child_begin     (m + 1,)  int64    where each context's entries in `children` begin
         children        (n,)      uint32   contexts one word longer, by what they back off to
-        grandchild      (n + 1,)  uint32   of the children, among their n-grams
-        suffix          (l,)      uint32   of those n-grams: an n-gram of order k + 1
+        grandchild      (n + 1,)  uint32   where each child's n-grams begin
+        suffix          (l,)      uint32   suffix, of order k + 1, of each child's n-gram
         found           (n,)      float64  C(w, h)
         backed, direct, visited  (m,) float64  C(phi, h), visits that begin here, all visits
         child_backed    (n,)      float64  C(phi, h) of the children
         prior           (m,)      float64  visits to add to a visited context
-        prior_prob      (n,)      float64  how each of them is spread over n-grams,
-        prior_back      (m,)      float64  and its share for words not listed
-        tolerance       float64   of moment matching, as a share of the context's counts
+        prior_prob      (n,)      float64  share of an added visit for each n-gram
+        prior_back      (m,)      float64  share of an added visit for words not listed
+        tolerance       float64   error of moment matching, as a share of the context's counts
         enough          float64   excess in nats at which a slow context stops
         most            int64     most steps
         prob            (n,)      float64  filled; nan in contexts that were never visited
         prob_back       (m,)      float64  filled: probability of words not listed
         iterations      (m,)      int64    filled
-        residual        (m,)      float64  filled: of moment matching, at the end
+        residual        (m,)      float64  filled: error of moment matching, at the end
         excess          (m,)      float64  filled: nats below the best likelihood, at most; 0
                                      where only rounding was counted
     """
@@ -311,7 +311,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
                 if child_backed[child] > 0.0 and i < j:
                     left = left_over(y, y_back, suffix, i, j, first)
                     if left <= _LEAST:
-                        continue  # it lists every word: only rounding backs off
+                        continue  # the child lists every word: only rounding backs off
                     rate = child_backed[child] / left
                     if left > _LITTLE:
                         weight += rate
@@ -330,7 +330,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
             off = 0.0
             for i in range(size):
                 offered = max(weight - taken[i], full) + sharp[i]
-                if offered > 0.0:  # else it is never offered: only rounding was counted
+                if offered > 0.0:  # otherwise the word is never offered: its count is rounding
                     off = max(off, abs(y[i] * offered - counts[i]))
             off = max(off, abs(y_back * (weight + sharp_weight) - back)) / total
             residual[q] = off
@@ -368,7 +368,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
 def weigh(  # type: ignore[no-untyped-def]
     parent, parent_first, first_child, suffix, below, below_back, prob, prob_back, weight
 ):
-    """Backoff weights: a context's leftover mass, divided by its parent's mass on the same words.
+    """Computes backoff weights: leftover mass of a context / its parent's mass on the same words.
 
     A context that was never visited copies its parent's probabilities.
 

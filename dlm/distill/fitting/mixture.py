@@ -1,5 +1,5 @@
-"""Merges models by their counts: finds the nearest model to a mixture of whole sentences; each
-sentence is from model k with probability `weights[k]`."""
+"""Merges models by their counts: finds the nearest model to a mixture in which each sentence as a
+whole comes from model k with probability `weights[k]`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dlm.estimate.merge import check_weights, unite
 def mixed_counts(
     counts: Sequence[NgramCounts], weights: Sequence[float], sentences: Sequence[float] = ()
 ) -> NgramCounts:
-    """Expected counts of a sentence of a mixture, from those of each source on one topology. The
-    counts of source i cover `sentences[i]` samples, 1 by default; ConfigError for weights below 0,
-    or whose sum is not 1."""
+    """Computes a mixture's expected counts per sentence from the counts of each source on the same
+    topology. The counts of source i cover `sentences[i]` samples, by default 1. ConfigError if a
+    weight is below 0, or the weights do not sum to 1."""
     shares = check_weights(weights, len(counts)).tolist()
     said = list(sentences) or [1.0] * len(counts)
     if len(said) != len(counts) or not all(number > 0 for number in said):
@@ -41,12 +41,12 @@ def merge_by_counts(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> FitResult:
-    """The nearest model to a mixture of whole sentences, on the n-grams of all models or of
-    `topology`: no model with these n-grams is nearer, by relative entropy. A word that a model
-    lacks has probability 0 in it.
+    """Finds the nearest model to a mixture of whole sentences, on the n-grams of all models or of
+    `topology`: no model with these n-grams is nearer, by relative entropy. A model gives
+    probability 0 to a word that it lacks.
 
     Raises
-        ConfigError  invalid weights; or raised by `topology.restricted`
+        ConfigError  invalid weights; errors of `topology.restricted`
         DlmError     the sentences of a model do not end
     """
     check_weights(weights, len(models))

@@ -19,7 +19,7 @@ class Prior:
     """Visits to add to contexts.
 
     Shapes, n_k n-grams of order k, k from 0 to N - 1
-        visits[k]    (n_k,)      float64  to each context of length k
+        visits[k]    (n_k,)      float64  visits to add to each context of length k
         prob[k]      (n_{k+1},)  float64  share of a visit for an n-gram of order k + 1
         unlisted[k]  (n_k,)      float64  share of a visit for words that are not listed
     """
@@ -32,7 +32,7 @@ class Prior:
 def as_seen(
     topology: ModelColumns, counts: NgramCounts, local: LocalCounts, visits: float
 ) -> Prior:
-    """The same number of visits for each context, spread as the words seen after it are."""
+    """Gives each context the same number of visits, spread like the words seen after it."""
     found = Prior([], [], [])
     for k, columns in enumerate(topology.orders):
         visited = np.maximum(counts.contexts[k], np.finfo(float).tiny)
@@ -48,7 +48,7 @@ def as_backed_off(
     base: NDArray[np.float64],
     visits: float | None = None,
 ) -> Prior:
-    """Visits spread by the distribution of the next shorter context, for counts that lack words.
+    """Spreads visits by the distribution of the next shorter context, for counts that lack words.
 
     A source that spells its words gives nothing to words that no sample spelled, so their n-grams
     would have probability 0. By default each context gets as many visits as it saw distinct words,

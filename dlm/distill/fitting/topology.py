@@ -20,7 +20,7 @@ U32, F32 = np.uint32, np.float32
 @dataclass(frozen=True)
 class Restriction:
     """A topology in the words of a source, with the source's ids. `foreign_words` is the number
-    of words that the source lacks, `dropped` that of n-grams of order 2 or more with such words."""
+    of words that the source lacks; `dropped` is how many longer n-grams had such words."""
 
     model: ModelColumns
     foreign_words: int
@@ -28,8 +28,8 @@ class Restriction:
 
 
 def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
-    """The n-grams of a topology whose words a source knows, in its ids, plus all of its words;
-    ConfigError if the topology is empty, or no n-gram is left."""
+    """Keeps the n-grams of a topology whose words a source knows, with the source's ids, and adds
+    the source's other words; ConfigError if the topology is empty, or no n-gram is left."""
     known = np.fromiter((word in vocabulary.ids for word in topology.vocabulary.words), np.bool_)
     ordinary = known.copy()
     own = topology.vocabulary
@@ -44,7 +44,7 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
             f"the source knows none of the topology's {len(known) - 3:,} words; give a topology "
             "of the source's words, in the same spelling and case"
         )
-    # Row 0 is <unk>, whether either model has it or not.
+    # Row 0 is <unk>, even for a model without <unk>.
     known[UNK_ID] = vocabulary.unk_in_model
     foreign = int((~known[1:]).sum()) + (own.unk_in_model and not vocabulary.unk_in_model)
     ids = vocabulary.ids_of(topology.vocabulary.words)
@@ -67,13 +67,13 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
 
 
 def closed(topology: ModelColumns, threads: int = 2) -> ModelColumns:
-    """The topology with its missing suffixes added; pruned models lack some. The state after a
-    history is then its longest suffix, which backing off and counting rely on."""
+    """Adds the suffixes that a topology, such as a pruned model, lacks. The state after a history
+    is then the longest suffix of the history, on which backing off and counting rely."""
     return united([topology], threads)
 
 
 def united(topologies: list[ModelColumns], threads: int = 2) -> ModelColumns:
-    """The union of topologies with the same vocabulary, plus all suffixes."""
+    """Returns the union of topologies with the same vocabulary, plus all suffixes."""
     union = unite(topologies)
     if len(topologies) == 1 and union.blanks is None:
         return topologies[0]
@@ -83,7 +83,7 @@ def united(topologies: list[ModelColumns], threads: int = 2) -> ModelColumns:
 
 
 def first_child(topology: ModelColumns, length: int) -> NDArray[np.uint32]:
-    """For each context of this length, the index of its first n-gram; then the end of the last."""
+    """Returns where the n-grams of each context of this length begin, and where the last end."""
     if length == 0:
         return np.array([0, len(topology.orders[0])], U32)
     return topology.orders[length - 1].first_child

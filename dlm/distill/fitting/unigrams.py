@@ -44,8 +44,8 @@ class Unigrams:
         )
 
     def cased(self, model: ModelColumns) -> Unigrams:
-        """Each word's share, split over its spellings by a model of cased text; raises the errors
-        of `Spellings`."""
+        """Splits each word's share over the word's spellings by a model of cased text; raises the
+        errors of `Spellings`."""
         vocabulary = Vocabulary([*MARKS, *self.words], unk_in_model=True)
         spellings = Spellings(vocabulary, model)
         shares = spellings.spread(np.concatenate([np.zeros(len(MARKS)), self.shares]))
@@ -53,9 +53,9 @@ class Unigrams:
 
 
 def read_unigrams(path: Path, public: str = "") -> Unigrams:
-    """Reads counts by `dlm unigrams` and their record; without one, `public` says who attests them.
-    Raises FormatError, and PrivacyError if the record belongs to other counts, or if counts without
-    a record are declared public but files beside them come from users."""
+    """Reads counts that `dlm unigrams` wrote, and their privacy record; without a record, `public`
+    says who attests the counts. Raises FormatError; PrivacyError if the record is of other counts,
+    or if counts without one are declared public but files beside them come from users."""
     counts = read_counts(path)
     record = counts.provenance if sidecar(path).exists() else None
     if record is None:
@@ -79,7 +79,7 @@ def with_unigrams(
     cased: ModelColumns | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ModelColumns:
-    """The model with other unigrams; every context keeps its sum.
+    """Replaces the unigrams of a model; every context keeps its sum.
 
     Words that were not counted, including `</s>` and `<unk>`, keep their probability; the counted
     words share the rest. Counted words that the model lacks are added.
@@ -147,7 +147,7 @@ def _first_order(model: ModelColumns, prob: NDArray[np.float64]) -> OrderColumns
 
 
 def _one_over_left(model: ModelColumns, prob: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each word as a context: 1 / the unigram mass of all words that it does not list."""
+    """Returns 1 / (the unigram mass of the words that a context does not list), by context word."""
     contexts, longer = model.orders[0], model.orders[1]
     weight = np.empty(len(contexts))
     kernels.weigh(

@@ -1,4 +1,4 @@
-"""A backoff model as the source: exact expected counts, without sampling."""
+"""Uses a backoff model as the source: computes exact expected counts, without sampling."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def distill_backoff(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> DistilledModel:
-    """The model on a topology's n-grams that is nearest to the source, by relative entropy. N-grams
-    of words that the source does not know are dropped; its words and missing suffixes are added.
+    """Fits the model on a topology's n-grams that is nearest to the source, by relative entropy.
+    Drops n-grams with words that the source does not know; adds its words and missing suffixes.
 
     Raises
         ConfigError  the topology has no n-gram in the source's words
@@ -54,7 +54,7 @@ def distill_backoff(
 class BackoffSource:
     """A backoff model as the source, on a topology that has all of its n-grams.
 
-    Every context is scaled to sum to 1: rounding in a file would count as mass of unlisted words.
+    Every context is scaled to sum to 1, since a rounding error would count as unlisted words.
 
     Shapes, n_k n-grams of order k of the topology
         prob[k - 1]     (n_k,)  float64  P(w | h)
@@ -67,8 +67,8 @@ class BackoffSource:
 
     @classmethod
     def of(cls, model: ModelColumns, topology: ModelColumns) -> BackoffSource:
-        """The model on a closed topology that contains its n-grams and words; SourceError if its
-        contexts do not sum to 1: it was filtered, or has wrong values."""
+        """Puts a model on a closed topology that contains its n-grams and words; SourceError if the
+        contexts do not sum to 1, as in a filtered model or one with wrong values."""
         prob, weight = [], []
         for columns in topology.orders:
             prob.append(10.0 ** model.log10_probs(columns.ids))
@@ -88,7 +88,7 @@ class BackoffSource:
         return made
 
     def entropy(self, counts: NgramCounts) -> float:
-        """The entropy for counts on its topology, summed over all visits, in nats."""
+        """Returns the entropy for counts on the source's topology, summed over visits, in nats."""
         log10_weight = as_log10(self.weight[: self.topology.order - 1])
         return -ln_likelihood(
             local_counts(self.topology, counts), as_log10(self.prob), log10_weight
@@ -123,11 +123,11 @@ def _normalise(source: BackoffSource) -> None:
 
 
 def exact_counts(source: BackoffSource) -> NgramCounts:
-    """The expected counts of one sentence from a backoff model, on its topology, without sampling.
+    """Computes the expected counts of one sentence of a backoff model, without sampling.
 
-    The expected visits of its states solve a sparse linear system (Suresh et al. 2021 compute them
-    as a shortest distance). BiCGSTAB (van der Vorst 1992) finds them in a few dozen steps, each
-    linear in the n-grams. DlmError if it does not converge: the model's sentences do not end.
+    The expected visits of the model's states solve a sparse linear system (Suresh et al. 2021
+    compute them as a shortest distance). BiCGSTAB (van der Vorst 1992) finds them in a few dozen
+    steps, each linear in the n-grams. DlmError if it does not converge: sentences do not end.
     """
     topology = source.topology
     if topology.order == 1:
@@ -162,15 +162,15 @@ def exact_counts(source: BackoffSource) -> NgramCounts:
 
 
 def counts_of_visits(source: BackoffSource, visits: Sequence[NDArray[np.float64]]) -> NgramCounts:
-    """The n-gram counts that follow from visits[k], (n_k,) float64: how often each context of
-    length k, 0 to N - 1, is the longest one."""
+    """Computes n-gram counts from visits[k], (n_k,) float64: how often each context of length k,
+    0 to N - 1, is the longest context that applies."""
     return _summed(source.topology, _step(source, visits), visits)
 
 
 def _solved(
     apply: Callable[[NDArray[np.float64]], NDArray[np.float64]], wanted: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
-    """x with apply(x) = wanted for a linear `apply`; None if none is found."""
+    """Returns x with apply(x) = wanted for a linear `apply`, or None if no such x is found."""
     x = wanted
     for _ in range(_RESTARTS):
         x, is_solved = _bicgstab(apply, wanted, x)
@@ -184,7 +184,7 @@ def _bicgstab(
     wanted: NDArray[np.float64],
     x: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], bool]:
-    """A better x, and whether it is good enough. After a breakdown, call this again with that x."""
+    """Returns a better x, and whether that is good enough; after a breakdown, call again with x."""
     residual = wanted - apply(x)
     shadow, direction = residual.copy(), residual.copy()
     rho = np.float64(shadow @ residual)

@@ -1,8 +1,8 @@
 """Gives the words of a lower-case source the spellings of cased text (FNG 5).
 
 The probability of a word is split over its spellings by a model of cased text, which contains no
-user data. Histories are cased by drawing a spelling of each word with its share; FNG takes the best
-spelling of the whole sentence.
+user data. To case a history, a spelling of each word is drawn in proportion to its share; FNG takes
+the best spelling of the whole sentence.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Spellings:
         given: NDArray[np.float32],
         entropy: NDArray[np.float32],
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The distribution over spellings after each history, and its entropy. A word's spellings
-        share its probability; a single spelling gets exactly that.
+        """Returns the distribution over spellings after each history, and its entropy. Spellings
+        share the probability of their word; a single spelling gets all of it.
 
         Shapes, b histories, u words of the source, v spellings
-            histories  (b, m)  uint32   cased; `MISSING` where shorter
-            given      (b, u)  float32; entropy (b,) float32: of the source
-            returns    (b, v)  float32; (b,) float32
+            histories       (b, m)        uint32   cased; `MISSING` where shorter
+            given, entropy  (b, u), (b,)  float32  of the source
+            returns         (b, v), (b,)  float32  of the spellings
         """
         out = np.zeros((len(given), len(self.vocabulary)), np.float32)
         more = entropy.astype(np.float32)
@@ -93,8 +93,8 @@ class Spellings:
     def split_words(
         self, histories: NDArray[np.uint32], rows: NDArray[np.int64], words: NDArray[np.uint32]
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float64]]:
-        """The spellings of some words after the histories of `rows`: index of the word, the
-        spelling, and its share."""
+        """Returns all spellings of some words after the histories of `rows`: for each spelling, the
+        index of its word in `words`, its id, and its share."""
         count = np.diff(self._begin)[words]
         places = np.repeat(np.arange(len(words)), count)
         offset = np.arange(len(places)) - np.repeat(np.cumsum(count) - count, count)
@@ -146,7 +146,7 @@ class Spellings:
 
 
 def cased_visits(visits: Iterable[Visit], spellings: Spellings, seed: int) -> Iterator[Visit]:
-    """Visits of uncased words as visits of their spellings, drawn by `seed`."""
+    """Turns visits of uncased words into visits of their spellings, which are drawn with `seed`."""
     begin, random = spellings.vocabulary.begin_id, spelling_generator(seed)
     # The last words at each place, cased.
     window = np.zeros((0, max(spellings.history, 1)), np.uint32)
@@ -161,7 +161,7 @@ def cased_visits(visits: Iterable[Visit], spellings: Spellings, seed: int) -> It
 
 
 class CasedSource:
-    """A source of lower-case words, as a source of their spellings in a model of cased text."""
+    """Turns a source of lower-case words into a source of their spellings in a cased model."""
 
     def __init__(self, source: NetworkSource, model: ModelColumns) -> None:
         self._source = source

@@ -19,14 +19,14 @@ OUTSIDE = -1  # the node of a word that left the lexicon
 def add_mass(  # type: ignore[no-untyped-def]
     contexts, rows, words, mass, first_child, last_words, ngram_counts, context_counts
 ):
-    """Adds a source's mass on some words to the counts of contexts that end its histories.
+    """Adds a source's mass on some words to the counts of each history's last context.
 
     Shapes, h histories, e words, contexts of length k
-        contexts        (h,)      uint32   the context of this length; NO_ROW without one
+        contexts        (h,)      uint32   context of length k that ends each history, or NO_ROW
         rows            (e,)      int64    the history of each word
         words, mass     (e,)      uint32, float64
-        first_child     (m + 1,)  uint32   of the contexts, among the n-grams of order k + 1
-        last_words      (n,)      uint32   of those; increasing within a context
+        first_child     (m + 1,)  uint32   where each context's n-grams of order k + 1 begin
+        last_words      (n,)      uint32   last words of these; increasing within a context
         ngram_counts    (n,)      float64  added to
         context_counts  (m,)      float64  added to
     Trusts              rows < h
@@ -44,7 +44,7 @@ def add_mass(  # type: ignore[no-untyped-def]
 
 @kernel("int64[:], int64[:], uint8[:], int64[:], int64[:], int64[:], int64[:]")
 def walk(nodes, pieces, kind, enters, begin, arc_piece, arc_node):  # type: ignore[no-untyped-def]
-    """The node after a piece, given the node before it.
+    """Returns the node after each piece, given the node before that piece.
 
     Shapes, b words; the rest as in `pieces_to_words.Lexicon`
         nodes    (b,)  int64  before each piece: 0, the root, after `<s>`; or OUTSIDE
@@ -66,13 +66,13 @@ def walk(nodes, pieces, kind, enters, begin, arc_piece, arc_node):  # type: igno
 
 @kernel("float64[:, :], int64[:], uint8[:], int64[:], int64[:], out float64[:, :]")
 def split_mass(given, nodes, kind, begin, arc_piece, out):  # type: ignore[no-untyped-def]
-    """The probability that the next piece does each of four things to the word being spelled.
+    """Computes how likely the next piece is to do each of four things to the word being spelled.
 
     Shapes, b words, v pieces
         given   (b, v)  float64
         nodes   (b,)    int64    as in `walk`
-        out     (b, 4)  float64  filled: it begins a word that may be in the lexicon; begins one
-                                 that cannot be; ends the sentence; leaves the lexicon within a word
+        out     (b, 4)  float64  filled: to begin a word that may be in the lexicon; to begin one
+                                 that cannot be; to end the sentence; to leave the lexicon
     """
     out[:] = 0.0
     for i in range(len(given)):

@@ -33,7 +33,7 @@ class NetworkSource:
         model = load_model(run)
         if model.vocabulary is None:
             raise ConfigError(
-                f"{run} has no vocabulary to turn its ids into words; train it with a vocabulary"
+                f"{run} has no vocabulary to spell the network's words; train with a vocabulary"
             )
         words = model.vocabulary.words
         self.inventory = None if isinstance(words, WordList) else words
@@ -64,8 +64,8 @@ class NetworkSource:
 
 
 class NetworkHistories:
-    """`source.Histories` of a network: the states of the layers, by place; `step` is the
-    network's `_step`."""
+    """Implements `source.Histories` for a network: holds the states of the layers by place. `step`
+    is the network's `_step`."""
 
     def __init__(self, network: rnn.RnnConfig, step: Callable[..., Any], places: int) -> None:
         self._state = rnn.initial_state(network, places)
@@ -75,7 +75,7 @@ class NetworkHistories:
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The distributions and entropies at some places; the other places start again."""
+        """Returns the distributions and entropies at some places; other places begin a sentence."""
         self._words[:] = BOS_ID
         self._words[places] = words
         begins = self._words == BOS_ID
@@ -95,5 +95,5 @@ def _step(
 
 
 def _without_begin(logits: Any) -> Any:
-    """The logits, with -inf for `<s>`, which is never predicted."""
+    """Returns the logits with -inf for `<s>`, which is never predicted."""
     return logits.at[..., BOS_ID].set(-jnp.inf)

@@ -1,4 +1,4 @@
-"""A backoff model's whole next-word distributions."""
+"""Computes the full next-word distributions of a backoff model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dlm.estimate.columns import ModelColumns
 
 
 class NextWords:
-    """Distributions of a model's next word. Each history takes 8 bytes per word, so pass only a few
-    histories at a time."""
+    """Distributions of a model's next word. A history takes 8 bytes per word of the vocabulary, so
+    pass only a few histories at a time."""
 
     def __init__(self, model: ModelColumns) -> None:
         self._model = model
@@ -20,8 +20,8 @@ class NextWords:
         self._last = [np.ascontiguousarray(c.ids[:, -1]) for c in model.orders]
 
     def after(self, histories: NDArray[np.uint32]) -> NDArray[np.float64]:
-        """P of each word after each history, (b, v). `histories` is (b, m), the most recent word
-        last, `MISSING` where shorter."""
+        """Returns P of each word after each history, (b, v). `histories` (b, m) has the most recent
+        word last, and `MISSING` in front of shorter histories."""
         out = np.repeat(self._prob[0][None, :], len(histories), axis=0)
         length = histories.shape[1]
         for k in range(1, min(self._model.order - 1, length) + 1):

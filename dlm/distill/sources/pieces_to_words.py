@@ -1,8 +1,8 @@
-"""A network of wordpieces as a source of words (FNG 6), without a topology of pieces.
+"""Turns a network of wordpieces into a source of words (FNG 6), without a topology of pieces.
 
 A piece that starts with U+2581 begins a word, so a word has ended only when the next piece begins
 another or the sentence ends. The end of a word is treated as a symbol whose probability is the sum
-over all pieces that show this; then no word is a prefix of another.
+over all pieces that show the end, so that no word is a prefix of another.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class PieceSource:
 
     Args
         history     maximum words in a context of the topology
-        cased       a model of cased text: words get its spellings (`capitalize`), and the pieces
-                    spell their lower case
+        cased       a model of cased text, whose spellings the words get (`capitalize`); the pieces
+                    spell the words in lower case
     Fields
         vocabulary  marks, and the words of the topology that pieces can spell
-        base        (v,) float64: the prior of words, for those that no sample spells
+        base        (v,) float64: prior probabilities of words, for those that no sample spells
     """
 
     def __init__(
@@ -72,9 +72,9 @@ def in_words(
     cased: ModelColumns | None,
     progress: Callable[[str], None],
 ) -> NetworkSource | CasedSource | PieceSource:
-    """The network as a source of words: the topology's words, if the network says wordpieces, with
-    the spellings of a cased model. ConfigError for wordpieces without a topology, and if
-    `PieceSource` raises it."""
+    """Makes a source of words from a network; a cased model gives their spellings. If the network
+    predicts wordpieces, the words are those of the topology. ConfigError for wordpieces without a
+    topology, or from `PieceSource`."""
     if network.inventory is None:
         return network if cased is None else CasedSource(network, cased)
     if topology is None:
@@ -91,13 +91,13 @@ def in_words(
 class PieceReader:
     """Turns each visit of pieces into a visit of words.
 
-    Inside a word that is spelled as far as a node, the word that ends at the node gets the
-    probability of ending there; `<unk>` gets it if no word ends there, and always gets the
-    probability of leaving the lexicon. `</s>` and words outside the lexicon come after the word has
-    ended: they get their probability after the history that ends with this word.
+    While a word is spelled as far as a node, the probability of ending there goes to the word that
+    ends at this node, or to `<unk>` if no word does. `<unk>` also gets the probability of leaving
+    the lexicon. `</s>` and words outside the lexicon come after the word has ended, so their
+    probability is counted after the history that ends with this word.
 
-    With cased `spellings`, a word's mass is split over them, and histories have spellings drawn
-    from `seed`.
+    With cased `spellings`, a word's mass is split over its spellings, and those of the words
+    in histories are drawn with `seed`.
 
     Guarantees
         a word's expected mass is the network's probability of it, summed over all its
@@ -147,7 +147,7 @@ class PieceReader:
                 (each, said, np.where(at > _ROOT, entering + unknown + ends, 0.0)),
                 (each, UNK_ID, np.where(inside, out, 0.0)),
                 (each + len(at), vocabulary.end_id, ends),
-                # A piece at the beginning of a sentence that begins no word is <unk>, too.
+                # If the first piece of a sentence begins no word, it also counts as <unk>.
                 (each + len(at), UNK_ID, unknown + np.where(inside, 0.0, out)),
             ],
             int(begins.sum()),
@@ -175,8 +175,8 @@ class Lexicon:
         arc_node   (a,)      int64  the node after the arc
         word_at    (n,)      int64  the word that ends at a node; 0 (<unk>) if none does
         base       (w,)      float64  half a uniform share, half the unigram probability of the
-                             word's pieces (Kudo 2018), which makes rare words nearly impossible;
-                             sums to 1 over words; 0 for marks
+                             word's pieces (Kudo 2018), which alone would make rare words nearly
+                             impossible; sums to 1 over words; 0 for marks
     """
 
     vocabulary: Vocabulary
@@ -190,7 +190,7 @@ class Lexicon:
 
     @classmethod
     def of(cls, inventory: Inventory, words: Iterable[bytes]) -> Lexicon:
-        """The words that an inventory can spell; ConfigError if there are none."""
+        """Makes a lexicon of the words that an inventory spells; ConfigError if it spells none."""
         ln_piece = inventory.log_probabilities()
         spelled: list[str] = []
         ln_words: list[float] = []
@@ -219,7 +219,7 @@ class Lexicon:
         return np.isin(self.kind, (kernels.BEGINS, kernels.BEGINS_UNKNOWN))
 
     def walk(self, nodes: NDArray[np.int64], pieces: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The node after each piece, given the node before it; `OUTSIDE` if there is none."""
+        """Returns the node after each piece, given the node before that piece, or `OUTSIDE`."""
         arcs = self.begin, self.arc_piece, self.arc_node
         out: NDArray[np.int64] = kernels.walk(nodes, pieces, self.kind, self.enters, *arcs)
         return out

@@ -37,7 +37,7 @@ from dlm.ngram.vocab import (
     is_unk_spelling,
 )
 
-MOST_WORDS = 200  # words in a sentence; longer ones are cut
+MOST_WORDS = 200  # maximum words in a sentence; a longer sentence is cut
 BATCH = 256
 SUM_TOLERANCE = 1e-3
 _SPACES = b" \t\r\n"
@@ -49,25 +49,25 @@ class Source(Protocol):
     Optional attributes:
         begin_id, end_id    ids that begin and end a sentence; default: those of `<s>` and `</s>`.
                             They may be the same id
-        record              `Provenance`: the protection of the people whose text it learned from.
-                            Without one there is no guarantee, unless somebody attests it
-        digest              str: identifies the model; a resumed run rejects another. By default the
-                            words and the first distribution are compared
+        record              `Provenance`: the protection of the people whose text the model learned
+                            from. Without it, there is no guarantee unless the source is attested
+        digest              str: identifies the model; a resumed run rejects a different one. By
+                            default, the words and the first distribution are compared
         sample(seed, n)     n sentences, each a list of ids without begin and end; default: words
                             are drawn from `log_probs`
-        histories(places)   `Histories`: the same distributions word by word, faster
+        histories(places)   `Histories`: gives the same distributions word by word, which is faster
         visits(samples, seed)  the visits themselves (`count.Visit`), for a source that derives
-                            them from another
+                            visits from another source
     Sentences are counted in blocks. `sample` and `visits` are called for each block, with a
     separate seed; `histories` may be called for each block, too.
     """
 
     @property
     def vocabulary(self) -> Vocabulary | Sequence[bytes | str]:
-        """The word of each id, which is a column of `log_probs`."""
+        """The word of each id; ids are the columns of `log_probs`."""
 
     def log_probs(self, prefixes: NDArray[np.int32], lengths: NDArray[np.int32]) -> Any:
-        """ln P of each word after each prefix.
+        """Returns ln P of each word after each prefix.
 
         Shapes
             prefixes  (b, t)  int32  ids, starting with the one that begins a sentence; entries
@@ -85,22 +85,22 @@ class Histories(Protocol):
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Takes one word for each given place; `<s>` begins a new sentence there.
+        """Takes one word for each given place; `<s>` begins a new sentence at that place.
 
         Shapes, n places
             words    (n,)    uint32
             places   (n,)    int64    increasing
-            returns  (n, v)  float32  the distribution of the next word; (n,) float32 its entropy
+            returns  (n, v), (n,)     float32: the distribution of the next word, and its entropy
         """
 
 
 class SourceReader:
-    """A source with the ids of a dlm model, whose answers are checked. `ids` maps the source's ids
-    to the model's, `own_ids` the model's ids to the source's.
+    """Reads a source with the ids of a dlm model, and checks its answers. `ids` maps the source's
+    ids to the model's, `own_ids` the model's ids to the source's.
 
     Raises
         ConfigError  invalid, repeated or unordered words; no id that begins or ends a sentence
-        SourceError  its first answer is not a distribution over these words
+        SourceError  the source's first answer is not a distribution over its words
     """
 
     def __init__(self, source: Source, name: str) -> None:
@@ -127,7 +127,7 @@ class SourceReader:
             )
         except ValueError as exc:
             raise ConfigError(f"the vocabulary of {name} is not valid: {exc}") from exc
-        # The source's id for each of our ids, or -1; and whether the source predicts that word.
+        # For each id of the model: the source's id or -1, and whether the source predicts the word.
         self.own_ids = np.array([unk[0] if unk else -1, *rest, *(begin for _ in missing)], np.int32)
         self._predicted = np.ones(len(self.vocabulary), np.bool_)
         self._predicted[self.vocabulary.begin_id] = False
@@ -155,8 +155,8 @@ class SourceReader:
     def distributions(
         self, prefixes: NDArray[np.uint32], lengths: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """Next-word distributions after prefixes, both in our ids. SourceError if the source gives
-        anything but distributions."""
+        """Returns next-word distributions after prefixes, both with the model's ids; SourceError if
+        the source does not give distributions."""
         given = np.asarray(self.source.log_probs(self.own_ids[prefixes], lengths))
         if given.shape != (len(prefixes), self._size):
             raise SourceError(
@@ -278,8 +278,8 @@ def is_object_name(name: str) -> bool:
 
 
 def load_object(name: str) -> Source:
-    """The source that `module:factory` names: the object itself, or what a call of it returns.
-    ConfigError if it does not exist or has no `log_probs`, SourceError if its code raises."""
+    """Loads the source that `module:factory` names: the object itself, or what a call returns.
+    ConfigError if the object is missing or has no `log_probs`, SourceError if its code raises."""
     module, _, attribute = name.partition(":")
     with user_code(f"import of {module}"):
         try:
@@ -395,7 +395,7 @@ class UserSource:
         def call(*arguments: Any) -> Any:
             with user_code(what):
                 given = found(*arguments)
-                # A tensor's package may refuse to convert it to an array.
+                # A tensor's package may refuse to convert the tensor to an array.
                 return np.asarray(given) if attribute == "log_probs" else given
 
         if attribute == "histories":

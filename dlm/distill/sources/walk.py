@@ -17,8 +17,8 @@ F64, I64, U32 = np.float64, np.int64, np.uint32
 
 
 class Automaton:
-    """A backoff model, ready to be walked, in 24 bytes per n-gram. `visits` (s,) are the visits of
-    each state; the states are contexts by length, the empty one first."""
+    """A backoff model as an automaton, which takes 24 bytes per n-gram. `visits` (s,) counts the
+    visits of states; the states are the contexts, sorted by length from the empty one on."""
 
     def __init__(self, source: BackoffSource) -> None:
         self._source = source
@@ -51,8 +51,8 @@ class Automaton:
     def draw(
         self, sentences: int, seed: np.random.SeedSequence, *, keep: bool = False
     ) -> NDArray[np.uint32]:
-        """Draws sentences from the model and adds their visits. With `keep`, returns the words
-        (n,) with `</s>` after each sentence; else none."""
+        """Draws sentences from the model and adds their visits. Returns the words (n,), with `</s>`
+        after each sentence, if `keep` is true, and no words otherwise."""
         random = seed.generate_state(1, np.uint64).astype(np.uint64)
         said = np.empty(sentences * (MOST_WORDS + 1) if keep else 0, U32)
         kept = walk_kernels.draw_sentences(
@@ -62,7 +62,7 @@ class Automaton:
         return said[:kept].copy()
 
     def follow(self, ids: NDArray[np.uint32], begins: NDArray[np.int64]) -> None:
-        """Adds visits of given sentences: words (n,), and where each sentence begins, (m + 1,)."""
+        """Adds the visits of given sentences: `ids` (n,), cut at `begins` (m + 1,)."""
         walk_kernels.follow_sentences(
             self._first, self._parent, self._word, self._leads, self._start, MOST_WORDS,
             ids, begins, self.visits,

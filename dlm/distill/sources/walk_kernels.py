@@ -1,10 +1,10 @@
-"""A backoff model as an automaton: sentences drawn from it, and the states that text visits.
+"""Walks a backoff model as an automaton: draws sentences, and counts the states that text visits.
 
-Shapes of the automaton, s states (contexts, the empty one first), a arcs (n-grams, by state)
-    first   (s + 1,)  int64    arcs of each state
-    parent  (s,)      uint32   the state that each backs off to
+Shapes of the automaton: `s` states (contexts, the empty one first), `a` arcs (n-grams, by state)
+    first   (s + 1,)  int64    arcs of state i are first[i]:first[i + 1]
+    parent  (s,)      uint32   the state that each state backs off to
     word    (a,)      uint32   increasing within a state
-    reached (a,)      float64  cumulative probability of a state's arcs up to this one
+    reached (a,)      float64  cumulative probability of a state's arcs, up to this arc
     leads   (a,)      uint32   the state after an arc
 The words of a state's arcs are also words of its parent's arcs; the empty context has all words.
 """
@@ -16,15 +16,15 @@ import numpy as np
 
 from dlm.jit import inlined, kernel
 
-# After this many draws in a row of words that the longer context lists, one of those is taken: the
-# shorter context has no others, and was reached only by rounding.
+# After this many draws in a row of words that the longer context lists, a word is drawn from that
+# context: the shorter one has no other words, and was reached only because of rounding.
 _MOST_TRIES = 10_000
 NO_ARC = -1
 
 
 @inlined
 def random_share(random):  # type: ignore[no-untyped-def]
-    """A number in [0, 1); SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Returns a random number in [0, 1), by SplitMix64 (Steele, Lea and Flood 2014)."""
     random[0] += np.uint64(0x9E3779B97F4A7C15)
     z = random[0]
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -35,7 +35,7 @@ def random_share(random):  # type: ignore[no-untyped-def]
 
 @inlined
 def arc_of(wanted, begin, end, word):  # type: ignore[no-untyped-def]
-    """The place of a word among begin..end, where words increase, or NO_ARC."""
+    """Returns the arc of a word among begin..end, where words increase, or NO_ARC."""
     high = end
     while begin < high:
         middle = (begin + high) >> 1
@@ -48,7 +48,7 @@ def arc_of(wanted, begin, end, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def arc_at(share, begin, end, reached):  # type: ignore[no-untyped-def]
-    """The first arc among begin..end whose cumulative probability exceeds `share`."""
+    """Returns the first arc among begin..end whose cumulative probability exceeds `share`."""
     last = end - 1
     while begin < last:
         middle = (begin + last) >> 1
@@ -68,12 +68,12 @@ def draw_sentences(  # type: ignore[no-untyped-def]
 ):
     """Draws sentences, and counts the states that they visit.
 
-    A word is drawn from a state's own arcs, or from its parent; a word from the parent that the
-    state lists is drawn again.
+    A word is drawn from a state's own arcs, or else from its parent. If the parent yields a word
+    that the state lists, another word is drawn.
 
     Shapes
         start      the state that begins a sentence
-        most       maximum words in a sentence; longer ones are cut
+        most       maximum words in a sentence; a longer sentence is cut
         random     (1,)  uint64   the state of `random_share`; updated
         visits     (s,)  float64  added to
         said       (n,)  uint32   filled: words, with end_word after each sentence, even a cut one;
@@ -132,7 +132,7 @@ def follow_sentences(  # type: ignore[no-untyped-def]
 
     Shapes
         ids     (n,)      uint32   words, sentence by sentence
-        begins  (m + 1,)  int64    where each begins
+        begins  (m + 1,)  int64    where each sentence begins
         visits  (s,)      float64  added to
     """
     for i in range(len(begins) - 1):

@@ -10,13 +10,13 @@ from dlm.jit import kernel
 
 @kernel("uint32[:], uint32[:], uint32[:], float64[:], float64[:], out float64[:, :]")
 def back_off_to(rows, first_child, words, prob, weight, given):  # type: ignore[no-untyped-def]
-    """A model's distributions after some histories, from those of contexts one word shorter.
+    """Turns a model's distributions after contexts one word shorter into those after histories.
 
     Shapes, b histories, v words, m contexts of this length with n n-grams
-        rows         (b,)      uint32   the context that ends a history; NO_ROW without one
-        first_child  (m + 1,)  uint32   of the contexts, among their n-grams
-        words        (n,)      uint32   last words of those
-        prob         (n,)      float64  P
+        rows         (b,)      uint32   context of this length that ends each history, or NO_ROW
+        first_child  (m + 1,)  uint32   where each context's n-grams begin
+        words        (n,)      uint32   last words of the n-grams
+        prob         (n,)      float64  P of the n-grams
         weight       (m,)      float64  backoff weights
         given        (b, v)    float64  changed
     """
@@ -39,7 +39,7 @@ def split_over(uncased, cased, begin, spellings, given, entropy):  # type: ignor
         begin      (u + 1,)  int64    spellings of word i are spellings[begin[i]:begin[i + 1]]
         spellings  (v,)      uint32   at least one for each uncased word
         given      (b, v)    float32  filled
-        entropy    (b,)      float32  increased by that of the choice among spellings, in nats
+        entropy    (b,)      float32  increased by the entropy of spellings, in nats
     """
     for b in range(len(uncased)):
         more = 0.0

@@ -1,1 +1,1 @@
-"""Adjusted counts of every order, from counted n-grams."""
+"""Computes the adjusted counts of every order from counted n-grams."""

@@ -1,8 +1,8 @@
 """Turns sorted n-grams into adjusted counts. The kernels use no Python objects and no GIL.
 
-N-grams of all orders are a *suffix trie*: the children of an n-gram are those one word longer to
-the left. The nodes of an order are sorted by their reversed words, so the children of a node are
-adjacent, and an n-gram is identified by its place, its *rank*.
+N-grams of all orders form a *suffix trie*: the children of an n-gram are one word longer, to the
+left. The nodes of an order are sorted by their reversed words, so the children of a node are
+adjacent, and an n-gram is identified by its index in the order, its *rank*.
 """
 
 # mypy: disable-error-code="assignment"
@@ -33,7 +33,7 @@ def _close(down_to, depth, words, counts, used, actual, outside, thresholds, sta
         often = actual[n]
         word = words[n, i]
         if n == order - 1 or (word == BOS and n > 0):
-            count = often  # nothing is counted to the left of it
+            count = often  # no words to its left are counted
             if count > COUNT_BITS:
                 statistics[n, TOO_LARGE] += 1
         else:
@@ -71,19 +71,19 @@ def grow(  # type: ignore[no-untyped-def]
     """Adds sorted keys to the trie, as far as there is room.
 
     Shapes
-        rows        (m, N + 1)     uint32  keys and their counts, sorted, and after all earlier
-                                           ones; a key may repeat the one before it
-        begin       int            the first of them to add
-        depth       int            how many nodes are open: those of the last key
+        rows        (m, N + 1)     uint32  keys with their counts, sorted, and above all earlier
+                                           keys; a key may repeat the previous one
+        begin       int            the first row to add
+        depth       int            how many nodes are open: the nodes of the last key
         path        (N,)           uint32  the words of the open nodes
-        words       (N, room)      uint32  of the nodes of each order: the leftmost word
+        words       (N, room)      uint32  the leftmost word of each node, by order
         counts      (N, room)      uint32  adjusted counts, and PRUNED
-        children    (N, room)      uint32  rank of the first child; of orders below N
+        children    (N, room)      uint32  rank of each node's first child, for orders below N
         used        (N,)           int64   nodes in the arrays, the last of which may be open
         base        (N,)           int64   rank of the first node in the arrays
         actual      (N,)           int64   how often the open nodes occur
         outside     (N,)           uint8   whether the open nodes have a word outside `known`
-        known       (words,)       uint8   or empty: all are
+        known       (words,)       uint8   whether a word is known; empty if all words are
         thresholds  (N,)           int64   n-grams that occur at most this often are left out
         statistics  (N, STATISTICS) int64  added to
     Returns  (the first key that was not added, how many nodes are open)

@@ -15,8 +15,8 @@ from dlm.spill.column import Column, Memory
 MAX_RANK = (1 << 32) - 2
 
 TOO_OFTEN = (
-    f"an n-gram occurs more than {kernels.COUNT_BITS:,} times, which is more than can be counted "
-    "here; remove repeated lines"
+    f"an n-gram occurs more than {kernels.COUNT_BITS:,} times, which is more than dlm can count; "
+    "remove repeated lines"
 )
 
 # Nodes of an order that are collected before they are put in a column.
@@ -30,8 +30,8 @@ class Trie:
     Attributes, by order
         words       uint32, the leftmost word of each n-gram
         counts      uint32, the adjusted count of each n-gram, with kernels.PRUNED
-        children    uint32, of all but the highest: rank of the first n-gram that is one word longer
-                    to the left; one entry more than n-grams
+        children    uint32, of all orders but the highest: rank of the first n-gram that is one word
+                    longer to the left; the column has one entry more than there are n-grams
         statistics  (order, kernels.STATISTICS) int64
     """
 
@@ -60,7 +60,7 @@ class TrieBuilder:
     Args
         words       number of words; every id above 2 must end some key
         thresholds  n-grams that occur at most this often are left out, by order
-        known       by word, whether n-grams with it may stay; None: all
+        known       for each word, whether n-grams with that word may stay; None keeps all
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class TrieBuilder:
         return [int(often) for often in self._actual[: self._depth]]
 
     def finish(self, *, at_end: bool = True) -> Trie:
-        """The trie of all keys; EstimationError if a count or a rank is too large. If the last key
-        is the last of the whole text (`at_end`), the n-grams that end it enter the statistics by
-        how often they occur."""
+        """Returns the trie of all keys; EstimationError if a count or a rank is too large. If the
+        last key is the last of the whole text (`at_end`), the n-grams that end this key enter the
+        statistics by how often they occur."""
         kernels.close(
             self._depth, self._words, self._counts, self._used, self._actual, self._outside,
             self._thresholds, self._trie.statistics, at_end,

@@ -1,8 +1,8 @@
 """Kernels that sort n-grams and find their prefixes and suffixes. They run without the GIL.
 
 Rows of an order are in *prefix order*: by the oldest word, then the next, and so on. The n-grams of
-one context are then adjacent, in the order of their contexts one order down, so every link below is
-found by walking two sorted arrays side by side.
+one context are then adjacent, and contexts are in the same order as one order down, so links to the
+order below are found by walking two sorted arrays side by side.
 """
 
 # mypy: disable-error-code="assignment"
@@ -18,7 +18,7 @@ NO_ROW = np.uint32(0xFFFFFFFF)
 
 @kernel("uint32[:, :]")
 def first_unsorted(ids):  # type: ignore[no-untyped-def]
-    """The first row not above the previous one (n if none); whether the two are equal."""
+    """Returns the first row not above the previous row, or n, and whether both rows are equal."""
     n, k = ids.shape
     for i in range(1, n):
         j = 0
@@ -33,12 +33,12 @@ def first_unsorted(ids):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], int64, out int64[:]")
 def count_words(ids, column, begin):  # type: ignore[no-untyped-def]
-    """Where each word's rows would begin if sorted by one column; whether they are sorted.
+    """Counts the rows of each word in one column; returns whether rows are sorted by that column.
 
     Shapes
         ids      (n, k)    uint32
-        begin    (V + 1,)  int64   filled
-    Trusts       ids < V: ModelColumns.of
+        begin    (V + 1,)  int64   filled: where the rows of each word begin once they are sorted
+    Trusts       ids < V, as ModelColumns.of checks
     """
     begin[:] = 0
     rising = True
@@ -55,11 +55,11 @@ def count_words(ids, column, begin):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], int64, out int64[:], uint32[:], out uint32[:]")
 def scatter(ids, column, begin, place, out):  # type: ignore[no-untyped-def]
-    """A stable pass of a counting sort: the rows `place`, sorted by one column.
+    """Sorts the rows `place` by one column, in a stable pass of a counting sort.
 
     Shapes
         begin       (V + 1,) int64   from `count_words`; advanced
-        place, out  (n,)     uint32  places of rows, before and after
+        place, out  (n,)     uint32  row numbers, before and after the sort
     """
     for i in range(len(place)):
         row = place[i]
@@ -84,13 +84,13 @@ def permute(place, ids, log10_prob, log10_backoff, new_ids, new_prob, new_backof
 
 @kernel("uint32[:, :], uint32[:, :], out uint32[:], out uint32[:]")
 def link_prefixes(shorter, ids, prefix, first_child):  # type: ignore[no-untyped-def]
-    """The row of the prefix of each n-gram, and the first n-gram that has each prefix.
+    """Finds the row of each n-gram's prefix, and the first n-gram that has each prefix.
 
     Shapes
         shorter      (m, k - 1) uint32  in prefix order
         ids          (n, k)     uint32  in prefix order
         prefix       (n,)       uint32  filled
-        first_child  (m + 1,)   uint32  filled: the rows of prefix i are [i]:[i + 1]
+        first_child  (m + 1,)   uint32  filled: first_child[i] is where the rows of prefix i begin
     Returns          n, or the first row whose prefix is missing
     """
     n, m, length = len(ids), len(shorter), ids.shape[1] - 1
@@ -128,8 +128,8 @@ def link_prefixes(shorter, ids, prefix, first_child):  # type: ignore[no-untyped
 
 @kernel
 def search_word(ids, low, high, word):  # type: ignore[no-untyped-def]
-    """The first row of low..high whose last word is not below `word`, by galloping; trusts that the
-    last words rise from low to high: they have one prefix."""
+    """Finds the first row of low..high whose last word is not below `word`, by galloping; trusts
+    that last words rise from low to high, as they do after one prefix."""
     last = ids.shape[1] - 1
     step = 1
     while low + step < high and ids[low + step - 1, last] < word:
@@ -149,17 +149,17 @@ def search_word(ids, low, high, word):  # type: ignore[no-untyped-def]
 def link_suffixes(  # type: ignore[no-untyped-def]
     ids, first_child, context_suffix, shorter, shorter_child, suffix, begin, end
 ):
-    """The row of the suffix of each n-gram of order 3 and above, of the contexts begin..end.
+    """Finds the row of each n-gram's suffix, for order 3 or above and the contexts begin..end.
 
     Shapes, k the order
         ids             (n, k)      uint32
-        first_child     (m + 1,)    uint32  of the n-grams of order k - 1
-        context_suffix  (m,)        uint32  their suffixes
-        shorter         (m, k - 1)  uint32  their ids
-        shorter_child   (l + 1,)    uint32  of the n-grams of order k - 2, among those of k - 1
+        first_child     (m + 1,)    uint32  where the n-grams of each context begin
+        context_suffix  (m,)        uint32  the suffix of each context
+        shorter         (m, k - 1)  uint32  the ids of the contexts, the n-grams of order k - 1
+        shorter_child   (l + 1,)    uint32  first_child of the n-grams of order k - 2
         suffix          (n,)        uint32  filled; NO_ROW where it is missing
         begin, end      int64       rows of order k - 1
-    Guarantees  the suffix of an n-gram extends the suffix of its context, so only that is searched
+    Guarantees  only the n-grams that extend the suffix of an n-gram's context are searched
     """
     last = ids.shape[1] - 1
     for context in range(begin, end):
@@ -183,7 +183,7 @@ def link_suffixes(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint32[:], uint32[:], uint32[:, :], out uint32[:]")
 def find_children(rows, words, first_child, ids, found):  # type: ignore[no-untyped-def]
-    """The row of each n-gram, given the row of its prefix and its last word.
+    """Finds the row of each n-gram from the row of its prefix and its last word.
 
     Shapes
         rows         (n,)      uint32  NO_ROW where the prefix is missing
@@ -234,12 +234,12 @@ def take_values(values, keep, out):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], bool[:], uint32[:], out uint32[:]")
 def take_links(links, keep, before, out):  # type: ignore[no-untyped-def]
-    """The links of the kept rows, to the new places of their targets.
+    """Copies the links of the kept rows, with the new rows of their targets.
 
     Shapes
         links   (n,)      uint32  rows of the order below, or NO_ROW
         keep    (n,)      bool
-        before  (m + 1,)  uint32  `places_of` that order
+        before  (m + 1,)  uint32  `places_of` the order below
         out     (kept,)   uint32  filled; NO_ROW where the target is not kept
     """
     at = 0

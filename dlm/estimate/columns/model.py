@@ -45,7 +45,7 @@ class ModelColumns:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """N-grams by order, as in a header: without word 0 if the model lacks it."""
+        """The number of n-grams by order, as in a header: without word 0 if the model lacks it."""
         first = len(self.orders[0]) - (not self.vocabulary.unk_in_model)
         return (first, *(len(columns) for columns in self.orders[1:]))
 
@@ -60,10 +60,10 @@ class ModelColumns:
         search_bytes: int | None = None,
         progress: Tell = lambda line: None,
     ) -> ModelColumns:
-        """The model in an ARPA file, compressed or not, or in a KenLM binary file.
+        """Reads a model from an ARPA file, compressed or not, or from a KenLM binary file.
 
         Args
-            memory_bytes  limit; `needs(counts)`, by default what reading takes, must fit
+            memory_bytes  limit for `needs(counts)`, which is by default what reading takes
             storage       with a folder, n-grams are sorted on disk and their arrays are maps of
                           files there; the system then decides what is in memory
         Raises
@@ -96,13 +96,13 @@ class ModelColumns:
     def of(
         cls, vocabulary: Vocabulary, sections: Sequence[Raw], *, comments: Iterable[str] = ()
     ) -> ModelColumns:
-        """A model of n-grams in any order, as (ids, log10_prob, log10_backoff) of order 1, 2, ...
+        """Makes a model from unsorted sections, (ids, log10_prob, log10_backoff) of order 1, 2, ...
         Raises ArpaError for a repeated n-gram or missing prefix, ValueError for an id outside the
         vocabulary."""
         for ids, _, _ in sections:
             if len(ids) and int(ids.max()) >= len(vocabulary):
                 raise ValueError(
-                    f"id {int(ids.max())} is out of range; there are {len(vocabulary)} words"
+                    f"id {int(ids.max())} is outside the vocabulary of {len(vocabulary)} words"
                 )
         with Builder() as builder:
             for order, (ids, prob, backoff) in enumerate(sections, 1):
@@ -115,7 +115,7 @@ class ModelColumns:
         return cls(vocabulary, columns, list(comments))
 
     def rows_of(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """The row of each n-gram of `ids` (n, k), `MISSING` where the model lacks it: (n,)."""
+        """Returns the rows (n,) of the n-grams `ids` (n, k), with `MISSING` for unknown n-grams."""
         rows = np.where(ids[:, 0] < len(self.orders[0]), ids[:, 0], MISSING).astype(U32)
         for k in range(2, ids.shape[1] + 1):
             found = np.empty(len(ids), U32)
@@ -135,11 +135,11 @@ class ModelColumns:
         probs: Sequence[NDArray[Any]] | None = None,
         weights: Sequence[NDArray[np.float32]] | None = None,
     ) -> NDArray[np.float64]:
-        """log10 P of the last word of each row after the words before it, by backing off: (n,)
-        float64.
+        """Returns log10 P of the last word of each row after the row's other words, by backing off:
+        (n,) float64.
 
         Args        ids      (n, k)  uint32   oldest first; only the last N words matter
-                    probs    by order, in place of each log10_prob; orders above k may be missing
+                    probs    by order, instead of each log10_prob; orders above k may be missing
                     weights  by order, instead of each log10_backoff
         Guarantees  the scores of `ngram.backoff.score`, but with sums in float64
         """
@@ -181,9 +181,9 @@ class ModelColumns:
             left = left[~found]
 
     def select(self, keep: Sequence[NDArray[np.bool_] | None]) -> ModelColumns:
-        """The model of the kept n-grams, with their values. `keep` has (n,) bool for each order, or
-        None for all; ValueError if a kept n-gram's prefix is not kept, or not every word of order 1
-        is."""
+        """Returns the model of the kept n-grams, with their values. `keep` has (n,) bool for each
+        order, or None to keep all n-grams of the order; ValueError if it keeps an n-gram without
+        its prefix, or leaves out a word."""
         if keep[0] is not None and not keep[0].all():
             raise ValueError("the argument keep leaves out a word; it must keep every word")
         chosen = [replace(self.orders[0])]
@@ -214,8 +214,8 @@ class ModelColumns:
         return ModelColumns(self.vocabulary, chosen, self.comments, self.storage)
 
     def write(self, path: str | os.PathLike[str], *, comments: Iterable[str] | None = None) -> None:
-        """Writes a complete ARPA file or nothing, compressed by the file's suffix; with the model's
-        comments if `comments` is None."""
+        """Writes an ARPA file, compressed according to its suffix, completely or not at all. The
+        comments are the model's if `comments` is None."""
         comments = self.comments if comments is None else comments
         write_arpa(path, self.vocabulary, self.sections(), comments=comments)
 

@@ -1,4 +1,4 @@
-"""The n-grams of each order, sorted and linked: in memory, or through sorted runs on disk."""
+"""Sorts and links the n-grams of each order, in memory or through sorted runs on disk."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ U32, I64, F32 = np.uint32, np.int64, np.float32
 
 # The row of a suffix that the model lacks.
 MISSING = kernels.NO_ROW
-# Per order: a row is a uint32, and one value is `MISSING`.
+# Maximum n-grams of an order: a row is a uint32, and one value is `MISSING`.
 MOST_NGRAMS = (1 << 32) - 2
 
-WORD_BYTES = 300  # a word in the vocabulary, as an object and in its dictionary
-PARSER_BYTES = 64 << 20  # text and arrays of ArpaReader
-_LINK_BYTES = 12  # prefix, suffix, first_child
+WORD_BYTES = 300  # bytes per word of the vocabulary, as an object and in a dictionary
+PARSER_BYTES = 64 << 20  # bytes for text and arrays in ArpaReader
+_LINK_BYTES = 12  # bytes of prefix, suffix and first_child
 _SPILLED_ROWS = 1 << 16
 _LINK_THREADS = 2
 _LINK_PARTS = 16
@@ -63,14 +63,14 @@ class OrderColumns:
 
 
 def memory_bytes(counts: Sequence[int]) -> int:
-    """The most bytes that a model with these counts takes while it is read, including words."""
+    """Returns the peak memory for reading a model with these counts, including its words."""
     rest = sum((4 * k + 8 + _LINK_BYTES) * count for k, count in enumerate(counts, 1))
     sorting = max((4 * k + 16) * count for k, count in enumerate(counts, 1))
     return rest + sorting + WORD_BYTES * counts[0] + PARSER_BYTES
 
 
 class InvalidNgram(Exception):
-    """A faulty n-gram, and its row among the given ones."""
+    """Names a faulty n-gram, and its row among the n-grams that were given."""
 
     def __init__(self, ngram: NDArray[np.uint32], row: int, what: str) -> None:
         super().__init__(what)
@@ -96,7 +96,7 @@ class Builder:
         self._steps.append(self._pool.submit(self._add, order, parts, words))
 
     def finish(self) -> list[OrderColumns]:
-        """All orders; raises `InvalidNgram` for the first faulty n-gram."""
+        """Returns all orders; raises `InvalidNgram` for the first faulty n-gram."""
         for step in self._steps:
             step.result()
         return self._orders
@@ -123,8 +123,8 @@ class Builder:
 def link(
     shorter: Sequence[OrderColumns], columns: OrderColumns, place: NDArray[np.uint32] | None = None
 ) -> None:
-    """Fills in the links of `columns` from the orders below it, and first_child of the order just
-    below; InvalidNgram if a prefix is missing."""
+    """Fills in the links of `columns` to the orders below, and first_child of the order just below;
+    InvalidNgram if a prefix is missing."""
     below = shorter[-1]
     linked = int(kernels.link_prefixes(below.ids, columns.ids, columns.prefix, below.first_child))
     if linked < len(columns):
@@ -156,8 +156,8 @@ def link(
 
 
 def read_spilled(reader: NgramReader, storage: Storage, sort_bytes: int) -> list[OrderColumns]:
-    """All orders of a file, sorted on disk, as maps of files there. Raises InvalidNgram as
-    `Builder.finish` does, but with row -1, since sorting has lost the row."""
+    """Reads all orders of a file and sorts them on disk; their arrays are maps of files. Raises
+    InvalidNgram as `Builder.finish` does, but with row -1, since sorting has lost the row."""
     orders: list[OrderColumns] = []
     with scratch_folder(storage.folder, "dlm-sort") as folder:
         for k, some in enumerate(by_order(reader.batches(), reader.order), 1):
@@ -203,7 +203,7 @@ def _sorted_on_disk(
 
 
 def new_order(rows: int, order: int, storage: Storage) -> OrderColumns:
-    """Arrays for this number of n-grams; only first_child is set, as if no n-gram were longer."""
+    """Makes arrays for this many n-grams; only first_child is set, as if no n-gram were longer."""
     first_child = storage.empty(rows + 1, U32)
     first_child[:] = 0
     return OrderColumns(
@@ -241,8 +241,8 @@ def _sorted(
     backoff: NDArray[np.float32],
     words: int,
 ) -> tuple[OrderColumns, NDArray[np.uint32] | None]:
-    """The n-grams in prefix order, without links, and the places where they were before;
-    InvalidNgram for a repeated one."""
+    """Returns the n-grams in prefix order, without links, and the rows that they had in the input;
+    InvalidNgram for a repeated n-gram."""
     n, order = ids.shape
     row, twice = kernels.first_unsorted(ids)
     place = None

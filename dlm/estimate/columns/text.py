@@ -1,4 +1,4 @@
-"""Scores sentences by a model in columns."""
+"""Scores sentences with a `ModelColumns`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dlm.ngram.vocab import Vocabulary
 def lay_out(
     vocabulary: Vocabulary, ids: NDArray[np.uint32], begin: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Sentences with their marks, one after the other; arguments from `WordTable.ids_of_text`.
+    """Joins sentences, with their marks; takes the arrays that `WordTable.ids_of_text` returns.
 
     Returns
         tokens  (t,) uint32  with <s> before each sentence and </s> after it
-        first   (t,) bool    where a sentence begins: the score there means nothing
+        first   (t,) bool    whether a token begins a sentence, so that its score means nothing
     """
     sentences = len(begin) - 1
     starts = begin[:-1] + 2 * np.arange(sentences)
@@ -35,7 +35,7 @@ def lay_out(
 def log10_probs(
     model: ModelColumns, tokens: NDArray[np.uint32], first: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """log10 P of each token after those before it in its sentence; shapes as `lay_out` has them."""
+    """Returns log10 P of each token after the earlier tokens of its sentence; see `lay_out`."""
     rows = tokens  # row of the n-gram of order k that ends in each token
     total = model.orders[0].log10_prob[rows].astype(np.float64)
     for k in range(1, model.order):

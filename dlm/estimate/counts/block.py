@@ -20,12 +20,12 @@ _Ids = NDArray[np.uint32]
 
 
 def bytes_per_token() -> int:
-    """The memory that counting takes per token of a block: the token, and its place twice."""
+    """Returns the bytes that a block takes per token: for the token, and twice for its place."""
     return 12
 
 
 def bytes_of_sorting(bucket: int, order: int, threads: int, words: int) -> int:
-    """The memory that counting takes for a block of any size."""
+    """Returns the bytes that counting takes besides the block, whatever the block's size."""
     parts = -(-order // (64 // id_bits(words)))
     one = bucket * (8 * parts + 24) + (8 * 6 << kernels.RADIX_BITS)
     # Results that wait for their turn, and one in use.
@@ -39,13 +39,13 @@ def id_bits(words: int) -> int:
 def counted_keys(
     tokens: _Ids, words: int, order: int, pool: ThreadPoolExecutor, threads: int, bucket: int
 ) -> Iterator[_Ids]:
-    """The distinct n-grams of a block, sorted by their reversed words, and their counts.
+    """Counts the distinct n-grams of a block, and sorts them by their reversed words.
 
     Args     tokens  (T,)  uint32  each sentence from `<s>` to `</s>`
              bucket  n-grams that are sorted at a time
-    Returns  arrays of shape (n, order + 1) uint32, one after the other: the words of an n-gram,
-             the most recent first and `<s>` beyond the beginning of its sentence, and its count
-    Guarantees  a pure function of the block: parts of a text can be counted anywhere and merged
+    Returns  arrays of shape (n, order + 1) uint32, one after the other: a row has the words of an
+             n-gram, most recent first, with `<s>` beyond the start of its sentence, and its count
+    Guarantees  counts depend on the block alone: parts of a text can be counted anywhere and merged
     """
     workplaces = local()
     bits = id_bits(words)
@@ -77,7 +77,7 @@ def counted_keys(
 def _buckets(
     tokens: _Ids, ends: _Ids | None, depth: int, words: int, order: int, bucket: int
 ) -> Iterator[tuple[_Ids, bool]]:
-    """The ends of n-grams, in order, in groups of at most `bucket`, or more if all are equal."""
+    """Groups the ends of n-grams, in order; a group above `bucket` has only equal n-grams."""
     counts = np.empty(words, np.int64)
     none = np.empty(0, np.uint32)
     kernels.histogram(tokens, none if ends is None else ends, depth, counts)

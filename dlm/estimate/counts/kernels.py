@@ -25,7 +25,7 @@ BOS, EOS = 1, 2
 # The facts that `inspect` finds about a text.
 HIGH, NUL, LESS_THAN, LONGEST_LINE, LONGEST_WORD, FACTS = 0, 1, 2, 3, 4, 5
 
-# A state of `encode`: words so far and their bytes; then what was read.
+# Entries of a state of `encode`: words so far and their bytes, then counts of what was read.
 WORDS, WORD_BYTES, LINES, EMPTY, TOKENS, STATE = 0, 1, 2, 3, 4, 5
 
 _AT_ONCE = 16
@@ -42,7 +42,7 @@ def inspect(text, end, delimiters, facts):  # type: ignore[no-untyped-def]
 
     Shapes
         text        (T,)      uint8  whole lines
-        delimiters  (256,)    uint8  not 0 for what ends a word
+        delimiters  (256,)    uint8  not 0 for bytes that end a word
         facts       (FACTS,)  int64  filled: bytes above 127, NULs, `<`, longest line and word
     """
     line = np.int64(0)
@@ -73,7 +73,7 @@ def inspect(text, end, delimiters, facts):  # type: ignore[no-untyped-def]
     "out int64[:], out uint32[:], int64"
 )
 def encode(text, at, end, delimiters, keep_empty, slots, word_begin, word_bytes, state, tokens, n):  # type: ignore[no-untyped-def]
-    """The lines of text[at:end] as ids; new words get the next ids.
+    """Turns the lines of text[at:end] into ids; new words get the next ids.
 
     Shapes
         text        (T,)         uint8   whole lines
@@ -81,8 +81,8 @@ def encode(text, at, end, delimiters, keep_empty, slots, word_begin, word_bytes,
         tokens      (capacity,)  uint32  filled from n on: `<s>`, the words and `</s>` of each line
         the rest as in dlm.ngram.kernels
     Returns
-        (where it stopped, how many tokens are filled): at `end`, or at the first line for which
-        there is no room among the tokens or the words
+        (where encoding stopped, how many tokens are filled). It stops at `end`, or at the first
+        line for which there is no room among the tokens or the words
     Trusts
         text[end - 1] is a newline, and PAD_BYTES follow it; the text has no reserved word, which
         text.Reader ensures
@@ -165,7 +165,7 @@ def encode(text, at, end, delimiters, keep_empty, slots, word_begin, word_bytes,
 
 @inlined
 def word_at(tokens, end, depth):  # type: ignore[no-untyped-def]
-    """The word `depth` places before `end`; `<s>` beyond the beginning of the sentence."""
+    """Returns the word `depth` places before `end`, or `<s>` beyond the start of the sentence."""
     at = np.int64(end)
     for _ in range(depth):
         if tokens[at] == BOS:
@@ -176,8 +176,8 @@ def word_at(tokens, end, depth):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint32[:], int64, out int64[:]")
 def histogram(tokens, ends, depth, counts):  # type: ignore[no-untyped-def]
-    """Counts how often each word is `depth` places before an end: ends (n,), or empty for all
-    tokens but `<s>`; counts (words,), filled."""
+    """Fills counts (words,): how often each word is `depth` places before an end. If ends (n,) is
+    empty, all tokens but `<s>` are ends."""
     counts[:] = 0
     if len(ends) == 0:
         for token in tokens:
@@ -189,11 +189,11 @@ def histogram(tokens, ends, depth, counts):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint32[:], int64, out int64[:], uint32[:], out uint32[:]")
 def distribute(tokens, ends, depth, begin_of_bucket, bucket_of, out):  # type: ignore[no-untyped-def]
-    """Moves each end into the bucket of the word `depth` places before it, keeping their order.
+    """Puts each end into the bucket of the word `depth` places before the end; the order stays.
 
     Shapes
-        ends             (n,)        uint32  or empty: all tokens but `<s>`
-        begin_of_bucket  (buckets,)  int64   where each begins in `out`; changed
+        ends             (n,)        uint32  if empty, all tokens but `<s>` are ends
+        begin_of_bucket  (buckets,)  int64   where each bucket begins in `out`; changed
         bucket_of        (words,)    uint32  never decreasing
         out              (n,)        uint32  filled
     """
@@ -228,7 +228,7 @@ def key_at(tokens, end, order, row):  # type: ignore[no-untyped-def]
     "out int64[:], out uint32[:, :]"
 )
 def sort_keys(tokens, ends, order, bits, packed, sorting, places, starts, rows):  # type: ignore[no-untyped-def]
-    """The distinct keys at some ends, sorted, and how often each occurs.
+    """Sorts the distinct keys that end at some places, and counts how often each occurs.
 
     Shapes
         tokens   (T,)                uint32  each below 2 ** bits
@@ -238,7 +238,7 @@ def sort_keys(tokens, ends, order, bits, packed, sorting, places, starts, rows):
         sorting  (2 * n,)            uint64
         places   (2 * n,)            uint32
         starts   (6 << RADIX_BITS,)  int64
-        rows     (n, order + 1)      uint32  a key and its count; filled up to what is returned
+        rows     (n, order + 1)      uint32  filled as far as there are keys: a key and its count
     Returns  how many keys there are
     Cost     a pass over the ends for each 11 bits in which keys differ
     """
@@ -280,7 +280,7 @@ def sort_keys(tokens, ends, order, bits, packed, sorting, places, starts, rows):
             down = np.uint64(digit) * _RADIX_SHIFT
             base = np.int64(digit) * _RADIX
             if starts[base + np.int64(key[here] >> down & _LOW_BITS)] == n:
-                continue  # all are equal here
+                continue  # all digits are equal
             total = np.int64(0)
             for k in range(_RADIX):
                 count = starts[base + k]

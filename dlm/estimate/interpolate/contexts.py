@@ -27,7 +27,7 @@ CONTEXT_BYTES = 20
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """N-grams begin <= j < end of an order, and their children, of ranks first <= i < last."""
+    """N-grams begin <= j < end of an order, whose children have the ranks first <= i < last."""
 
     begin: int
     end: int
@@ -37,7 +37,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ContextRange:
-    """Contexts of ranks first <= p < last, which are the children of low <= q < high."""
+    """Contexts of ranks first <= p < last: the children of the n-grams of ranks low <= q < high."""
 
     low: int
     high: int
@@ -48,8 +48,8 @@ class ContextRange:
 def unigrams(
     counts: NDArray[np.uint32], discounts: NDArray[np.float32], kept: int
 ) -> NDArray[np.float32]:
-    """Probabilities of words from adjusted counts (words,) with the PRUNED bit: 1 for `<s>`; the
-    unknown word gets its share of the discounted mass. `kept` words stay in the model."""
+    """Computes the probabilities of words from adjusted counts (words,) with the PRUNED bit. `<s>`
+    gets 1, and <unk> its share of the discounted mass. `kept` words stay in the model."""
     numbers = (counts & COUNT_BITS).astype(np.float64)
     pruned = counts >= PRUNED
     taken = np.where(
@@ -64,8 +64,8 @@ def unigrams(
 
 
 class Interpolation:
-    """Goes from order to order: `step` computes the probabilities of the next one. `probs` of the
-    last order (only of kept n-grams) and `backoffs` of the order below it are float32."""
+    """Goes from order to order: `step` computes the probabilities of the next order. `probs` are of
+    the last order's kept n-grams, and `backoffs` of the order below, both float32."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Interpolation:
             def room(end: int, low: int = low, first: int = first) -> int:
                 return int(children.read(end, end + 1)[0]) - first + (end - low) // 5
 
-            # A range has as many contexts as fit, and at least one with its children.
+            # A range has as many contexts as fit, and at least all children of one n-gram.
             fits = low + max(bisect(range(low + 1, total + 1), most, key=room), 1)
             yield ContextRange(low, fits, first, int(children.read(fits, fits + 1)[0]))
             low = fits
@@ -172,7 +172,7 @@ class Interpolation:
     def _sums(
         self, n: int, contexts: ContextRange, links: Column, discounts: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """The sums of what follows each context of a range; fills in the links of its n-grams."""
+        """Adds up what follows each context of a range, and fills in the links of its n-grams."""
         trie = self._trie
         sums = np.zeros((contexts.last - contexts.first, 2))
         if n == 2:

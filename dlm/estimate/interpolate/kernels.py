@@ -1,9 +1,9 @@
 """Turns adjusted counts into probabilities. The kernels use no Python objects and no GIL.
 
 An n-gram is identified by its rank in its order: see adjust/kernels.py. Its *parent* is the n-gram
-without its leftmost word, its *context* that without its rightmost one; both are one order below.
-The context of a child is a child of the context of its parent, with the same leftmost word: that is
-how contexts are found, by one search in a sorted list.
+without its leftmost word; its *context* is the n-gram without its rightmost word. Both are one
+order below. The context of a child is a child of its parent's context, with the same leftmost word,
+so each context is found by one search in a sorted list.
 """
 
 # mypy: disable-error-code="assignment"
@@ -35,9 +35,9 @@ def add_up(  # type: ignore[no-untyped-def]
     """Finds the contexts of some n-grams, and adds up what follows each context.
 
     Shapes
-        contexts        (m,)      uint32   of some n-grams of order n - 1, their own contexts
-        children        (m + 1,)  uint32   their children, which are of order n
-        first_child     int       rank of the first child that is in the following two
+        contexts        (m,)      uint32   ranks of the contexts of some n-grams of order n - 1
+        children        (m + 1,)  uint32   ranks of the first children, of order n, of these n-grams
+        first_child     int       rank of the first child in `words` and `counts`
         words, counts   (c,)      uint32   of the children: leftmost word, count and PRUNED
         low, high       int       only children of n-grams with a context low <= q < high are used
         searched        (h,)      uint32   rank of the first child of each context
@@ -45,9 +45,8 @@ def add_up(  # type: ignore[no-untyped-def]
         first_context   int       rank of the first n-gram of order n - 1 in searched_words, sums
         searched_words  (k,)      uint32   leftmost words
         discounts       (4,)      float64
-        sums            (k, 2)    float64  for each context: mass that is spared, and counts; added
-                                           to
-        links           (c,)      uint32   filled: the context of each child that is looked at
+        sums            (k, 2)    float64  added to: each context's discounted mass, and its counts
+        links           (c,)      uint32   filled: the context of each child that is used
     Cost  a cache line or two for each n-gram of order n - 1
     """
     children_, searched_, first = raw(children), raw(searched), np.int64(first_searched)
@@ -71,7 +70,7 @@ def add_up(  # type: ignore[no-untyped-def]
             np.int64(children_[j]) - first_child, np.int64(children_[j + 1]) - first_child
         ):
             word = words_[i]
-            # The word is listed, at or after the last one: double the stride, then halve the range.
+            # The word is listed, not before the previous word: gallop ahead, then halve the range.
             stride = np.int64(1)
             while at + stride < end and searched_words_[at + stride] <= word:
                 at += stride
@@ -92,7 +91,7 @@ def add_up(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint32[:], int64, int64, float64[:], out float64[:, :]")
 def add_up_bigrams(links, counts, low, high, discounts, sums):  # type: ignore[no-untyped-def]
-    """`add_up` for order 2, whose contexts are words; `sums` (k, 2) is of words low <= w < high."""
+    """Does what `add_up` does, but for order 2: sums (k, 2) has the words low <= w < high."""
     for i in range(len(links)):
         word = np.int64(links[i])
         if low <= word < high:
@@ -105,10 +104,10 @@ def add_up_bigrams(links, counts, low, high, discounts, sums):  # type: ignore[n
 
 @kernel("out float64[:, :], out float32[:]")
 def weights(sums, backoffs):  # type: ignore[no-untyped-def]
-    """The backoff weight of each context, and the divisor of its counts.
+    """Computes the backoff weight of each context from its sums.
 
     Shapes
-        sums      (k, 2)  float64  changed: the first becomes the weight, 1 if nothing follows
+        sums      (k, 2)  float64  changed: column 0 becomes the weight, 1 if nothing follows
         backoffs  (k,)    float32  filled with the weights
     """
     for i in range(len(sums)):
@@ -124,16 +123,16 @@ def weights(sums, backoffs):  # type: ignore[no-untyped-def]
     "float64[:], out float32[:]"
 )
 def probabilities(children, first_child, counts, links, lower, low, high, sums, discounts, out):  # type: ignore[no-untyped-def]
-    """The interpolated probabilities of n-grams whose contexts are low <= c < high.
+    """Computes the interpolated probabilities of the n-grams whose contexts are low <= c < high.
 
     Shapes
-        children       (m + 1,)  uint32   of some n-grams of order n - 1: their children
-        first_child    int       rank of the first that is in the following arrays
+        children       (m + 1,)  uint32   ranks of the first children of n-grams of order n - 1
+        first_child    int       rank of the first child in the following arrays
         counts, links  (c,)      uint32   of the children
         lower          (m,)      float32  probabilities of the n-grams of order n - 1
         sums           (k, 2)    float64  from rank `low` on, as `weights` leaves them
         discounts      (4,)      float64
-        out            (c,)      float32  filled; what is left out of the model stays as it is
+        out            (c,)      float32  filled, except where an n-gram is left out of the model
     Paper  Chen and Goodman 1998, interpolated modified Kneser-Ney
     """
     children_, counts_, links_, out_ = raw(children), raw(counts), raw(links), raw(out)
@@ -159,7 +158,7 @@ def probabilities(children, first_child, counts, links, lower, low, high, sums, 
 
 @kernel("float32[:], out float32[:]")
 def as_log10(values, out):  # type: ignore[no-untyped-def]
-    """Logarithms of (n,) values in ARPA's form: at most 0, and LOG10_ZERO for zero."""
+    """Computes the log10 of values (n,) in ARPA's form: at most 0, and LOG10_ZERO for 0."""
     for i in range(len(values)):
         value = np.float64(values[i])
         if value >= 1.0:
@@ -172,13 +171,13 @@ def as_log10(values, out):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], uint32[:], int64, uint32[:], out uint32[:, :]")
 def lengthen(parents, children, begin, words, out):  # type: ignore[no-untyped-def]
-    """The words of n-grams, derived from those of their parents.
+    """Derives the words of n-grams from the words of their parents.
 
     Shapes
         parents   (m, n - 1)  uint32  oldest word first
-        children  (m + 1,)    uint32  ranks of their children
+        children  (m + 1,)    uint32  ranks of the parents' first children
         begin     int         rank of the first n-gram that is asked for
-        words     (c,)        uint32  leftmost word of each
+        words     (c,)        uint32  leftmost word of each n-gram that is asked for
         out       (c, n)      uint32  filled
     """
     shorter = parents.shape[1]

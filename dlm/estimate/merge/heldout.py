@@ -30,11 +30,11 @@ class Heldout:
     """The tokens of a text, including sentence ends, and their probability in each model.
 
     Shapes, m models, t tokens
-        prob      (m, t)  float64  by a model's own backoff; a word that it lacks has the
-                                   probability of its <unk> if no model has the word, else 0
-        as_unk    (m, t)  float64  the same, but every word that the model lacks is its <unk>
+        prob      (m, t)  float64  by each model's own backoff; a word that the model lacks has
+                                   the probability of <unk> if no model has the word, otherwise 0
+        as_unk    (m, t)  float64  as `prob`, but every word that the model lacks counts as <unk>
         known     (m, t)  bool     whether the model has the word
-        in_any    (t,)    bool     whether a model has it
+        in_any    (t,)    bool     whether any model has the word
     """
 
     sentences: int
@@ -51,7 +51,7 @@ class Heldout:
         return _fit(self.as_unk[model], self.known[model])
 
     def of_mixture(self, weights: Sequence[float]) -> Fit:
-        """How well the models predict the text, mixed word by word (a dynamic mixture)."""
+        """Measures how well a dynamic mixture of the models, word by word, predicts the text."""
         return _fit(np.array(weights, F64) @ self.prob, self.in_any)
 
 

@@ -2,8 +2,8 @@
 
 All models number words in the same way (`union.unite`) and are stored one after the other: `first`
 has the first_child of an order of every model, `words` the last words of the order above, and the
-two bases say where each model's begin. A *node* is an n-gram of the union, or a *blank*: a suffix
-of one that the union lacks. Nodes of an order are in prefix order, as the rows of `columns` are.
+two bases say where each model's entries begin. A *node* is an n-gram of the union, or a *blank*: a
+suffix that the union lacks. The nodes of an order are in prefix order, like the rows of `columns`.
 
 The row of a node in a model is found with unknown words replaced by <unk>, as in a query of that
 model; `own` says that none was replaced.
@@ -48,7 +48,7 @@ def _open_lists(models, context, row, first, first_base, word_base, at, stop):  
     "int64"
 )
 def count_children(row, own, first, first_base, word_base, words, count, begin, end):  # type: ignore[no-untyped-def]
-    """The number of words that follow each context in any model that has it.
+    """Counts the words that follow each context in any model that has the context.
 
     Shapes, m models (the last may be the blanks), c contexts
         row, own     (m, c)  uint32, uint8   of the contexts
@@ -143,7 +143,7 @@ def _power(log10_value):  # type: ignore[no-untyped-def]
     "out float64[:]"
 )
 def mix_words(weights, row, known, log10_prob, prob_base, begin_id, prob, mixed):  # type: ignore[no-untyped-def]
-    """Order 1: the probability of each word in each model, and in the mixture.
+    """Computes the probability of each word, for order 1, in each model and in the mixture.
 
     Shapes, m models
         row, known  (m, v)    uint32, uint8
@@ -175,7 +175,7 @@ def mix_order(  # type: ignore[no-untyped-def]
     first_child, context_row, context_real, log10_backoff, backoff_base, prob_below, mixed_below,
     ids, suffix, row, real, log10_prob, prob_base, prob, mixed, backoff, begin, end,
 ):  # fmt: skip
-    """The probabilities of an order, and the backoff weights of its contexts.
+    """Computes the probabilities of an order, and the backoff weights of its contexts.
 
     Shapes, m models, c contexts of order k - 1, n nodes of order k
         weights         (m,)      float64
@@ -185,7 +185,7 @@ def mix_order(  # type: ignore[no-untyped-def]
         context_real    (c,)      uint8    0: a blank
         log10_backoff   (.,)      float32  of order k - 1, model after model, from backoff_base on
         prob_below      (m, c)    float64  of order k - 1, in each model
-        mixed_below     (c,)      float64  and in the mixture
+        mixed_below     (c,)      float64  of order k - 1, in the mixture
         ids             (n, k)    uint32
         suffix          (n,)      uint32   nodes of order k - 1
         row, real       (m, n), (n,)       as for the contexts
@@ -273,7 +273,7 @@ def mix_order(  # type: ignore[no-untyped-def]
 
 @kernel("float64[:], out float32[:]")
 def store(values, out):  # type: ignore[no-untyped-def]
-    """out (n,) = log10 of values (n,), LOG10_ZERO for 0."""
+    """Stores log10 of values (n,) in out (n,), and LOG10_ZERO for 0."""
     for j in range(len(values)):
         out[j] = LOG10_ZERO
         if values[j] > 0.0:
@@ -282,13 +282,13 @@ def store(values, out):  # type: ignore[no-untyped-def]
 
 @kernel("float64[:, :], float64[:], out float64[:]")
 def expect(prob, weights, share):  # type: ignore[no-untyped-def]
-    """A step of EM: the share of the tokens that each model accounts for.
+    """Does a step of EM: computes the share of the tokens that each model accounts for.
 
     Shapes
-        prob     (m, t)  float64  of each token in each model; none is 0 in all
+        prob     (m, t)  float64  of each token in each model; no token has 0 in all models
         weights  (m,)    float64
         share    (m,)    float64  filled: mean of prob[i] / mixture, 1 or less at the maximum
-    Returns      mean ln of the mixture
+    Returns      the mean ln of the mixture's probability
     """
     models, tokens = prob.shape
     share[:] = 0.0

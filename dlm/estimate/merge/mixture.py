@@ -30,11 +30,11 @@ class MergedModel:
     Fields
         sections  (ids, log10_prob, log10_backoff) of order 1, 2, ..., in prefix order; the weights
                   of the highest order are None
-        word_sum  the sum over the mixture's words; if it was not 1 within 2e-7, they were scaled
-        lacking   contexts that did not sum to 1 by the models' own weights; their weights are
-                  computed from the mass that their n-grams leave
-        scaled    contexts whose n-grams were scaled: they summed to more than 1, or to less with
-                  no word left to back off
+        word_sum  the sum of the words' probabilities; if not 1 within 2e-7, these were scaled
+        lacking   number of contexts that did not sum to 1 with the models' own weights, and so got
+                  weights computed from the mass that their n-grams leave
+        scaled    number of contexts whose n-grams were scaled, because they summed to more than 1,
+                  or to less with no word left to back off
     """
 
     vocabulary: Vocabulary
@@ -62,7 +62,7 @@ class MergedModel:
 
 
 def needed_bytes(counts: Sequence[Sequence[int]]) -> int:
-    """The approximate peak memory for merging models with these counts, besides the models."""
+    """Returns the approximate peak memory for merging models with these counts, without theirs."""
     models = len(counts) + 1
     order = max(map(len, counts))
     by_order = [sum(c[k] for c in counts if len(c) > k) for k in range(order)]
@@ -81,18 +81,18 @@ def merge_models(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> MergedModel:
-    """The mixture of models, as one model; ConfigError unless weights are 0 or more and sum to 1.
+    """Mixes models into one model; ConfigError unless the weights are 0 or more and sum to 1.
 
     Guarantees
         the n-grams are those that some model lists, whatever its weight
-        every context sums to 1 within 1e-6, <s> left out, whether the models' do or not
+        every context sums to 1 within 1e-6 without <s>, even if the models' contexts do not
     Edge cases
         ================================  ==========================================================
-        a word that a model lacks         that model gives it probability 0; as a word of a context
-                                          it is <unk> there, as in a query
-        <unk> in no model                 not in the mixture; if some have it, it gets their share
+        a word that a model lacks         has probability 0 in that model; in a context, it counts
+                                          as the model's <unk>, as in a query
+        <unk> in only some models         gets these models' share; without any, it is left out
         <s>                               mixed like a word, but left out of all sums
-        models of different orders        one of lower order backs off with weight 1
+        models of different orders        a model of lower order backs off with weight 1
         a suffix that no model lists      has its probability from backing off, and is not written
         a probability of 0                -99 in the file
         ================================  ==========================================================

@@ -68,8 +68,8 @@ class Nodes:
 
 
 def unite(models: Sequence[ModelColumns]) -> Union:
-    """The models with a common numbering of words; ConfigError if there is none. If a model's words
-    get other ids, it is sorted again, and takes twice its memory during that time."""
+    """Gives models a common numbering of words; ConfigError if there is no model. A model whose
+    words get other ids is sorted again, and takes twice its memory during that time."""
     if not models:
         raise ConfigError("no model was given; expected at least one")
     first = models[0].vocabulary
@@ -103,8 +103,8 @@ def _renumbered(
 
 
 def _blanks(models: Sequence[ModelColumns], vocabulary: Vocabulary) -> ModelColumns | None:
-    """The suffixes that models lack, with all suffixes and prefixes of these, as a model without
-    values. The prefix of a suffix is a suffix of the prefix, so nothing else is added."""
+    """Returns the suffixes that models lack, with all suffixes and prefixes of these, as a model
+    without values. The prefix of a suffix is a suffix of the prefix, so no others are needed."""
     order = max(model.order for model in models)
     wanted: list[NDArray[np.uint32]] = [np.zeros((0, k), U32) for k in range(1, order + 1)]
     for k in range(order, 2, -1):
@@ -140,8 +140,8 @@ def _distinct(rows: NDArray[np.uint32], words: int) -> NDArray[np.uint32]:
 
 
 class Walk:
-    """The orders of a union from 1 up, computed in parts by `pool`; the suffix of every node is a
-    node."""
+    """Computes the orders of a union, from 1 up, in parts by `pool`. The suffix of every node is a
+    node, too."""
 
     def __init__(self, union: Union, pool: ThreadPoolExecutor, threads: int) -> None:
         self._union = union
@@ -154,12 +154,12 @@ class Walk:
         self._known = known
 
     def orders(self) -> Iterator[Nodes]:
-        """The nodes of each order; `first_child` of one is filled when the next is taken."""
+        """Yields each order's nodes, and fills in `first_child` when the next order is taken."""
         union = self._union
         size, models = len(union.vocabulary), len(self._models)
         words = np.arange(size, dtype=U32)
-        # The row of a word that a model does not know is that of <unk>; a model that lacks <unk>
-        # too has a row for it without values, which nothing but n-grams of <unk> follow.
+        # A word that a model does not know has the row of <unk>. A model without <unk> has this row
+        # as well, but without values, and only n-grams that begin with <unk> extend it.
         row = np.where(self._known.astype(np.bool_), words, U32(UNK_ID)).astype(U32)
         below = Nodes(
             words[:, None], np.zeros(size, U32), np.zeros(size, U32), row, self._known,
@@ -220,7 +220,7 @@ class Walk:
 def run_parts(
     pool: ThreadPoolExecutor, kernel: Callable[..., T], edges: Sequence[int], *arrays: object
 ) -> list[T]:
-    """The results of kernel(*arrays, begin, end) for the ranges between edges, each in a thread."""
+    """Runs kernel(*arrays, begin, end) on the ranges between edges, in threads; returns results."""
     steps = [
         pool.submit(kernel, *arrays, begin, end) for begin, end in pairwise(edges) if begin < end
     ]
@@ -228,7 +228,7 @@ def run_parts(
 
 
 def split(first_child: NDArray[np.uint32], parts: int) -> list[int]:
-    """Edges of ranges of contexts with about equally many children."""
+    """Returns the edges of ranges of contexts that have about equally many children."""
     wanted = [int(first_child[-1]) * j // parts for j in range(1, parts)]
     inside = np.searchsorted(first_child, np.array(wanted, U32)).tolist()
     return [0, *(min(edge, len(first_child) - 1) for edge in inside), len(first_child) - 1]

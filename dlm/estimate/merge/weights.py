@@ -21,7 +21,7 @@ MAX_ITERATIONS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class TunedWeights:
-    """Weights with sum 1; no others have a mean ln probability higher by more than `gap`."""
+    """Weights with sum 1; the best weights raise the mean ln probability by at most `gap`."""
 
     weights: tuple[float, ...]
     iterations: int
@@ -32,8 +32,8 @@ MAX_WEIGHT = 1e6  # larger weights could overflow the sum that an error message 
 
 
 def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
-    """The weights as an array whose sum is 1 to the last digit; ConfigError unless there is one per
-    model, each is a number, 0 or more, and their sum is 1 within 1e-5."""
+    """Returns the weights as an array that sums to 1 to the last digit; ConfigError unless there is
+    one weight per model, each is a number, 0 or more, and their sum is 1 within 1e-5."""
     if len(weights) != models:
         raise ConfigError(
             f"{len(weights)} weights were given for {models} models; give one weight per model, in "
@@ -58,7 +58,7 @@ def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
 def tune(
     heldout: Heldout, *, gap: float = 1e-6, max_iterations: int = MAX_ITERATIONS
 ) -> TunedWeights:
-    """The weights under which the held-out text is most probable, word by word.
+    """Finds the weights under which the held-out text is most probable, word by word.
 
     Words that no model knows are left out: their scores say nothing about a mixture.
 

@@ -57,7 +57,7 @@ def prune_file(
 
     Args
         text          blocks of lines, as `measure.measure` takes them; None measures nothing
-        memory_bytes  limit; None means the free memory. Arrays beyond it are in files, in `tmp`
+        memory_bytes  limit; None means the free memory. Arrays that do not fit are files in `tmp`
     Raises      ConfigError  too little memory or disk space; `model` is a pipe
     Guarantees  the output has the comments of `model`, including its privacy record
     """

@@ -1,6 +1,6 @@
 """Measures how much worse the model is without one n-gram.
 
-Without (h, w), the model backs off there, P'(w | h) = alpha'(h) P(w | h'), and alpha'(h) makes
+Without (h, w), the model backs off from h: P'(w | h) = alpha'(h) P(w | h'), and alpha'(h) makes
 all P'(v | h) sum to 1 again. The relative entropy between the two models grows by
 
     D = -P(h) (  P(w | h) [ln P(w | h') + ln alpha'(h) - ln P(w | h)]
@@ -8,8 +8,8 @@ all P'(v | h) sum to 1 again. The relative entropy between the two models grows 
 
 which is exact for this n-gram only; e**D - 1 is then the relative growth of perplexity. The loss of
 many n-grams together is not the sum of their D: one may back off to another. P(h) is the product of
-the probabilities of its words, each after those before it; that of `<s>`, which is never predicted,
-is the probability of `</s>`.
+the probabilities of the words of h, each after the earlier ones; `<s>`, which is never predicted,
+has the probability of `</s>`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _ROWS_AT_ONCE = 1 << 18
 def ln_histories(
     model: ModelColumns, history: ModelColumns | None = None
 ) -> Iterator[NDArray[np.float64]]:
-    """ln P of every n-gram as a history, by order from 1 to N - 1.
+    """Yields ln P of every n-gram as a history, for each order from 1 to N - 1.
 
     Args
         history  the model for the probabilities of histories, if not the model itself; its words
                  may differ, and its order may be lower. Kneser-Ney's lower orders count contexts,
-                 not occurrences: they suit interpolation, but not this
+                 not occurrences: they suit interpolation, but not histories
     Paper        Stolcke 1998, section 3; Chelba et al. 2010 for the second model
     """
     shorter = np.zeros(0, F64)
@@ -84,8 +84,8 @@ def own_scores(
     ln_history: NDArray[np.float64],
     threads: int = 2,
 ) -> NDArray[np.float32]:
-    """D, (n,) float32 >= 0, of each n-gram of one order if only that one were pruned; inf where
-    backing off gives it no probability. `ln_history` (m,) is of order - 1."""
+    """Computes D, (n,) float32 >= 0, for pruning each n-gram of one order alone; inf where backing
+    off gives the n-gram no probability. `ln_history` (m,) is of order - 1."""
     columns, contexts = model.orders[order - 1], model.orders[order - 2]
     orphan, orphan_log10 = orphans(model, columns)
     score = model.storage.empty(len(columns), F32)
@@ -116,11 +116,11 @@ def raised_scores(
     *,
     keep_suffixes: bool = False,
 ) -> list[NDArray[np.float32]]:
-    """Scores of orders 2 to N that keep an n-gram only together with those that it needs.
+    """Raises the scores of orders 2 to N so that an n-gram stays together with those it needs.
 
     An n-gram gets the highest score among itself and all n-grams whose prefix it is (with
     `keep_suffixes`, also whose suffix), since it stays as long as one of them does. A threshold on
-    these scores keeps what pruning order by order, from the longest down, keeps.
+    these scores keeps the same n-grams as pruning order by order, from the longest down.
     """
     raised = [model.storage.copy(score) for score in scores[:-1]] + list(scores[-1:])
     for k in range(model.order, 2, -1):
@@ -137,8 +137,8 @@ def orphans(
     probs: Sequence[NDArray[Any]] | None = None,
     weights: Sequence[NDArray[np.float32]] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The rows whose suffix the model lacks, as entropy-pruned models do, and log10 P(w | h') of
-    each."""
+    """Returns the rows whose suffix the model lacks, as entropy-pruned models do, and the rows'
+    log10 P(w | h')."""
     rows = rows_without_suffix(columns)
     return rows, model.log10_probs(columns.ids[rows, 1:], probs, weights)
 
@@ -152,7 +152,7 @@ def rows_without_suffix(columns: OrderColumns) -> NDArray[np.int64]:
 
 
 def never_predicted(model: ModelColumns) -> int:
-    """The id of `<s>`, which is not an event and has no share of any sum."""
+    """Returns the id of `<s>`, which is not an event and is left out of all sums."""
     return model.vocabulary.ids.get(BEGIN_SENTENCE, -1)
 
 

@@ -17,13 +17,13 @@ from dlm.jit import kernel
 from dlm.units import LN_10
 
 NO_ROW = np.uint32(0xFFFFFFFF)
-# Written for a weight without mass: ARPA has no log10 of 0.
+# The value written for a weight without mass, since ARPA has no log10 of 0.
 LEAST_LOG10 = np.float32(-99.0)
 
 
 @kernel
 def chain(log10_prob, prefix, ln_shorter, ln_history):  # type: ignore[no-untyped-def]
-    """ln P of each n-gram as a history: that of its prefix plus the ln of its own probability.
+    """Computes ln P of each n-gram as a history: ln P of the prefix plus that of the last word.
 
     Shapes
         log10_prob  (n,)  float64 or float32
@@ -53,7 +53,7 @@ def score_contexts(  # type: ignore[no-untyped-def]
     never,
     score,
 ):
-    """The increase of relative entropy if one n-gram were pruned, for each of some contexts.
+    """Scores n-grams of some contexts: how much pruning each alone increases relative entropy.
 
     Shapes, rows n of order k and m of order k - 1
         begin, end     int64            contexts
@@ -64,9 +64,9 @@ def score_contexts(  # type: ignore[no-untyped-def]
         suffix         (n,)     uint32
         log10_shorter  (m,)     float32 probabilities of order k - 1
         orphan         (o,)     int64   rows without a suffix, rising
-        orphan_log10   (o,)     float64 their log10 P(w | h')
-        never          int64            the word that is never predicted, `<s>`; or -1
-        score          (n,)     float32 filled for their n-grams; >= 0, never -0.0
+        orphan_log10   (o,)     float64 log10 P(w | h') of these rows
+        never          int64            the id of the word that is never predicted, `<s>`, or -1
+        score          (n,)     float32 filled for the n-grams of the contexts; >= 0, never -0.0
     Guarantees         0 where ln P of the context is -inf, inf where an n-gram has a probability
                        and backing off gives it none
     Paper              Stolcke 1998, equations 3 and 4, and alpha of section 3
@@ -83,7 +83,7 @@ def score_contexts(  # type: ignore[no-untyped-def]
         here, stop = np.int64(first_child[context]), np.int64(first_child[context + 1])
         if here == stop:
             continue
-        # What is left for backing off, of this order and of the one below it.
+        # The probability left for backing off, at this order and at the order below.
         left, left_shorter = np.float64(1.0), np.float64(1.0)
         for row in range(here, stop):
             i = row - here
@@ -128,7 +128,7 @@ def score_contexts(  # type: ignore[no-untyped-def]
             if prob[i] > 0.0:
                 moved = prob[i] * (ln_shorter[i] + ln_new - LN_10 * np.float64(log10_prob[row]))
             grown = -p_history * (moved + rest)
-            # Not max: it may give -0.0, whose bits lie above those of every other score.
+            # max() could give -0.0, whose bits lie above the bits of every other score.
             score[row] = np.float32(grown if grown > 0.0 else 0.0)
 
 
@@ -149,11 +149,11 @@ def raise_to(score, link, shorter):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], int64, int64, out int64[:]")
 def count_leading(score, leading, bits, count):  # type: ignore[no-untyped-def]
-    """Counts the scores whose upper bits are `leading` by their lowest 16 bits.
+    """Counts, by their lowest 16 bits, the scores whose upper bits are `leading`.
 
     Shapes
-        score    (n,)      uint32  the bits of float32 values >= 0, which rise with them
-        leading  int64     the value of the upper bits, or -1 to count all by their upper 16
+        score    (n,)      uint32  the bits of float32 values >= 0, which sort like the values
+        leading  int64     the upper bits, or -1 to count all scores by their upper 16 bits
         bits     int64     how many bits lie below `leading`
         count    (2**16,)  int64   added to
     """
@@ -167,7 +167,7 @@ def count_leading(score, leading, bits, count):  # type: ignore[no-untyped-def]
 
 @kernel("float32[:], float32, int64, out bool[:]")
 def keep_above(score, least, ties, keep):  # type: ignore[no-untyped-def]
-    """Marks scores above `least` and the first `ties` equal to it; returns (number, ties left)."""
+    """Marks scores above `least`, and the first `ties` at `least`; returns (marked, ties left)."""
     kept = 0
     for i in range(len(score)):
         keep[i] = score[i] > least
@@ -202,25 +202,25 @@ def weigh_contexts(  # type: ignore[no-untyped-def]
     weight,
     total,
 ):
-    """New back-off weights of some contexts, such that each sums to 1 over the words.
+    """Computes new back-off weights of some contexts, so that each context sums to 1 over words.
 
-    What a context leaves is divided by what its listed words leave of the distribution below it,
-    which sums to 1 only as far as float32 allows. For a context that lists nearly every word, the
+    What a context leaves is divided by what its listed words leave of the distribution below, which
+    sums to 1 only as far as float32 allows. For a context that lists nearly every word, the
     difference matters, so the exact sums are kept.
 
     Shapes, as in `score_contexts`, and
         log10_backoff  (m,)  float32  weights before
         keep           (n,)  bool     which n-grams are kept
-        keep_shorter   (m,)  bool     the same of order k - 1
+        keep_shorter   (m,)  bool     which n-grams of order k - 1 are kept
         log10_shorter  (m,)  float64  probabilities of order k - 1 in the pruned model, of all of
                                       its rows, kept or not
         orphan_moved   (o,)  bool     whether P(w | h') differs from before
-        total_shorter  (m,)  float64  what the words after h' sum to, h' of each context
-        weight         (m,)  float32  filled: log10; 0 where nothing is kept, or the context
-                                      itself is not
-        total          (m,)  float64  filled: what the words after each context sum to
-    Returns     contexts whose n-grams leave nothing to back off with, though words are left
-    Guarantees  a context of which nothing changed has its weight to the bit
+        total_shorter  (m,)  float64  the sum over all words after the h' of each context
+        weight         (m,)  float32  filled: log10; 0 if no n-gram of the context is kept, or
+                                      the context is not kept
+        total          (m,)  float64  filled: the sum over all words after each context
+    Returns     the number of contexts that leave no mass to back off with, though words are left
+    Guarantees  a context in which nothing changed keeps its weight to the bit
     """
     last = ids.shape[1] - 1
     without = 0
@@ -273,7 +273,7 @@ def weigh_contexts(  # type: ignore[no-untyped-def]
 def new_probs(  # type: ignore[no-untyped-def]
     log10_prob, prefix, suffix, keep, weight, log10_shorter, orphan, orphan_log10, out
 ):
-    """log10 P of each n-gram in the pruned model: its own value, or the one from backing off.
+    """Computes log10 P of each n-gram in the pruned model, from its own value or by backing off.
 
     Shapes, as in `weigh_contexts`, and
         out  (n,)  float64  filled

@@ -1,4 +1,4 @@
-"""Measures the loss from pruning: scores text by the model before and after."""
+"""Measures the loss from pruning: scores a text with the model before and after pruning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PerplexityChange:
 
 def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) -> PerplexityChange:
     """Scores text by both models, which have the same words, as `dlm perplexity` does. `blocks`
-    have one sentence per line, with line feeds between them; EstimationError if there is none."""
+    have one sentence per line, joined by line feeds; EstimationError if there is no sentence."""
     table = WordTable.from_vocabulary(before.vocabulary)
     tokens = oovs = 0
     totals = np.zeros((2, 2))  # totals by model: of all tokens, and of known ones

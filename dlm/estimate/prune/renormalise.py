@@ -1,4 +1,4 @@
-"""New back-off weights for a pruned model."""
+"""Computes new back-off weights for a pruned model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ F32, F64 = np.float32, np.float64
 def new_weights(
     model: ModelColumns, keep: Sequence[NDArray[np.bool_]], threads: int = 2
 ) -> tuple[list[NDArray[np.float32]], int]:
-    """log10 back-off weights, by order up to N - 1, if only some n-grams are kept.
+    """Computes the log10 back-off weights, by order up to N - 1, if only some n-grams are kept.
 
     Args        keep  by order; closed under prefixes, and all of order 1
     Returns     (weights of all rows, 0 for those not kept;
@@ -91,8 +91,8 @@ def new_weights(
 def _totals_below(
     model: ModelColumns, order: int, totals: Sequence[NDArray[np.float64]], words: float
 ) -> NDArray[np.float64]:
-    """For each context of an order, without its first word: the sum over the words after it or, if
-    the model lacks it, after its longest suffix in the model."""
+    """Returns, for each context of an order, the sum over the words after the context's suffix or,
+    if the model lacks this suffix, after the longest suffix in the model."""
     columns = model.orders[order - 1]
     if order == 1:
         return np.full(len(columns), words)

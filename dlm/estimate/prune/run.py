@@ -1,5 +1,5 @@
 """Prunes a model: chooses the n-grams to keep by score, and makes the smaller model. Equal scores
-are ranked by order, the lower first, then by place, so that a given number is met exactly."""
+are ranked by order, lower orders first, then by row, so that a given number is met exactly."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _PROGRAM_BYTES = 192 << 20
 @dataclass(frozen=True)
 class PruneResult:
     """The smaller model, without highest orders that lost all n-grams. `ln_divergence` is the sum
-    of the scores of the pruned n-grams, in nats per word: each is exact for its n-gram only; all
-    together may lose several times as much (`measure`). `without_mass`, the number of contexts with
-    no probability left for words that they do not list, is nearly always 0."""
+    of the scores of the pruned n-grams, in nats per word. A score is exact for pruning its n-gram
+    alone; the real loss may be several times the sum (`measure`). `without_mass`, the number of
+    contexts with no probability left for words that they do not list, is nearly always 0."""
 
     model: ModelColumns
     counts_before: tuple[int, ...]
@@ -51,7 +51,7 @@ class PruneResult:
 
 
 def needed_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
-    """The most memory that pruning takes, including reading, for models with these counts."""
+    """Returns the peak memory of pruning models with these counts, including reading them."""
     own = memory_bytes(counts) + (memory_bytes(history) if history else 0)
     working = sum(13 * n for n in counts[1:]) + 8 * sum(counts[:-1])
     chosen = sum((4 * k + 20) * n for k, n in enumerate(counts, 1))
@@ -59,8 +59,8 @@ def needed_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
 
 
 def least_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
-    """The most memory that pruning takes with its arrays in files (`Storage`). This is fast as long
-    as about 12 bytes per n-gram of the largest order fit."""
+    """Returns the peak memory of pruning with arrays in files (`Storage`). Pruning is fast as long
+    as memory has room for about 12 more bytes per n-gram of the largest order."""
     words = counts[0] + (history[0] if history else 0)
     return (WORD_BYTES + 64) * words + PARSER_BYTES + SORT_BYTES + _PROGRAM_BYTES
 
@@ -87,7 +87,7 @@ def prune(
                        automata do; else only prefixes, which the format needs
     Raises      ConfigError  fewer n-grams or bytes requested than the words take
     Guarantees  words, and prefixes of kept n-grams, are kept; probabilities stay to the bit, as do
-                weights where nothing changed; every context sums to 1; threads change nothing
+                weights where nothing changed; contexts sum to 1; results do not depend on threads
     Paper       Stolcke 1998
     """
     tell = progress or (lambda _: None)
@@ -138,7 +138,7 @@ def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
 def _within_bytes(
     model: ModelColumns, scores: Sequence[NDArray[np.float32]], most: int, threads: int
 ) -> tuple[Keep, list[NDArray[np.float32]], int]:
-    """Finds by trial about the largest number of n-grams whose text has at most `most` bytes; new
+    """Finds, by trial, nearly the most n-grams whose ARPA text has at most `most` bytes. New
     weights have other digits, so the size cannot be computed directly."""
     words = np.ones(len(model.orders[0]), np.bool_)
     total = sum(map(len, scores))
@@ -180,8 +180,8 @@ def _text_bytes(model: ModelColumns, keep: Keep, weights: Sequence[NDArray[np.fl
 def _smaller(
     model: ModelColumns, keep: Keep, weights: Sequence[NDArray[np.float32]]
 ) -> ModelColumns:
-    """The model of the kept n-grams. Highest orders that lost all n-grams are dropped, unless the
-    order below still has a weight other than 0, as contexts without n-grams may have."""
+    """Makes the model of the kept n-grams. Highest orders that lost all n-grams are dropped, unless
+    the order below still has a weight other than 0, as contexts without n-grams may have."""
     order = model.order
     while (
         order > 1
@@ -204,8 +204,8 @@ Keep = list[NDArray[np.bool_]]
 def above(
     scores: Sequence[NDArray[np.float32]], threshold: float, storage: Storage = IN_MEMORY
 ) -> Keep:
-    """N-grams, of orders 2 to N, without which perplexity would grow by `threshold` (relative
-    growth, e**D - 1; 0 keeps all) or more."""
+    """Marks the n-grams, of orders 2 to N, without which perplexity would grow by `threshold` or
+    more. This is relative growth, e**D - 1; 0 keeps all n-grams."""
     least = np.float32(math.log1p(threshold))
     keep = [storage.empty(len(score), np.bool_) for score in scores]
     for score, kept in zip(scores, keep, strict=True):
@@ -214,7 +214,7 @@ def above(
 
 
 def best(scores: Sequence[NDArray[np.float32]], most: int, storage: Storage = IN_MEMORY) -> Keep:
-    """The `most` n-grams of highest score, of all orders together."""
+    """Marks the `most` n-grams with the highest scores in all orders together."""
     if most >= sum(map(len, scores)):
         return above(scores, 0.0, storage)
     least, ties = _boundary(scores, most)
@@ -231,7 +231,7 @@ def best_of_each(
     prefixes: Sequence[NDArray[np.uint32]],
     most: Sequence[int | None],
 ) -> Keep:
-    """The highest-scored n-grams of each order whose prefix stays; in `most`, None is no limit."""
+    """Marks each order's best n-grams whose prefix stays; in `most`, None means no limit."""
     keep: Keep = []
     for score, prefix, limit in zip(scores, prefixes, most, strict=True):
         there = np.ones(len(score), np.bool_) if not keep else keep[-1][prefix]
@@ -245,7 +245,7 @@ def best_of_each(
 
 
 def _boundary(scores: Sequence[NDArray[np.float32]], most: int) -> tuple[np.float32, int]:
-    """The score of the n-gram with rank `most`, and how many of those with the same score stay."""
+    """Returns the score of the n-gram with rank `most`, and how many with that score stay."""
     if most <= 0:
         return np.float32(np.inf), 0
     left = most
@@ -254,7 +254,7 @@ def _boundary(scores: Sequence[NDArray[np.float32]], most: int) -> tuple[np.floa
         count = np.zeros(1 << 16, np.int64)
         for score in scores:
             kernels.count_leading(score.view(np.uint32), leading, 16, count)
-        # The number of scores at this rank or a better one.
+        # The number of scores whose bits have this value or a higher one.
         from_top = np.cumsum(count[::-1])
         place = int(np.searchsorted(from_top, left))
         left -= int(from_top[place]) - int(count[::-1][place])

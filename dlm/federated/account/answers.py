@@ -1,4 +1,4 @@
-"""The results of `dlm privacy` as plain values: sensitivities, guarantees and losses by name."""
+"""The results of `dlm privacy` as plain values: a mechanism's sensitivity, guarantee and losses."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ UNCORRELATED = (
 
 
 class Sensitivity(NamedTuple):
-    """Sensitivity of a mechanism, for a clip norm of 1 and the worst pattern of participation, or
-    an upper bound; `made_for` describes the mechanism's parameters."""
+    """The sensitivity of a mechanism, for a clip norm of 1 and the worst pattern of participation.
+    `value` is an upper bound unless `is_exact`; `made_for` describes the mechanism's parameters."""
 
     value: float
     is_exact: bool
@@ -58,14 +58,14 @@ def sensitivity_of(
     Args
         blt           `BltParameters`; by default those of BLT Table 4 with the nearest gap
         bands         bands of a banded mechanism; the gap if None
-        coefficients  coefficients of bandtoep, which is otherwise optimised; they replace `bands`
+        coefficients  coefficients of bandtoep, which replace `bands`; optimised if None
         restarts      rounds at whose start a new tree begins
-        column_norm   norm of the columns behind a published noise multiplier; dlm's have 1
+        column_norm   column norm behind a published noise multiplier; dlm's columns have norm 1
     """
     if column_norm != 1.0 and name not in BANDED:
         raise ConfigError(
-            f"a column norm of {column_norm:g} was given for {name}; leave it out: it is for "
-            f"{', '.join(BANDED)}, whose columns all have the same norm"
+            f"a column norm of {column_norm:g} was given for {name}, but is only for "
+            f"{', '.join(BANDED)}, whose columns all have the same norm; leave it out"
         )
     if not (column_norm > 0 and math.isfinite(column_norm)):
         raise ConfigError(f"the column norm is {column_norm}; it must be finite and above 0")
@@ -124,9 +124,9 @@ def guarantee_of(
 ) -> dict[str, Any]:
     """zCDP and epsilon of a mechanism's noise, with notes for the reader.
 
-    `epsilon` is what a run reports for this rho: the bound that holds for every mechanism with
-    that rho, since a run's noise is discrete. (The run's grid adds at most 0.1 % to rho, or the run
-    is refused.) `epsilon_gaussian` is for exact Gaussian noise, as in the papers.
+    `epsilon` is what a run reports for this rho: a bound for every mechanism with this rho, since a
+    run's noise is discrete. (A run whose grid adds more than 0.1 % to rho is refused.)
+    `epsilon_gaussian` is for exact Gaussian noise, as in the papers.
     """
     rho = rho_of(found.value, noise_multiplier)
     most = most_participations(rounds, gap)
@@ -160,11 +160,11 @@ def guarantee_of(
 def sampled_guarantee_of(
     name: str, q: float, *, noise_multiplier: float, rounds: int, delta: float
 ) -> dict[str, Any]:
-    """zCDP without amplification, and epsilon, of independent noise on Poisson-sampled cohorts.
+    """Returns unamplified rho, and epsilon, of independent noise on Poisson-sampled cohorts.
 
-    `epsilon` is what a run reports for its discrete noise: by Renyi divergences of integer orders.
-    The other epsilons are for exact Gaussian noise: by privacy loss distributions, by Renyi
-    divergences, and by DP-FedAvg's moments accountant. ConfigError unless `name` is gaussian.
+    `epsilon` is what a run reports for discrete noise, from integer orders of Renyi divergence. The
+    other epsilons are for exact Gaussian noise, from privacy loss distributions, from Renyi
+    divergences, and from DP-FedAvg's moments accountant. ConfigError unless `name` is gaussian.
     """
     if name != "gaussian":
         raise ConfigError(
@@ -214,7 +214,7 @@ def losses_of(made: Any, name: str, *, gap: int, max_participations: int) -> dic
 
 
 def planned_sensitivity(name: str) -> Callable[[int, int, int], float]:
-    """(rounds, gap, max_participations) -> sensitivity; ConfigError if the matrix varies by gap."""
+    """Returns the sensitivity as a function; ConfigError if the matrix depends on the gap."""
     if name not in ("gaussian", "tree", "tree-full", "blt"):
         raise ConfigError(
             f"{name} has a different matrix for each gap, and the noise that a model tolerates "

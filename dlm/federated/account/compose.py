@@ -21,17 +21,17 @@ class StageRecord:
     Args
         stage               "unigrams", "pieces", "network", or the run's name for it
         mechanism           name for `make_mechanism`; "none" for a raw stage
-        noise_multiplier    deviation of independent draws over the clip norm; None without noise
+        noise_multiplier    standard deviation of the draws / clip norm; None without noise
         rounds              number of rounds that accounting covers
         gap                 smallest difference between rounds of a user's participations, observed
                             or enforced (`gap_from_min_separation` converts the papers' MinS)
-        max_participations  maximum participations of a user, observed or enforced; never rounds /
-                            gap rounded down, which can be too small
+        max_participations  maximum number of participations of a user, observed or enforced; the
+                            papers' rounds / MinS, rounded down, can be too small
         sensitivity         of the mechanism, for that participation and a clip norm of 1;
                             required for all but "gaussian" and trees
         matrix              facts that determine the mechanism's matrix (`Mechanism.matrix`)
         sampling            how cohorts were drawn: "poisson", "fixed" report goal, or "timer"
-        sampling_rate       probability with "poisson"; if given, amplification is accounted for
+        sampling_rate       a user's probability with "poisson"; if given, amplification counts
         clip_noise          standard deviation of the noise on the counts for an adaptive clip norm;
                             `noise_multiplier` is then only that of the updates
         norm_inflation      norm after rounding for secure aggregation, divided by the clip norm
@@ -102,13 +102,13 @@ class StageRecord:
 
     @property
     def worst_sensitivity(self) -> float:
-        """`sensitivity`, or the mechanism's own if the mechanism needs no parameters."""
+        """`sensitivity`; if None, the value computed for a mechanism without parameters."""
         if self.sensitivity is not None:
             return self.sensitivity
         if self.mechanism not in ("gaussian", "tree", "tree-full", "tree-restart"):
             raise ConfigError(
-                f"stage {self.stage}: the sensitivity of {self.mechanism} depends on its "
-                "parameters; give the mechanism's own sensitivity"
+                f"stage {self.stage}: the sensitivity of {self.mechanism} depends on the "
+                "mechanism's parameters and is not in the record; add `sensitivity` to the stage"
             )
         from dlm.federated.noise.participation import named_sensitivity
 
@@ -170,8 +170,8 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
             )
         if stage.simulated:
             notes.append(
-                f"the noise of stage {stage.stage} came from a configured seed: these are the "
-                "numbers of a simulation, and nobody is protected by it"
+                f"the noise of stage {stage.stage} came from a configured seed: the numbers are "
+                "those of a simulation, which protects nobody"
             )
         if not stage.raw and stage.norm_inflation > 1:
             notes.append(

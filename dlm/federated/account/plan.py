@@ -1,8 +1,8 @@
-"""Plans a run for a target: report goal, timer and noise, before any user takes part.
+"""Plans a run's report goal, timer and noise for a privacy target, before any user takes part.
 
-The hypothesis (GDP 2.2, BLT 5): if noise multiplier and report goal are raised together, the model
-learns equally well, so a small simulation shows how much noise a large run tolerates. A larger goal
-uses up users faster: the gap is at most population / report goal.
+The hypothesis (GDP 2.2, BLT 5) is that a model learns equally well if noise multiplier and report
+goal are raised together, so a small simulation shows how much noise a large run tolerates. With a
+larger goal, users run out sooner: the gap is at most population / report goal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GRID = 200  # report goals shown between the least and the most
 
 @dataclasses.dataclass(frozen=True)
 class Extrapolated:
-    """One setting and its guarantee; a run with this rho reports `epsilon`, papers print
+    """Settings of a run and their guarantee. A run with this rho reports `epsilon`; papers print
     `epsilon_gaussian`."""
 
     report_goal: int
@@ -43,9 +43,9 @@ class NoisePlan:
     Fields
         keeps_utility  whether the ratio of noise to report goal is the simulation's; otherwise the
                        noise is larger and the model will be worse
-        timer_hours    how long a device waits, in whole days because devices come at night; None
-                       if the duration of a round is not given
-        considered     some settings by increasing report goal, with the simulation's ratio
+        timer_hours    hours that a device waits between participations: whole days, because devices
+                       come at night; None if the duration of a round is not given
+        considered     some settings with the simulation's ratio, by increasing report goal
     """
 
     chosen: Extrapolated
@@ -94,7 +94,7 @@ def make_plan(
     sensitivity: Sensitivity,
     round_minutes: float | None = None,
 ) -> NoisePlan:
-    """The smallest report goal that meets the target, its noise and its timer.
+    """Finds the smallest report goal that meets the target, and the noise and timer for that goal.
 
     Args
         simulated_goal, simulated_noise  a simulation that learned well enough (GDP: 500 and 0.54)
@@ -125,7 +125,7 @@ def make_plan(
     )  # fmt: skip
     notes = [
         "this is an extrapolation: the gap assumes that users take turns, each once in (population "
-        "/ report goal) rounds; account again with the observed gap and participations"
+        "/ report goal) rounds; after the run, account with the observed gap and participations"
     ]
     if best is not None:
         noise = simulated_noise * best / simulated_goal
@@ -170,10 +170,10 @@ def _least_goal(
 ) -> int | None:
     """The least report goal from `least` to `largest` that meets the target; None if none does.
 
-    Noise grows with the goal. So rho falls over the goals with the same gap, and the least goal
-    among them follows from the noise needed; but rho jumps up where a larger goal makes the gap
-    smaller. A range has no goal if its widest gap, with the noise of its largest goal, misses the
-    target.
+    Noise grows with the goal. So among goals with the same gap, rho falls as the goal rises, and
+    the least goal follows from the noise needed; but rho jumps up where a larger goal makes the gap
+    smaller. No goal in a range meets the target if the range's widest gap, with the noise of its
+    largest goal, does not.
     """
 
     def gap_of(goal: int) -> int:

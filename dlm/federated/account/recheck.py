@@ -1,5 +1,5 @@
-"""Checks that the epsilon in a record follows from the noise stated there, and gives the commands
-and dp-accounting events with which an outsider repeats a report's accounting."""
+"""Checks that the epsilon in a record follows from the noise that the record states, and gives the
+commands and dp-accounting events with which an outsider can repeat a report's accounting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dlm.federated.account.compose import StageRecord
     from dlm.record.provenance import Guarantee, Provenance
 
-TOLERANCE = 1e-6  # relative; accounting for the same stages agrees far better
+TOLERANCE = 1e-6  # relative; two accountings of the same stages differ by far less
 # What a record must state about a matrix so that its sensitivity can be recomputed.
 PARAMETERS = {
     "gaussian": set[str](),
@@ -31,18 +31,18 @@ DIFFERS = "the stated epsilon does not follow from the stated noise"
 
 @dataclass(frozen=True)
 class Recheck:
-    """`follows` is whether a record's numbers agree with its stages, None if they cannot be
-    recomputed; `text` says why."""
+    """The result of a recheck: `follows` is true if a record's numbers agree with its stages, and
+    None if they cannot be recomputed; `text` gives the reason."""
 
     follows: bool | None
     text: str
 
 
 def recheck(record: Provenance) -> Recheck:
-    """Accounts for a record's stages again, and compares the result with what it states.
+    """Recomputes the guarantee from a record's stages, and compares it with the stated one.
 
     Epsilon, rho and sensitivities may differ by a relative 1e-6. A record without a matrix is not
-    judged. The columns of BandMF are trusted to have norm 1.
+    judged. The columns of BandMF are assumed to have norm 1.
     """
     stated = record.guarantee or record.simulated
     if stated is None:
@@ -106,7 +106,7 @@ def _differences(stated: Guarantee, epsilon: float, rho: float) -> list[str]:
 
 
 def sensitivity_of_stage(stage: StageRecord) -> float | None:
-    """The sensitivity of a stage by the matrix that it states; None if it does not state enough."""
+    """Returns the sensitivity that a stage's stated matrix gives; None if too little is stated."""
     from dlm.federated.account.answers import sensitivity_of
     from dlm.federated.noise.participation import check_participation
 
@@ -131,7 +131,7 @@ def sensitivity_of_stage(stage: StageRecord) -> float | None:
 
 
 def trusted_of(stage: StageRecord) -> list[str]:
-    """The numbers of a stage that accounting trusts as stated, and the costs that it lacks."""
+    """Lists the stated numbers of a stage that accounting trusts, and the costs not stated."""
     found = ["noise multipliers, rounds and participation"]
     if stage.sampling_rate is not None:
         found.append(f"Poisson sampling with probability {stage.sampling_rate:g}")
@@ -164,7 +164,7 @@ def _costs(stage: StageRecord) -> dict[str, str]:
 
 
 class Check(NamedTuple):
-    """How the numbers of a stage, or of all stages together, can be reproduced: `event` is an
+    """A way to reproduce the numbers of a stage, or of all stages together: `event` is an
     expression for dp-accounting; `rho` leaves out amplification; `text` says what is trusted."""
 
     stage: str
@@ -175,13 +175,13 @@ class Check(NamedTuple):
 
 
 def checks_of(stages: Sequence[StageRecord], delta: float) -> list[Check]:
-    """One check per stage with noise; then one for all if there are several and none is sampled."""
+    """Returns a check per noised stage and, if there are several, all unsampled, one for all."""
     found = [_check(stage, delta) for stage in stages if not stage.raw]
     if len(found) > 1 and not any(stage.sampling_rate is not None for stage in stages):
         rho = math.fsum(check.rho for check in found)
         one = _gaussian_of(rho)
         command, event = account_command(one, delta), event_of(one)
-        found.append(Check("all stages together", command, event, rho, "their rho add up"))
+        found.append(Check("all stages together", command, event, rho, "the stages' rho add up"))
     return found
 
 
@@ -207,7 +207,7 @@ def _gaussian_of(rho: float) -> StageRecord:
 
 
 def account_command(stage: StageRecord, delta: float) -> str:
-    """The command that prints a stage's numbers; its noise is reduced by the stage's `costs_of`."""
+    """Returns the command that prints a stage's numbers, with noise reduced by `costs_of`."""
     options: dict[str, Any] = {
         "mechanism": stage.mechanism.removesuffix("-restart"),
         "noise-multiplier": stage.effective_noise,

@@ -1,8 +1,8 @@
 """Makes the record of an output with several inputs: the only place where guarantees are composed.
 
-A stage that several records share counts once; all others add up. To distinguish copies of a run
-that continued separately, a stage whose rounds are releases names its run (`extras.run`, a random
-id) and the digest of what it released (`extras.released`).
+A stage that several records share counts once; different stages add up. To distinguish copies of a
+run that continued separately, a stage that releases each round's result names its run
+(`extras.run`, a random id) and the digest of what it released (`extras.released`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dlm.record.provenance import (
     is_record_line,
 )
 
-DELTA_OF_NOTHING = 1e-6  # used if no record has a guarantee; it then means nothing
+DELTA_OF_NOTHING = 1e-6  # a placeholder, used if no record has a delta above 0
 
 
 class Composition(NamedTuple):
@@ -48,17 +48,17 @@ def compose_records(
     content: Mapping[str, str] | None = None,
     step: str = "",
 ) -> Composition:
-    """The record of something made from several inputs.
+    """Makes the record of an output with several inputs.
 
-    If an input has no record, or its record no guarantee, the output has no guarantee.
+    If an input has no record, or its record has no guarantee, the output has no guarantee.
 
     Args
-        inputs     what an input is, such as "the vocabulary words.txt" -> its record, or None
+        inputs     description of an input, such as "the vocabulary words.txt" -> record or None
         stages     stages that use users' data, besides those of the inputs, as JSON
-        void       more reasons why there is no guarantee
-        simulated  whether a key of `stages` came from a configured seed
+        void       further reasons why the output has no guarantee
+        simulated  whether a random key behind `stages` came from a configured seed
         content    SHA-256 of the outputs, by name
-        step       name of the step, if it touches no users
+        step       name of a processing step that uses no users' data; "" for other steps
     """
     brought = inherited(inputs)
     own = [{str(k): plain(v) for k, v in stage.items()} for stage in stages]
@@ -71,14 +71,14 @@ def compose_records(
     if not reasons and not together:
         found = Guarantee(0.0, 0.0, 0.0)  # a person attests that everything is public
         if not brought.public_inputs:
-            reasons.append("it names neither a stage nor a public input, so its origin is unknown")
+            reasons.append("no stage and no public input is named, so the origin is unknown")
     elif not reasons:
         numbers, found, notes = _account(together, delta)
         if found is None:
             reasons.append("accounting finds no finite epsilon")
     if simulated:
         reasons.append(
-            "the keys were made from a configured seed: anyone who knows it can remove the noise"
+            "keys were made from a configured seed: anyone who knows the seed can remove the noise"
         )
     provenance = Provenance(
         None if reasons else found,
@@ -100,14 +100,14 @@ def compose_records(
 def merged_record(
     comments: Mapping[str, Sequence[str]], others: Sequence[str], public: str, step: str = "merge"
 ) -> list[str]:
-    """The privacy line of a model made from several models; none if no model has a record. The
-    inputs in `others` have no record, but `public` attests that they contain no user's text.
-    FormatError or PrivacyError for a record that cannot be read, or was changed."""
+    """Returns the privacy line of a model made from several models, or [] if none has a record.
+    The inputs in `others` have no record; the person `public`, if named, attests that they contain
+    no user's text. FormatError for an unreadable record, PrivacyError for a changed one."""
     found: dict[str, Provenance | None] = {}
     for what, lines in comments.items():
         texts = [line for line in lines if is_record_line(line)]
         found[what] = Provenance.from_json(texts[0], what) if texts else None
-        for more, text in enumerate(texts[1:], 2):  # nothing shows which record is true
+        for more, text in enumerate(texts[1:], 2):  # any of the records may be valid
             found[f"{what}, record {more}"] = Provenance.from_json(text, what)
     if not any(found.values()):
         return []
@@ -138,7 +138,7 @@ def _account(
 
 
 def plain(value: Any) -> Any:
-    """JSON values, with infinities as words, tuples as lists, and keys as text."""
+    """Converts `value` to JSON, with infinities as words, tuples as lists, and keys as text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -155,8 +155,8 @@ Stage = Mapping[str, Any]
 
 
 def stages_of(records: Iterable[Provenance]) -> tuple[Stage, ...]:
-    """The stages of several records: two stages are the same releases only if they name a ledger
-    and all their fields are equal."""
+    """Returns the stages of several records, each once: two stages are the same only if they name
+    a ledger and all their fields are equal."""
     stages: list[Stage] = []
     known: set[str] = set()  # digests of stages with a ledger
     for stage in (stage for record in records for stage in record.stages):
@@ -190,8 +190,8 @@ class Inherited:
 
 
 def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
-    """What an output inherits. The keys of `inputs` describe them ("the vocabulary words.txt"); an
-    input without a record or a guarantee adds a reason."""
+    """Returns what an output inherits. The keys of `inputs` describe the inputs ("the vocabulary
+    words.txt"); an input without a record or a guarantee adds to `reasons`."""
     reasons: list[str] = []
     records: dict[str, Provenance] = {}
     unverified: list[UnverifiedInput] = []
@@ -200,8 +200,8 @@ def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
             reasons.append(f"nothing says whose text {what} is: it has no record")
             continue
         records[what] = record
-        # `compose_records` reports a simulation, once, and composes its figures as such. If a
-        # record does not name the simulated stage, its noise could pass for real.
+        # `compose_records` reports a simulation once, and marks its figures as simulated. In a
+        # record that does not name the simulated stage, simulated noise could pass for real.
         composed = record.simulated is not None and any(map(_is_simulated, record.stages))
         if record.guarantee is None and not composed:
             reasons += record.reasons

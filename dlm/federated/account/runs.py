@@ -17,7 +17,7 @@ EVERYBODY = "each user is counted as being in all of these runs, which is the wo
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """What a run's report (which has its `delta`) or its record says about the run."""
+    """A run as described by its report, which states `delta`, or by its record, which does not."""
 
     name: str
     record: Provenance
@@ -25,8 +25,8 @@ class ReportedRun:
 
 
 def read_run(path: Path) -> ReportedRun:
-    """The run that a `privacy.json` or a record states; FormatError if the file at `path` is
-    neither, PrivacyError if it was changed after it was written."""
+    """Reads a run from a `privacy.json` or a record; FormatError if the file at `path` is neither,
+    PrivacyError if the file was changed after it was written."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         found = dict(body)
@@ -76,8 +76,8 @@ def _check(runs: Sequence[ReportedRun]) -> None:
         if (run.record.unit, run.record.adjacency) != (first.unit, first.adjacency):
             raise PrivacyError(
                 f"{run.name} protects each {run.record.unit} ({run.record.adjacency}), "
-                f"{runs[0].name} each {first.unit} ({first.adjacency}), so the runs cannot be "
-                "composed. Compose only runs with the same unit and adjacency"
+                f"but {runs[0].name} protects each {first.unit} ({first.adjacency}), so the runs "
+                "cannot be composed. Compose only runs with the same unit and adjacency"
             )
 
 

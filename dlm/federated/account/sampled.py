@@ -12,7 +12,7 @@ from dlm.errors import ConfigError, PrivacyError
 
 def moments_epsilon(q: float, noise_multiplier: float, rounds: int, delta: float) -> float:
     """Epsilon by the moments accountant as used in DPF: integer moments 1 to 32 (Abadi et al. 2016,
-    Theorem 2). It is looser than `tight_epsilon`, but is the one in DPF's Tables 1 and 2."""
+    Theorem 2). DPF's Tables 1 and 2 print this epsilon, which is looser than `tight_epsilon`."""
     _check(q, noise_multiplier, delta)
     return min(
         (rounds * log_moment(q, noise_multiplier, moment) - math.log(delta)) / moment
@@ -21,8 +21,8 @@ def moments_epsilon(q: float, noise_multiplier: float, rounds: int, delta: float
 
 
 def log_moment(q: float, noise_multiplier: float, moment: int) -> float:
-    """Natural logarithm of the moment `moment` of one round's privacy loss (Mironov, Talwar and
-    Zhang 2019, section 3.3, at the order `moment + 1`)."""
+    """Returns the natural log-moment of order `moment` of the privacy loss in one round
+    (Mironov, Talwar and Zhang 2019, section 3.3, with Renyi order `moment + 1`)."""
     order = moment + 1
     k = np.arange(order + 1)
     with np.errstate(divide="ignore"):
@@ -48,8 +48,8 @@ def tight_epsilon(
 
 
 def make_accountant(name: str, *, whole_orders: bool = False):  # type: ignore[no-untyped-def]
-    """The accountant "pld" or "rdp" of dp-accounting, for zeroed-out users. With `whole_orders`,
-    "rdp" uses integer orders only, where sampled discrete noise has the Gaussian's divergences."""
+    """Makes the accountant "pld" or "rdp" of dp-accounting, for zero-out adjacency. `whole_orders`
+    limits "rdp" to integer orders, at which sampled discrete noise has a Gaussian's divergences."""
     import dp_accounting
 
     neighbours = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -65,8 +65,8 @@ def refuse_unless_poisson(sampling: str) -> None:
     """Raises PrivacyError unless cohorts were drawn as amplification assumes."""
     if sampling != "poisson":
         raise PrivacyError(
-            f"cohorts were drawn by {sampling!r}: privacy amplification by sampling holds only for "
-            "Poisson sampling. Account without amplification, by gap and number of participations"
+            f"cohorts were sampled with {sampling!r}, but only Poisson sampling amplifies privacy. "
+            "Account without amplification, from the gap and the number of participations"
         )
 
 

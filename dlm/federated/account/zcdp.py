@@ -1,4 +1,4 @@
-"""Converts noise to zero-concentrated privacy loss, and that to (epsilon, delta).
+"""Converts noise to rho of zero-concentrated differential privacy, and rho to (epsilon, delta).
 
 A matrix mechanism is one Gaussian mechanism on all rounds together, even if rounds depend on
 earlier releases (Denisov et al. 2022, Theorem 2.1). So its tightest epsilon is that of a single
@@ -18,8 +18,8 @@ from dlm.errors import ConfigError, PrivacyError
 
 
 def rho_of(sensitivity: float, noise_multiplier: float) -> float:
-    """zCDP of Gaussian noise, sensitivity^2 / (2 noise_multiplier^2), infinite without noise (Bun
-    and Steinke 2016, Proposition 1.6); both per clip norm."""
+    """Returns the rho of Gaussian noise, sensitivity^2 / (2 noise_multiplier^2), for a clip norm of
+    1 (Bun and Steinke 2016, Proposition 1.6); infinite without noise."""
     if not (noise_multiplier >= 0 and sensitivity >= 0):
         raise ConfigError(
             f"the noise multiplier is {noise_multiplier} and the sensitivity is {sensitivity}; "
@@ -29,7 +29,7 @@ def rho_of(sensitivity: float, noise_multiplier: float) -> float:
         return 0.0
     if noise_multiplier == 0:
         return math.inf
-    ratio = sensitivity / noise_multiplier  # squared as a product, which overflows to infinity
+    ratio = sensitivity / noise_multiplier  # ratio * ratio may be infinite; ** would raise
     return ratio * ratio / 2
 
 
@@ -40,8 +40,8 @@ def noise_for(sensitivity: float, rho: float) -> float:
 
 
 def gaussian_delta(rho: float, epsilon: float) -> float:
-    """The smallest delta of one Gaussian mechanism with this rho, exactly (Balle and Wang 2018,
-    Theorem 8, with sensitivity / sigma = sqrt(2 rho))."""
+    """Returns the exact smallest delta of a Gaussian mechanism with this rho at `epsilon` (Balle
+    and Wang 2018, Theorem 8, with sensitivity / sigma = sqrt(2 rho))."""
     if rho == 0:
         return 0.0
     if math.isinf(rho):
@@ -53,8 +53,8 @@ def gaussian_delta(rho: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(rho: float, delta: float) -> float:
-    """The smallest epsilon of one Gaussian mechanism with this rho, exactly. For a matrix mechanism
-    no smaller epsilon holds; it equals numerical accounting (PLD) to its precision."""
+    """Returns the exact smallest epsilon of a Gaussian mechanism with this rho, which is also that
+    of a matrix mechanism. Numerical accounting (PLD) agrees to within its own precision."""
     _check_delta(delta)
     if math.isinf(rho):
         return math.inf
@@ -97,8 +97,8 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 def rho_for_epsilon(
     epsilon: float, delta: float, *, of: Callable[[float, float], float] = zcdp_epsilon
 ) -> float:
-    """The largest rho whose epsilon, by `of`, is at most `epsilon`: `of` is `zcdp_epsilon`, as for
-    runs, or `gaussian_epsilon`."""
+    """Returns the largest rho whose epsilon, computed by the function `of`, is at most `epsilon`.
+    Runs use `zcdp_epsilon`; `gaussian_epsilon` is the alternative."""
     _check_delta(delta)
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ConfigError(f"epsilon is {epsilon}; it must be finite and above 0")
@@ -114,10 +114,10 @@ def rho_for_epsilon(
 
 
 def split_noise(noise_multiplier: float, clip_noise: float) -> float:
-    """Noise multiplier of the updates if the counts for the clip norm share the budget: z,
-    `noise_multiplier`, is for both together; sigma_b, `clip_noise`, is the noise on the counts.
+    """Returns the updates' noise multiplier if counts for the clip norm share the privacy budget.
+    z, `noise_multiplier`, is for both together; sigma_b, `clip_noise`, is the noise on the counts.
 
-    Raises  PrivacyError  2 sigma_b <= z: the counts by themselves use up the budget
+    Raises  PrivacyError  2 sigma_b <= z, so the counts alone use up the budget
     Paper   GDP Theorem 1: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)
     """
     if not (noise_multiplier > 0 and clip_noise > 0):
@@ -131,7 +131,7 @@ def split_noise(noise_multiplier: float, clip_noise: float) -> float:
             f"a noise multiplier of {noise_multiplier} needs noise on the clip counts with a "
             f"standard deviation above half the multiplier; found {clip_noise:g}. If that is a "
             f"twentieth of the report goal, raise the goal above {10 * noise_multiplier:g}; "
-            "otherwise raise that noise, or use a fixed clip norm"
+            "otherwise raise the noise on the counts, or use a fixed clip norm"
         )
     return float(rest**-0.5)
 

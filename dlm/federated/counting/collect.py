@@ -76,15 +76,15 @@ GRID = {
 
 
 class Collection(FederatedRun[RoundMetrics]):
-    """Rounds of counting over a dataset, from the start or from the folder of a run.
+    """Counts the words of a dataset over rounds, from the start or from where a run stopped.
 
     Args
-        gap, max_participations  enforced by the ledger; noise needs `max_participations`, on which
-                                 accounting is based (or on q with Poisson sampling)
+        gap, max_participations  enforced by the ledger; accounting of noise needs
+                                 `max_participations` or, with Poisson sampling, q
         round_s      seconds from the start of a round to the next, for timers
         tokenizer    name of `split`, which must be the same when a run resumes
-        list_record  record of the list of words, or of who attests that it is public; without it
-                     there is no guarantee
+        list_record  record of the list of words, or of who attests that it is public; without a
+                     record there is no guarantee
     Raises
         ConfigError    the folder has other users, words or settings
         PrivacyError   a cohort breaks the ledger's limits; noise without limits to account with, or
@@ -92,7 +92,7 @@ class Collection(FederatedRun[RoundMetrics]):
     """
 
     state: UnigramState
-    _parts: Mapping[str, str] = {}  # for the report: the parts that sum counts elsewhere
+    _parts: Mapping[str, str] = {}  # for the report: what sums the counts, if not this class
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Collection(FederatedRun[RoundMetrics]):
             raise PrivacyError(
                 f"gap is {gap} and max_participations is {max_participations}, which cannot be "
                 "enforced on Poisson-sampled users: cohorts with such limits are not Poisson "
-                "samples. Leave the limits out, or use another sampling"
+                "samples. Leave the limits out, or use another sampler"
             )
         self.wordlist, self.config, self.key = tuple(wordlist), config, key
         self.cohorts = Cohorts(
@@ -151,8 +151,8 @@ class Collection(FederatedRun[RoundMetrics]):
                 "vocabulary_record": None
                 if list_record is None or list_record.is_public
                 else list_record.digest,
-                # A fingerprint of a seed, so that a run is not resumed with another seed; none for
-                # a key from the system, since a resumed run draws a new key.
+                # A seed's fingerprint, so that a run is not resumed with another seed. A key from
+                # the system has none, since a resumed run draws a new key.
                 "key": key.fold("fingerprint").words(2).tolist() if key.simulated else "system",
             },
             {"users": dataset.digest},
@@ -192,7 +192,7 @@ class Collection(FederatedRun[RoundMetrics]):
         at: datetime | None = None,
         data_name: str = "",
     ) -> PrivacyReport:
-        """The report of `FederatedRun`, with the number of users held out for the OOV rate, and the
+        """Like `FederatedRun.report`, with the number of users held out for the OOV rate, and the
         `content` that the record is about (SHA-256 by name)."""
         return build(
             [self.stage()],
@@ -232,7 +232,7 @@ class Collection(FederatedRun[RoundMetrics]):
         shape = (3, len(self.wordlist))
         if seen.shape != shape[1:] or any(rows.shape != shape for rows in rest[::2]):
             raise FormatError(
-                "the checkpoint and the list differ in their numbers of words; give the list that "
+                "the checkpoint and the list have different numbers of words; give the list that "
                 "the checkpoint was made with, or start again in another folder"
             )
         moments = [_moments(rows, sizes) for rows, sizes in zip(rest[::2], rest[1::2], strict=True)]
@@ -258,7 +258,7 @@ def make_sampler(
     gap: int | None = None,
     max_participations: int | None = None,
 ) -> Sampler:
-    """The sampler of users: each with probability `poisson`, or `report_goal` eligible users."""
+    """Samples each user with probability `poisson`, or `report_goal` eligible users per round."""
     if poisson is not None:
         return PoissonSampler(users, poisson, key)
     if gap is None and max_participations is None:
@@ -269,8 +269,8 @@ def make_sampler(
 
 
 def folder_of(output: Path, *, released: bool) -> RunFolder:
-    """The folder of the run for `output`; an existing run resumes. ConfigError if a new run would
-    replace a release or, if it is `released`, any output."""
+    """Opens the folder of the run for `output`; an existing run resumes. Raises ConfigError if a
+    new run would replace a release or, if the new run is `released`, any output."""
     work = Path(f"{output}{WORK}")
     if not work.exists():  # an existing run resumes, or is refused
         _refuse_to_replace(output, released=released)
@@ -286,7 +286,7 @@ def _refuse_to_replace(output: Path, *, released: bool) -> None:
     endings = ("", LEDGER, REPORT_MD, REPORT_JSON, SIDECAR_SUFFIX, JOURNAL)
     there = [path for ending in endings if (path := Path(f"{output}{ending}")).exists()]
     if there and not released:
-        # Outputs without a guarantee can be made again.
+        # Outputs without a guarantee may be replaced.
         try:
             record = json.loads(sidecar(output).read_text(encoding="utf-8"))["provenance"]
             released = Provenance.from_dict(record).guarantee is not None
@@ -310,7 +310,7 @@ def write_release(
     at: datetime | None = None,
     data_name: str = "",
 ) -> tuple[WordCounts, PrivacyReport]:
-    """Writes ledger, report, counts and their record; repeating it gives the same files."""
+    """Writes ledger, report, counts and their record; a repeated call writes the same files."""
     counts = collection.counts()
     report = collection.report(
         delta=DELTA_OF_NOTHING if delta is None else delta,

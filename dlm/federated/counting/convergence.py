@@ -5,10 +5,10 @@ The Z statistic of Bhattacharya and Valiant (2015) compares two samples of sizes
     Z = sum over words of [(m2 X - m1 Y)^2 - (m2^2 X + m1^2 Y)] / [m1^(3/2) m2 (X + Y)]
 
 where X and Y are a word's counts. If both come from one distribution of independent words, the
-bracket has expectation 0. In a federated count they are not: a person repeats themselves, and L1
+bracket has expectation 0. Federated counts are not independent: a person repeats words, and L1
 clipping weights people. With variances estimated between rounds (`Moments`), which are independent,
 the bracket is unbiased again. The first k/2 rounds are compared with the k/2 after them; FNG's
-nested form, k/2 and k rounds, is biased and kept beside it.
+nested form, which compares k/2 with k rounds, is biased, but also computed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Floats = npt.NDArray[np.float64]
 def z_statistic(
     x: Floats, y: Floats, *, var_x: Floats | None = None, var_y: Floats | None = None
 ) -> float:
-    """How much more two counts of words differ than by chance; near 0 if they do not.
+    """Measures how far two counts of words differ beyond chance; near 0 for chance alone.
 
     Shapes
         x, y          (words,)  float64  counts; words with x + y <= 0 are left out
         var_x, var_y  (words,)  float64  variances of the counts; None: the counts (Poisson)
-    Returns      Z in units of its threshold, m1^(3/2) m2, m1 being the larger sample; 0 if a sample
+    Returns      Z in units of its threshold, m1^(3/2) m2, with the larger size m1; 0 if a sample
                  is empty
     Paper        Bhattacharya and Valiant 2015, Algorithm 1 and section 3; FNG 3.2
     """
@@ -48,7 +48,7 @@ def z_statistic(
 
 
 class Moments(NamedTuple):
-    """Sums over some rounds, to compare them with others; u is a round's counts, n its size.
+    """Sums over a group of rounds, to compare groups; u is a round's counts, n the round's size.
 
     Shapes
         total, squares, cross  (words,)  float64  sums over rounds of u, u^2 and n u
@@ -66,8 +66,8 @@ class Moments(NamedTuple):
         return cls(np.zeros(words), np.zeros(words), np.zeros(words), 0.0, 0.0)
 
     def plus(self, counts: Floats, size: float | None = None) -> Moments:
-        """The moments with one more round, of size sum(u) if none is given; noise on every word of
-        a long list drowns that sum, so noised rounds are all given one size."""
+        """Adds a round, whose size is sum(u) unless `size` is given. Noise on every word of a long
+        list drowns that sum, so all noised rounds get the same size."""
         n = float(counts.sum()) if size is None else size
         return Moments(
             self.total + counts,
@@ -87,7 +87,7 @@ class Moments(NamedTuple):
         )
 
     def at(self, used: npt.NDArray[np.bool_]) -> Moments:
-        """The moments of some words; sizes stay those of all words."""
+        """Returns the moments of the `used` words; round sizes still count all words."""
         of_words = self.total[used], self.squares[used], self.cross[used]
         return Moments(*of_words, self.length, self.sizes)
 
@@ -97,11 +97,11 @@ class Moments(NamedTuple):
 
 
 def z_between_rounds(x: Moments, y: Moments, rounds: int) -> float:
-    """Z of two groups of `rounds` rounds each, with variances estimated between the rounds.
+    """Returns Z for two groups of `rounds` rounds, with variances estimated between rounds.
 
-    A count may vary because rounds differ in size, although the distribution does not; so
-    deviations are taken from a word's common share of its round. These residuals sum to 0 over all
-    rounds, which costs one degree of freedom.
+    A count may vary because rounds differ in size, although the distribution does not change; so
+    deviations are measured from a word's common share of the rounds. These residuals sum to 0 over
+    all rounds, which costs one degree of freedom.
     """
     share = (x.total + y.total) / (x.length + y.length)
     factor = 2 * rounds / (2 * rounds - 1)
@@ -114,7 +114,7 @@ def z_between_rounds(x: Moments, y: Moments, rounds: int) -> float:
 
 
 def grid() -> Iterator[int]:
-    """Rounds at which Z is taken: 1, 2, 3, 4, 6, 8, 12, 16, ...; for even k, k/2 is also one."""
+    """Yields the rounds with a Z: 1, 2, 3, 4, 6, 8, 12, 16, ...; with each even k, also k/2."""
     yield 1
     power = 2
     while True:
@@ -135,6 +135,6 @@ def new_word_rate(new_words: Sequence[int], window: int) -> float:
 
 
 def rounds_between_new(new_words: Sequence[int], window: int) -> float:
-    """Recent rounds needed per new word: 1 / `new_word_rate`; infinity without any (FNG 3.2)."""
+    """Recent rounds needed per new word: 1 / `new_word_rate`; infinity if none is new (FNG 3.2)."""
     rate = new_word_rate(new_words, window)
     return 1 / rate if rate else float("inf")

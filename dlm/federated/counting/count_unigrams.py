@@ -1,4 +1,4 @@
-"""Counts words over rounds of users, from files to files, for `dlm unigrams`."""
+"""Counts the words of users' text over rounds, and writes the counts, for `dlm unigrams`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from dlm.record.signature import require_signed
 
 @dataclass(frozen=True)
 class CountedUnigrams:
-    """The result of `count_unigrams`; `oov` is the rate of held-out users, None if they used no
-    words."""
+    """The result of `count_unigrams`; `oov` is the OOV rate of held-out users, None if they used
+    no words."""
 
     counts: WordCounts
     report: PrivacyReport
@@ -58,9 +58,9 @@ def list_record(
     *,
     setting: str = "--public-attested-by",
 ) -> Provenance | None:
-    """The record of the list of words, or the attestation by `setting` that it is public.
-    PrivacyError if the counts should have a guarantee but neither is given or the record has none,
-    or if the key has not signed the list."""
+    """Returns the record of the list of words, or the attestation by `setting` that it is public.
+    Raises PrivacyError if the key has not signed the list, or if the counts should have a guarantee
+    but the list has neither an attestation nor a record with a guarantee."""
     record = read_counts(wordlist, content).provenance if sidecar(wordlist).exists() else None
     if settings.public_key is not None:
         record = require_signed(wordlist, settings.public_key, content)
@@ -87,8 +87,8 @@ def count_unigrams(
     on_round: Callable[[RoundMetrics], None] = lambda done: None,
 ) -> CountedUnigrams:
     """Counts users' words in rounds, and writes the files that `collect` lists. After a stop,
-    the same call resumes after the last round that counts. `open_users` gets a folder to sort
-    users' text into, which only its owner can read, and which is removed at the end.
+    the same call resumes after the last round that counts. `open_users` sorts users' text
+    into the folder that it gets, which only the owner can read; the folder is removed at the end.
 
     Raises
         ConfigError   a new run would replace a release; too few users
@@ -164,10 +164,10 @@ def run_collection(
     progress: Callable[[str], None] = lambda line: None,
     on_round: Callable[[RoundMetrics], None] = lambda done: None,
 ) -> CountedUnigrams:
-    """Like `count_unigrams`, for the users of a collection that is opened with the run's folder,
-    the words and their record; once it is open, `held_out` has the users for the OOV rate."""
+    """Like `count_unigrams`, for a collection that `open_collection` opens with the run's folder,
+    the words and their record; from then on, `held_out` has the users for the OOV rate."""
     split = TOKENIZERS[settings.tokenizer]
-    content = wordlist.read_bytes()  # read once: the verified bytes are the counted ones
+    content = wordlist.read_bytes()  # read once: the verified bytes are the bytes used
     record = list_record(wordlist, content, settings)
     with folder_of(output, released=settings.released) as folder:
         words = read_wordlist(wordlist, content)

@@ -68,8 +68,8 @@ class UnigramConfig:
 
     @property
     def sensitivity(self) -> float:
-        """The maximum by which a user can change a round's sum, in L2: lambda, since clipped counts
-        sum to at most that; a single word that is typed often enough reaches it."""
+        """The maximum L2 norm of a user's change to a round's sum: lambda, since clipped counts sum
+        to at most lambda; a single word that is typed often enough reaches the maximum."""
         return self.clip
 
     @property

@@ -2,8 +2,8 @@
 
 A device counts the words of a public list in its own text and weights its counts by L1 clipping.
 Only sums over a round are kept; with a noise multiplier they get Gaussian noise first (discrete, on
-their grid), and everything that is reported later is computed from the released sums. Without one,
-neither the counts nor anything built from them has a guarantee.
+their grid), and everything that is reported later is computed from the released sums. Without
+noise, neither the counts nor anything built from them has a guarantee.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from dlm.federated.users import UserDataset, words_of
 
 Floats = npt.NDArray[np.float64]
 STEP_BITS = 40  # lambda is at most 2^STEP_BITS steps of a round's sum
-NOISED_STEP_BITS = 32  # the same for a noised sum, which is in double precision
-# Sums of this many users fit in 64 bits, and in a double without rounding.
+NOISED_STEP_BITS = 32  # like STEP_BITS, for a noised sum, which is in double precision
+# Sums over this many users fit in 64 bits or, if noised, in a double without rounding.
 MOST_DEVICES = {STEP_BITS: 1 << (62 - STEP_BITS), NOISED_STEP_BITS: 1 << (53 - NOISED_STEP_BITS)}
-# A user's counts: places in the list of words, each once, and the count of each.
+# A user's counts: distinct indexes into the list of words, and the count at each index.
 Counts = tuple[npt.NDArray[np.int64], Floats]
 Split = Callable[[str], list[str]]
 
@@ -53,8 +53,8 @@ class RoundMetrics:
     new_words: int
     new_word_rate: float  # share of the last rounds with a new word
     rounds_between_new: float
-    # Convergence, for rounds `on_grid`: Z of the first half of the rounds and the second, with
-    # variances between rounds, with the paper's (Poisson) variances, and nested as in FNG.
+    # Convergence, for rounds `on_grid`: Z between the two halves of the rounds, with variances
+    # estimated between rounds, with the paper's (Poisson) variances, and nested as in FNG.
     z: float | None = None
     z_poisson: float | None = None
     z_nested: float | None = None
@@ -83,7 +83,7 @@ def init(config: UnigramConfig, words: int) -> UnigramState:
 
 
 def count_words(words: Iterable[str], index: Mapping[str, int]) -> Counts:
-    """C_i: how often each listed word is in a user's text; other words are left out."""
+    """Returns C_i: how often a user's text has each listed word; leaves out other words."""
     found = Counter(place for word in words if (place := index.get(word)) is not None)
     places = np.fromiter(found.keys(), np.int64, len(found))
     order = np.argsort(places)
@@ -91,7 +91,7 @@ def count_words(words: Iterable[str], index: Mapping[str, int]) -> Counts:
 
 
 def weight(counts: Floats, clip: float) -> float:
-    """w_i = lambda / max(lambda, sum C_i), FNG equation 1."""
+    """Returns w_i = lambda / max(lambda, sum C_i), FNG equation 1."""
     total = float(counts.sum())
     return 1.0 if total <= clip else clip / total
 
@@ -101,13 +101,13 @@ def step_bits(config: UnigramConfig) -> int:
 
 
 def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = STEP_BITS) -> Floats:
-    """sum of w_i C_i over the devices of a round, one device in memory at a time.
+    """Returns the sum of w_i C_i over a round's devices, with one device in memory at a time.
 
-    `bits` is `STEP_BITS`, or `NOISED_STEP_BITS` for a sum that `apply` adds noise to. Integers are
-    summed: what a device adds is cut to steps of lambda 2^-bits, towards 0, so that it moves the
+    `bits` is `STEP_BITS`, or `NOISED_STEP_BITS` for a sum that `apply` adds noise to. The sum is of
+    integers: a device's counts are truncated to steps of lambda 2^-bits, so that a device moves the
     sum by lambda at most, whoever else is counted.
 
-    Raises  PrivacyError  more devices than 64 bits, or a double, have room for
+    Raises  PrivacyError  a sum over so many devices may not fit in 64 bits, or in a double
     """
     scale = _scale(clip, bits)
     most = MOST_DEVICES[bits]
@@ -126,7 +126,7 @@ def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = S
 
 
 def _scale(clip: float, bits: int) -> float:
-    """Steps per count, a power of two, so scaling is exact; 1 for counts that are not clipped."""
+    """Returns the steps per count: a power of two, so scaling is exact; 1 without clipping."""
     return 1.0 if math.isinf(clip) else 2.0 ** (bits - math.frexp(clip)[1])
 
 
@@ -136,7 +136,7 @@ def steps_per_count(config: UnigramConfig) -> float:
 
 def seen_threshold(config: UnigramConfig, rounds: int, words: int) -> float:
     """The sum above which a word counts as seen: 0 without noise, otherwise a value that noise
-    exceeds once per list."""
+    alone exceeds for half a word of the list, on average."""
     if config.noise_multiplier is None:
         return 0.0
     sigma = config.noise_std * math.sqrt(rounds)
@@ -149,11 +149,11 @@ def apply(
     clipped_sum: Floats,
     key: Key,
 ) -> UnigramState:
-    """The state after a round, whose clipped sum is noised here and then forgotten. Pure.
+    """Returns the state after a round, whose clipped sum is noised here and then dropped. Pure.
 
     With noise, `clipped_sum` is on the grid of `NOISED_STEP_BITS`, and the new state depends on
-    users through `clipped_sum` + noise alone. The noise is drawn from the key's name ("unigrams",
-    "noise", round).
+    users only through `clipped_sum` + noise. The noise is drawn from the key, folded with
+    ("unigrams", "noise", round).
     """
     if state.round >= config.rounds:
         raise ConfigError(
@@ -168,8 +168,8 @@ def apply(
         name = key.fold("unigrams", "noise", state.round)
         released = _with_noise(clipped_sum, config, name)
     done = state.round + 1
-    # Noise drowns the sum of a noised round, so all noised rounds count as equally large. Each user
-    # adds lambda at most, so they nearly are, unless their cohorts differ much in size.
+    # Noise drowns the sum of a noised round, so all noised rounds count as equally large. They are
+    # nearly so, since a user adds at most lambda, unless cohorts differ much in size.
     moments = state.moments.plus(released, None if config.noise_multiplier is None else 1.0)
     now_seen = moments.total > seen_threshold(config, done, words)
     new = int((now_seen & ~state.seen).sum())
@@ -188,7 +188,7 @@ def apply(
             half = snapshots[done // 2]
             z, poisson, nested = _z_of_halves(half, moments, done, now_seen)
             metrics = dataclasses.replace(metrics, z=z)
-            if config.noise_multiplier is None:  # otherwise the counts are far from Poisson
+            if config.noise_multiplier is None:  # noised counts are far from Poisson
                 metrics = dataclasses.replace(metrics, z_poisson=poisson, z_nested=nested)
             snapshots = {k: kept for k, kept in snapshots.items() if k > done // 2}
         snapshots[done] = moments
@@ -196,7 +196,7 @@ def apply(
 
 
 def _with_noise(clipped_sum: Floats, config: UnigramConfig, key: Key) -> Floats:
-    # Counts without noise need no numba and no cipher.
+    # Imported here, since counts without noise need neither numba nor a cipher.
     from dlm.federated.noise.discrete_gaussian import draw_discrete, whole_deviation
 
     scale = steps_per_count(config)
@@ -208,7 +208,7 @@ def _with_noise(clipped_sum: Floats, config: UnigramConfig, key: Key) -> Floats:
 def _z_of_halves(
     half: Moments, whole: Moments, rounds: int, used: npt.NDArray[np.bool_]
 ) -> tuple[float | None, float, float]:
-    """(Z, Poisson Z, nested Z) of the two halves of the rounds, over `used` words."""
+    """Returns (Z, Poisson Z, nested Z) of the two halves of the rounds, over `used` words."""
     first, second = half.at(used), whole.minus(half).at(used)
     return (
         z_between_rounds(first, second, rounds // 2) if rounds >= 4 else None,
@@ -218,7 +218,7 @@ def _z_of_halves(
 
 
 class UserCounts:
-    """Each user's counts over a list, kept between rounds as far as the memory limit allows."""
+    """Each user's counts of a list's words, kept between rounds as far as memory allows."""
 
     def __init__(
         self,
@@ -251,9 +251,9 @@ class UserCounts:
 
 
 def read_wordlist(path: str | Path, content: bytes | None = None) -> list[str]:
-    """The words of a list (or of its `content`): the first field of each line, in order.
-    FormatError for an empty list, a word twice, a line without a word, or text that is not
-    UTF-8."""
+    """Reads the words of a list (or of its `content`): the first field of each line, in order.
+    Raises FormatError for an empty list, a duplicate word, a line without a word, or text that is
+    not UTF-8."""
     words: list[str] = []
     content = Path(path).read_bytes() if content is None else content
     try:
@@ -261,10 +261,10 @@ def read_wordlist(path: str | Path, content: bytes | None = None) -> list[str]:
             for number, line in enumerate(file, 1):
                 word = line.rstrip("\r\n").split("\t")[0].strip()
                 if not word:
-                    raise FormatError(f"{path}, line {number}: the line has no word; remove it")
+                    raise FormatError(f"{path}, line {number} has no word; remove the line")
                 words.append(word)
     except UnicodeDecodeError as exc:
-        raise FormatError(f"{path} is not UTF-8: {exc}. Convert it (iconv -t UTF-8)") from exc
+        raise FormatError(f"{path} is not UTF-8: {exc}. Convert the file (iconv -t UTF-8)") from exc
     if not words:
         raise FormatError(f"{path} lists no words; expected one per line")
     if len(set(words)) != len(words):
@@ -276,7 +276,7 @@ def read_wordlist(path: str | Path, content: bytes | None = None) -> list[str]:
 def oov_counts(
     dataset: UserDataset, vocabulary: Iterable[str], *, split: Split = words_of
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(words out of the vocabulary, words) of each user."""
+    """Returns (words outside the vocabulary, all words) of each user."""
     known = frozenset(vocabulary)
     out = np.zeros(len(dataset), np.int64)
     total = np.zeros(len(dataset), np.int64)
@@ -289,8 +289,8 @@ def oov_counts(
 
 @dataclass(frozen=True)
 class OovRate:
-    """Out-of-vocabulary words of users who used any words, in per cent of all their words.
-    `of_users` is the mean over users, with its standard `error`."""
+    """Percentages of words outside the vocabulary, for users with any words: `of_words`, of all
+    words together; `of_users`, the mean over users, with its standard `error`."""
 
     users: int
     of_words: float
@@ -301,7 +301,7 @@ class OovRate:
 def oov_rate(
     dataset: UserDataset, vocabulary: Iterable[str], *, split: Split = words_of
 ) -> OovRate | None:
-    """The rate of a dataset's users; None if they used no words."""
+    """The OOV rate of a dataset's users; None if they used no words."""
     out, total = oov_counts(dataset, vocabulary, split=split)
     spoke = total > 0
     if not spoke.any():

@@ -19,7 +19,7 @@ PERIOD_S = 86_400.0 * PERIOD_DAYS
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When a device took part in a run: the last round (-1: never), and how often."""
+    """The last round of a run in which a device took part, or -1, and the number of such rounds."""
 
     last: int = -1
     count: int = 0
@@ -34,7 +34,7 @@ class Clock:
         if self.last >= 0 and round - self.last < gap:
             raise PrivacyError(
                 f"round {round} was requested {round - self.last} rounds after this device's last "
-                f"one; expected {gap} or more rounds after it"
+                f"round; expected a difference of {gap} or more"
             )
         if self.count >= most:
             raise PrivacyError(
@@ -45,7 +45,7 @@ class Clock:
 
 class Clocks:
     """The clocks of all runs, and the times of the last participations, in a file that is written
-    before an input leaves the device. One process at a time uses it: the caller holds a lock."""
+    before an input leaves the device. The caller's lock keeps other processes from the file."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now
@@ -70,8 +70,8 @@ class Clocks:
         most: int,
         allowed: OwnerLimits,
     ) -> Clock:
-        """The clock of a run once the device has taken part; PrivacyError if the run's
-        limits or, since a server can rename runs, the owner's limits for all runs forbid it."""
+        """Returns a run's clock after one more participation. PrivacyError if the run's limits
+        forbid it, or the owner's limits for all runs, which renaming a run does not reset."""
         if (times := len(self._recent())) >= allowed.max_participations:
             raise PrivacyError(
                 f"this device already took part {times} times in {PERIOD_DAYS} days; its owner "

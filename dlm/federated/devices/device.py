@@ -1,5 +1,5 @@
 """One device in one round of secure aggregation: each step takes a state and a message, and returns
-the next state and the message to send. Pure, given the random source.
+the next state and the message to send. Apart from random draws, the steps are pure functions.
 
 A step taken twice, or out of order, is refused: a device that answered the last step for two sets
 of survivors would open its neighbours' inputs.
@@ -51,8 +51,8 @@ ADVERTISED, SHARED, MASKED, CONSENTED, ENDED = range(1, 6)
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """A device's knowledge of the round after `step`: the roster U1, the shares that others sealed
-    for it, U2, and the survivors U3. Its secrets leave the device only as sealed shares."""
+    """A device's state after `step`: the roster (U1), the shares that other devices (U2) sealed for
+    it, and the survivors (U3). The device's secrets leave it only as sealed shares."""
 
     terms: RoundTerms
     me: int
@@ -69,8 +69,8 @@ class DeviceState:
     def after(self, step: int) -> DeviceState:
         if self.step != step - 1:
             raise PrivacyError(
-                f"the server asks device {self.me} for step {step} of the round after step "
-                f"{self.step}; each step happens once, in order"
+                f"the server asks device {self.me} for step {step} after step {self.step}; each "
+                "step of a round happens once, in order"
             )
         return replace(self, step=step)
 
@@ -88,9 +88,9 @@ def advertise(
 
 
 def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, Shares]:
-    """Round 1: shares of both secrets, one for each device of the roster. PrivacyError if devices
-    are too few or too many, two have the same key, a signature is wrong, or this device's keys are
-    not those that it sent."""
+    """Round 1: splits both secrets into shares for the devices on the roster. PrivacyError if the
+    devices are too few or too many, two have the same key, a signature is wrong, or the roster
+    has other keys for this device than it sent."""
     state = state.after(SHARED)
     terms, me, found = state.terms, state.me, roster.advertisements
     if not terms.threshold <= len(found) <= MOST_DEVICES:
@@ -136,8 +136,8 @@ def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, 
 def mask(
     state: DeviceState, delivery: SharesDelivery, inputs: Sequence[Vector]
 ) -> tuple[DeviceState, MaskedInput]:
-    """Round 2: the input, hidden; a vector for each segment, in 0..modulus-1. PrivacyError if
-    there are too few devices, one is not on the roster, or the input does not fit the segments."""
+    """Round 2: masks `inputs`, a vector in 0..modulus-1 for each segment. PrivacyError if there are
+    too few devices, one is not on the roster, or the input does not fit the segments."""
     state = state.after(MASKED)
     terms, me = state.terms, state.me
     others = sorted(delivery.sealed)
@@ -159,8 +159,8 @@ def mask(
 
 
 def consent(state: DeviceState, survivors: Survivors) -> tuple[DeviceState, Consent]:
-    """Round 3: signs the list of devices that sent an input. PrivacyError if they are too few, one
-    of them shared no secrets, or this device is missing."""
+    """Round 3: signs the list of devices that sent an input. PrivacyError if the list is too short,
+    one of the devices shared no secrets, or this device is not on the list."""
     state = state.after(CONSENTED)
     devices = survivors.devices
     named, known = set(devices), {state.me, *state.shares}
@@ -179,8 +179,8 @@ def consent(state: DeviceState, survivors: Survivors) -> tuple[DeviceState, Cons
 
 
 def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, OpenedShares]:
-    """Round 4: opens one share per device, of whichever of its secrets no longer hides anything.
-    PrivacyError if too few devices signed the same survivors: the server sent different lists."""
+    """Round 4: opens one share for each device: of its own mask if it survived, otherwise of its
+    masking secret. PrivacyError if too few devices signed the same list of survivors."""
     state = state.after(ENDED)
     terms, me = state.terms, state.me
     if terms.verifying is not None:
@@ -203,7 +203,7 @@ def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, Op
         try:
             both = unseal(key, sealed, sealed_about(terms, other, me))
         except PrivacyError:
-            continue  # otherwise garbage from one device would block all other shares here
+            continue  # otherwise one device could block all others with an invalid share
         if other in state.survivors:
             own[other] = both[shamir.SHARE_BYTES :]
         else:

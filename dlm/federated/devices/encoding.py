@@ -1,8 +1,8 @@
-"""The encoding of secure aggregation, and a simulation of it: this process sees every update.
+"""The encoding of secure aggregation, and a simulation in which this process sees every update.
 
 An update is clipped, scaled, rotated at random, rounded at random within a norm bound, shifted and
-sent modulo M. The sum of up to `report_goal` such vectors cannot wrap, so the modular sum, all that
-a protocol would reveal, gives the true sum. `devices` has such a protocol.
+sent modulo M. The sum of up to `report_goal` such vectors cannot wrap, so the true sum follows from
+the modular sum, which is all that a real protocol (`protocol`) reveals.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def padded_dimension(dimension: int) -> int:
 
 
 def hadamard(vector: Vector) -> Vector:
-    """H v / sqrt(d), where H is Sylvester's Hadamard matrix and d a power of two. This is its own
-    inverse, and takes O(d log d)."""
+    """Returns H v / sqrt(d), where H is Sylvester's Hadamard matrix and d a power of two. The
+    transform is its own inverse, and takes O(d log d)."""
     d = len(vector)
     if d & (d - 1) or not d:
         raise ConfigError(f"a vector has {d} numbers; expected a power of two")
@@ -57,15 +57,15 @@ def hadamard(vector: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The encoding of vectors of one size as integers, and its cost.
+    """Encodes vectors of one size as integers, and computes the cost in sensitivity.
 
-    `clip_norm` is C, `scale` s and `report_goal` m of GDP Algorithm 2, `dimension` the size of a
-    vector before padding; d below is the padded size, since rounding happens there.
+    `clip_norm`, `scale` and `report_goal` are C, s and m of GDP Algorithm 2; `dimension` is the
+    size of a vector before padding, and d below is the size after it.
 
     Paper
-        Xu et al. 2023 (GDP), Algorithm 2, with its logarithm read as natural. As printed, the
-        server subtracts C_inf once; every device shifts by it, so here it is subtracted once per
-        report. The paper's production runs left out the infinity-norm clip; it is done here.
+        Xu et al. 2023 (GDP), Algorithm 2, with log read as the natural logarithm. In print, the
+        server subtracts C_inf once; here, once per report, since every device adds C_inf. The
+        infinity-norm clip, which the paper's production runs left out, is done here.
     """
 
     dimension: int
@@ -128,7 +128,7 @@ class Encoding:
         return key.fold("signs").signs(self.padded)
 
     def encode(self, vector: npt.ArrayLike, signs: npt.NDArray[np.int8], key: Key) -> Encoded:
-        """The message of one device: (d,) numbers in 0..2 C_inf, which is below M.
+        """Returns the message of one device: (d,) numbers in 0..2 C_inf, all of them below M.
 
         The rounding is drawn from the device's `key` in this round. In expectation, the decoded
         message is the clipped vector, except for the infinity-norm clip (almost never reached) and
@@ -160,7 +160,7 @@ class Encoding:
         for attempt in range(MAX_TRIES):
             up = key.fold("rounding", attempt).uniforms(len(vector)) < share
             found = base + up
-            # The clip divides and multiplies: the last bit may exceed an integer bound.
+            # The clip divides and multiplies, so rounding may push a number just past its bound.
             np.clip(found, -self.max_coordinate, self.max_coordinate, out=found)
             if (
                 float(np.dot(found.astype(np.float64), found.astype(np.float64)))
@@ -168,8 +168,8 @@ class Encoding:
             ):
                 return found
         raise PrivacyError(
-            f"no rounding of an update was short enough in {MAX_TRIES} tries; alpha is "
-            f"{self.alpha}, which is too close to 1: lower it"
+            f"no rounding of an update was within the norm bound in {MAX_TRIES} tries; alpha is "
+            f"{self.alpha}, which is too close to 1: lower alpha"
         )
 
     def decode(self, total: Encoded, reports: int, signs: npt.NDArray[np.int8]) -> Vector:
@@ -217,11 +217,11 @@ class _Running:
 
 
 class SecureAggregator:
-    """Adds encoded updates modulo M, so the server sees only the sum. Host code, in numpy.
+    """Adds encoded updates modulo M in numpy, so that the server sees only the sum.
 
     The result does not depend on the order of devices or on how they are split over calls of `add`.
-    If the clip norm changes over rounds, `clip_norm` is its first value; a larger `scale` costs
-    bits, and inflates updates less; more reports than `report_goal` are refused.
+    If the clip norm changes over rounds, `clip_norm` is its first value. A larger `scale` costs
+    bits, but inflates updates less. More reports than `report_goal` are refused.
     """
 
     def __init__(self, clip_norm: float, scale: float, report_goal: int, *, alpha: float = ALPHA):
@@ -236,8 +236,8 @@ class SecureAggregator:
         return self.encoding(dimension).sensitivity_factor
 
     def zero(self, template: PyTree, bound: float | None = None) -> _Running:
-        """The sum of no updates of these shapes, scaled to this round's clip norm `bound`, so that
-        rounding lengthens small updates by no larger factor."""
+        """Returns an empty sum for updates of these shapes. The updates will be scaled to the
+        round's clip norm, `bound`, so that rounding inflates small updates by no larger factor."""
         import jax
 
         if bound is not None and not 0 < bound < math.inf:
@@ -250,8 +250,8 @@ class SecureAggregator:
         return _Running(self.encoding(sum(math.prod(s) for s in shapes)), shapes, treedef, unit)
 
     def add(self, total: _Running, updates: PyTree, key: Key) -> _Running:
-        """The sum with further devices; PrivacyError above the report goal, or for another round's
-        key."""
+        """Adds the updates of further devices; PrivacyError above the report goal, or for the key
+        of another round."""
         import jax
 
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(updates)]

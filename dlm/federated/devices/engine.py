@@ -37,7 +37,7 @@ from dlm.federated.training.engine import RoundSums
 from dlm.federated.training.local import LocalConfig
 
 _TOLD = to_bytes(Request(LEFT_OUT, b""))  # the round continues without the device's input
-# The maximum bytes of an answer, besides an input: a fixed number, and more per device.
+# An answer without an input has at most `_HEADER` bytes, and `_PER_DEVICE` more for each device.
 _HEADER = 1 << 16
 _PER_DEVICE = 1024
 
@@ -52,16 +52,16 @@ class Network(Protocol):
         timeout_s: float,
         most_bytes: int,
     ) -> None:
-        """Sends each device its request, and passes each answer, up to a maximum size, to `hear` as
-        it arrives, on the caller's thread, until all have answered, the time is over, or `hear`
-        returns true."""
+        """Sends each device its request, and passes each answer of up to `most_bytes` to `hear` on
+        the caller's thread as the answer arrives. Ends when all devices have answered, `timeout_s`
+        has passed, or `hear` returns true."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """The outcome of a round: devices asked, survivors, the reason for each refusal, and why the
-    round was abandoned ("" if not)."""
+    """The outcome of a round: the numbers of devices asked and of survivors, the fault of each
+    device that failed, and why the round was abandoned ("" if it was not)."""
 
     asked: int
     survivors: int
@@ -82,10 +82,10 @@ class DeviceRounds:
     """Adds up what devices compute in a round, by secure aggregation.
 
     Args
-        keys        pseudonym -> registered key for signatures; None: no keys were registered
+        keys        pseudonym -> registered key for signatures; None if no keys were registered
         gap, most   limits of participation that devices also enforce
         step_s      seconds that devices have for each step
-        on_outcome  called with how each round ended
+        on_outcome  function that is called with each round's outcome
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class DeviceRounds:
     def ready(
         self, run: str, index: int, names: Iterable[str], timeout_s: float
     ) -> dict[str, bool]:
-        """Which of these devices answer, and whether their clocks let them take part in a round."""
+        """Returns, for each device that answers, whether its clock lets it take part in a round."""
         asked = to_bytes(
             Request("check-in", to_bytes(ReadinessRequest(run, index, self._gap, self._most)))
         )
@@ -131,8 +131,8 @@ class DeviceRounds:
         vocabulary: bytes,
         *asked: Any,
     ) -> tuple[Sequence[Vector], Sequence[int]]:
-        """The sum of each segment over the first inputs up to `goal`, and the devices that sent
-        them; empty if the round is abandoned."""
+        """Returns the sum of each segment over at most `goal` inputs, and the devices that sent
+        these inputs; both are empty if the round is abandoned."""
         said_of_all = json.dumps({**settings, "gap": self._gap, "most": self._most})
         numbers = {name: number for number, name in enumerate(cohort.names, 1)}
         names = {number: name for name, number in numbers.items()}
@@ -182,12 +182,12 @@ class DeviceRounds:
             try:
                 answer = from_bytes(DeviceAnswer, data)
                 if answer.error:
-                    raise ProtocolError(f"it refuses: {answer.error[:500]!r}")
+                    raise ProtocolError(f"the device refused the request: {answer.error[:500]!r}")
                 number = numbers[name]
                 signed = answer_content(terms, number, step, answer.content)
                 if keys is not None and not is_signed(keys[number], answer.signature, signed):
                     raise ProtocolError(
-                        f"its answer to {step} is not signed for this task with its registered key"
+                        f"the answer to {step} is not signed for this task with the registered key"
                     )
                 now = summing.hear(now, number, from_bytes(kind, answer.content))
             except DlmError as exc:
@@ -214,8 +214,8 @@ class DeviceRounds:
 
 
 class DevicesEngine(DeviceRounds):
-    """Computes a round's sums on devices, which are sent the vocabulary and how to read their
-    text."""
+    """Computes a round's sums on devices, which receive the vocabulary and the settings for
+    reading their text."""
 
     def __init__(
         self,
@@ -257,8 +257,8 @@ class DevicesEngine(DeviceRounds):
         tracked: Array,
         key: Key,
     ) -> RoundSums:
-        """As in `Engine`. If a round is abandoned, its sums are empty: its release is then
-        only noise, and the ledger still lists the devices that took part."""
+        """Computes the same as `Engine.sums`. If a round is abandoned, its sums are 0, so the
+        release is only noise; the ledger still lists the devices that took part."""
         total = self._aggregator.zero(params, float(bound))
         vectors, survivors = self.summed(
             cohort,
@@ -276,8 +276,8 @@ class DevicesEngine(DeviceRounds):
         if vectors:
             total = self._aggregator.summed(total, vectors[0], reports, key)
             counted = np.asarray(vectors[1])
-            # A dishonest device may report anything here, but not more than all devices together
-            # could.
+            # A dishonest device may report any number here, so each sum is limited to the largest
+            # that honest devices could reach together.
             below = float(min(counted[0], reports)) - reports / 2
             weight = float(min(counted[1], reports * WEIGHT_STEPS)) / WEIGHT_STEPS
         update = self._aggregator.result(total, reports)

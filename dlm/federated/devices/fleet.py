@@ -1,4 +1,4 @@
-"""The devices that may take part in a run, by the pseudonyms in a file that is given beforehand."""
+"""The devices that may take part in a run; a file that exists beforehand lists their pseudonyms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Self
 from dlm.errors import ConfigError
 from dlm.federated.tokens import Ids
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # becomes the name of a file
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a device's name is also a file's name
 _KEY = re.compile("[0-9a-f]{64}")
 
 
@@ -28,8 +28,8 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Devices as a `Population`: the server knows only their pseudonyms, sorted, and the registered
-    key for signatures of each, if they have any."""
+    """Devices as a `Population`: the server knows only sorted pseudonyms and, unless `keys` is
+    None, each device's registered key for signatures."""
 
     names: tuple[str, ...]
     keys: dict[str, bytes] | None
@@ -88,7 +88,7 @@ class Fleet:
         return []
 
     def split(self, fraction: float) -> tuple[Self, Self]:
-        """All devices train, since the server has no text to evaluate with."""
+        """Returns all devices for training and none for evaluation, which needs text."""
         if fraction:
             raise ConfigError(
                 f"data.held_out is {fraction}; expected 0: devices keep their text, so the server "

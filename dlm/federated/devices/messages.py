@@ -1,12 +1,12 @@
-"""The messages between devices and the server, as bytes.
+"""Encodes the messages between devices and the server as bytes, and decodes them.
 
-A message is a JSON header, then its binary parts one after another:
+A message is a JSON header followed by the message's binary parts:
 
     length of the header, 4 bytes, little-endian; header; parts
 
-The header has the fields of the message. `{"part": n}` stands for the next part, of n bytes, and a
-list of pairs for a mapping by device. Data from a network must have the types that the message's
-class declares; anything else is refused.
+The header has the fields of the message. `{"part": n}` stands for the next part, of n bytes; a list
+of pairs stands for a mapping by device. Data from a network is refused unless its types are those
+that the message's class declares.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def to_bytes(message: Any) -> bytes:
 
 
 def from_bytes(kind: type[T], data: bytes) -> T:
-    """The message of this class; ProtocolError if the bytes are not one."""
+    """Decodes a message of the class `kind`; ProtocolError if `data` is not such a message."""
     size = int.from_bytes(data[:_LENGTH], "little")
     if len(data) < _LENGTH or not size <= min(len(data) - _LENGTH, LONGEST_HEADER):
         raise ProtocolError(
-            f"a {kind.__name__} has {len(data)} bytes and a header of {size}; expected a complete "
-            f"header of at most {LONGEST_HEADER} bytes"
+            f"a {kind.__name__} has {len(data)} bytes and declares a header of {size}; expected a "
+            f"complete header of at most {LONGEST_HEADER} bytes"
         )
     parts = _Parts(data, _LENGTH + size)
     try:
@@ -61,7 +61,7 @@ class _Parts:
     def take(self, size: object) -> bytes:
         if type(size) is not int or not 0 <= size <= len(self._data) - self.at:
             raise ValueError(
-                f"a part declares a size of {size} bytes; expected at most the bytes that are left"
+                f"a part declares {size} bytes; expected at most the remaining size of the message"
             )
         self.at += size
         return self._data[self.at - size : self.at]
@@ -89,7 +89,7 @@ def _typed(kind: Any, value: Any, parts: _Parts) -> Any:
     if kind is bytes:
         (name,) = value
         if name != "part":
-            raise ValueError(f"found {name!r}; expected bytes")
+            raise ValueError(f"a field of bytes has the key {name!r}; expected 'part'")
         return parts.take(value["part"])
     if is_dataclass(kind):
         if set(value) != set(_hints(kind)):  # type: ignore[arg-type]

@@ -49,23 +49,23 @@ from dlm.record.provenance import Provenance
 
 logger = EventLog(__name__)
 
-# Two numbers that are sent and added up beside the update: whether its norm was within the tracked
-# one, and the user's weight in steps of 2^-30.
+# Two numbers are sent and added up beside the update: 1 if the update's norm was within the tracked
+# norm, otherwise 0; and the user's weight in steps of 2^-30.
 STATISTICS = InputSegment(2, 1 << 62)
 WEIGHT_STEPS = 1 << 30
 MOST_NAME = 200
-MOST_STEPS = 1000  # epochs, rows of a batch, tokens of an unroll: else a task could last for ever
+MOST_STEPS = 1000  # maximum epochs, batch rows and unrolled tokens, so that every task ends
 LEFT_OUT = "left-out"  # the step that tells a device that the round goes on without its input
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A server's request to a device in a round: the same for each device, except for its number.
+    """A server's request to a device in a round, the same for each device except for `me`.
 
     run, round     name the round; no two rounds share both
     me             the device's number in this round, from 1
     threshold, segments, verifying  see `RoundTerms`
-    settings       JSON: `text` (how it is read), the least `gap` and the `most` participations
+    settings       JSON: `text` (how to read the text), the least `gap`, the `most` participations
                    that the server promises; for training also `model`, `local`, `aggregator` (C,
                    s, m, alpha); for counting words `counting` (`UnigramConfig`), `goal`
     parameters     float32, little-endian, one for each leaf of the network
@@ -115,8 +115,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAnswer:
-    """error      why the device refuses; "" if it does not
-    signature  of the content in a round, by the device's registered key; empty without one
+    """A device's answer to a request: `error` is why the device refuses, or "" if it does not;
+    `signature` is of the content, by the device's registered key, and empty without a key.
     """
 
     error: str
@@ -129,8 +129,8 @@ def segments_of(encoding: Encoding) -> tuple[InputSegment, ...]:
 
 
 def counts_segment(config: UnigramConfig, words: int, goal: int) -> InputSegment:
-    """The segment of counts in steps, which add up to less than 2^step_bits per device; ConfigError
-    without a finite lambda, which bounds them."""
+    """Returns the segment of word counts in steps. ConfigError unless lambda is finite, since it
+    limits the counts of one device to 2^step_bits steps together."""
     if math.isinf(config.clip):
         raise ConfigError(
             f"lambda is {config.clip}; expected a finite value, since it bounds what devices send"
@@ -148,10 +148,10 @@ class _InRound:
 
 
 class _Captured(SecureAggregator):
-    """The aggregator of one device, at its place in the round; it keeps the encoded update.
+    """Aggregates one device's update, at the device's place in the round, and keeps the result.
 
-    A device thus computes as `LocalEngine` does, but draws its own rounding: a server that knew the
-    key could undo the rounding, and read one device's numbers from a sum.
+    A device computes as `LocalEngine` does, but draws its own rounding: a server that knew the key
+    of the rounding could undo it, and read one device's numbers from a sum.
     """
 
     place = 0
@@ -181,7 +181,7 @@ TextOf: TypeAlias = Callable[[Task], Callable[[], Sequence[Ids]]]
 
 
 class DeviceText:
-    """One user's utterances, one per line of a file; ConfigError if it cannot be read."""
+    """One user's utterances, one per line of a file; ConfigError if the file cannot be read."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -190,8 +190,8 @@ class DeviceText:
             raise ConfigError(f"the text {path} cannot be read: {exc}") from exc
 
     def __call__(self, task: Task) -> Callable[[], list[Ids]]:
-        """A function that reads the text for a task; raises ProtocolError at once if the
-        vocabulary's size is not the network's."""
+        """Returns a function that reads the text for a task; ProtocolError if the sizes of
+        the vocabulary and the network differ."""
         given = json.loads(task.settings)
         vocabulary = RunVocabulary.from_bytes(task.vocabulary, Provenance.none("a server sent it"))
         if vocabulary.size != given["model"]["vocab_size"]:
@@ -204,13 +204,13 @@ class DeviceText:
 
 
 class Participant:
-    """One device.
+    """A device that answers a server's requests.
 
     Args
-        allowed  the limits of its owner, whatever a server promises
-        registered  keys of the devices that may take part; None: no keys, and a server that lies
-                about who sent what can open a single input
-        signer  the registered key of this device; None without one
+        allowed  the limits that the device's owner sets, whatever a server promises
+        registered  keys of the devices that may take part; if None, there are no keys, and a server
+                that lies about who sent what can open a single input
+        signer  the registered key of this device; None if the device has no key
         order, rounding  make the random source that orders the text, and a task's key for rounding
     """
 
@@ -245,7 +245,7 @@ class Participant:
                 try:
                     said = self._go_on(request)
                 except Exception:
-                    # A second try of the step would count as another participation.
+                    # Otherwise a second try of the step could count as another participation.
                     self._in_round = None
                     raise
         except DlmError as exc:
@@ -281,7 +281,7 @@ class Participant:
         return self._clocks.after(run, index, gap, most, self._allowed)
 
     def _check(self, task: Task) -> None:
-        """Raises PrivacyError for requests that a dishonest server could make."""
+        """Raises ProtocolError or PrivacyError if the task could come from a dishonest server."""
         verifying, registered = task.verifying, self._registered
         if not all(map(math.isfinite, (task.bound, task.tracked))):
             raise ProtocolError("a clip norm of the task is not finite")
@@ -328,7 +328,7 @@ class Participant:
             delivery = from_bytes(SharesDelivery, content)
             now.state.after(device.MASKED)  # raises before anything is counted or computed
             state, said = device.mask(now.state, delivery, self._inputs(now))  # type: ignore[assignment]
-            # Recorded before the input leaves: it counts even if the reply is lost.
+            # The round counts even if the reply is lost, so record it before the input leaves.
             self._clocks.set(now.task.run, now.clock)
         elif request.step == "survivors":
             state, said = device.consent(now.state, from_bytes(Survivors, content))  # type: ignore[assignment]
@@ -340,8 +340,8 @@ class Participant:
         return said
 
     def _inputs(self, now: _InRound) -> tuple[Vector, ...]:
-        """The device's input; if its text causes an error, the input of an empty text, since the
-        error would tell the server something about what the user wrote."""
+        """Returns the device's input. If the text causes an error, the input is that of an empty
+        text, since the error would tell the server something about what the user wrote."""
         try:
             inputs = now.compute(now.read())
             device.check_inputs(now.task.segments, inputs)
@@ -382,7 +382,7 @@ class Participant:
         return segments_of(captured.encoding(rnn.parameter_count(params))), update
 
     def _counting(self, task: Task, given: dict[str, Any]) -> Work:
-        """How to count the words of a task's list in the text, as `dlm unigrams` does."""
+        """Returns the segment of word counts, and a function that counts as `dlm unigrams` does."""
         config, ids = UnigramConfig(**given["counting"]), given["model"]["vocab_size"]
         segment = counts_segment(config, ids - FIRST_WORD_ID, given["goal"])
 

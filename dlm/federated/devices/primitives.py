@@ -1,6 +1,6 @@
 """The cryptography behind secure aggregation, all from the package `cryptography`.
 
-Nobody outside this project has reviewed how this module combines it.
+Nobody outside this project has reviewed how this module combines these primitives:
 
     agreement    X25519 (RFC 7748), then HKDF with SHA-256 (RFC 5869) and a name for each purpose
     masks        ChaCha20 (RFC 8439) with a key of 256 bits; rejects words that would bias numbers
@@ -54,15 +54,15 @@ class KeyPair:
         return cls(secret, public.public_bytes_raw())
 
     def agree(self, public: bytes, purpose: str, about: bytes = b"") -> bytes:
-        """The 32 bytes that both holders share for one purpose and the same `about`. PrivacyError
-        if `public` has the wrong length, or is a point of low order, with which anybody could know
-        the result."""
+        """Returns the 32 bytes that only the holders of the two keys can compute, for one purpose
+        and `about`. PrivacyError if `public` has the wrong length, or is a point of low order, with
+        which anybody could compute the result."""
         try:
             mine = X25519PrivateKey.from_private_bytes(self.secret)
             shared = mine.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as exc:
             raise PrivacyError(f"a key for key agreement is not usable: {exc}") from exc
-        # Both public halves are bound, in an order that both sides know.
+        # The salt contains both public keys, in an order that both sides know.
         salt = b"".join(sorted((self.public, public)))
         name = f"dlm secure aggregation 1 {purpose} ".encode() + about
         return HKDF(hashes.SHA256(), SECRET_BYTES, salt=salt, info=name).derive(shared)
@@ -74,7 +74,7 @@ def seal(key: bytes, content: bytes, about: bytes) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
-    """Raises PrivacyError if `sealed` was not made by `seal` with this key and `about`."""
+    """Decrypts `sealed`; PrivacyError unless `seal` made it with this key and `about`."""
     try:
         return ChaCha20Poly1305(_directed(key, about)).decrypt(bytes(12), sealed, about)
     except InvalidTag:
@@ -89,8 +89,8 @@ def _directed(key: bytes, about: bytes) -> bytes:
 
 
 class MaskStream:
-    """Numbers that can be reproduced from the 32 bytes of `seed`; to anyone else they look
-    uniform."""
+    """A stream of numbers that `seed`, of 32 bytes, determines; to anybody who does not know the
+    seed, the numbers look uniform."""
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != SECRET_BYTES:
@@ -125,7 +125,7 @@ class Signer:
 
     @classmethod
     def read(cls, path: Path) -> Signer:
-        """Reads the key of a PEM file; ConfigError if there is none."""
+        """Reads the key in a PEM file; ConfigError if the file has no readable key."""
         return cls(read_private_key(path).private_bytes_raw())
 
     def write(self, path: Path) -> None:

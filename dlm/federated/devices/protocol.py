@@ -1,17 +1,17 @@
 """The messages between devices and the server in one round of secure aggregation.
 
 Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning",
-Figure 4 with the consistency round of its active adversary; the graph is complete.
+Figure 4, with the consistency round against an active adversary and a complete graph.
 
-    round  a device sends       the server returns when enough sent it
+    round  a device sends       the server returns once enough devices sent it
     0      Advertisement        Roster: all advertisements, U1
     1      Shares               SharesDelivery: the shares sealed for this device, U2
-    2      MaskedInput          Survivors: who sent one, U3
-    3      Consent              Consents: signatures of U3, by U4
-    4      OpenedShares               nothing: the sum of U3's inputs is known
+    2      MaskedInput          Survivors: the devices that sent an input, U3
+    3      Consent              Consents: the signatures of the devices U4 on the list U3
+    4      OpenedShares         nothing: the server now knows the sum of U3's inputs
 
-Difference: a device commits to its shares (SHA-256), so that the server detects wrongly opened
-shares, and uses the right ones; the paper's servers cannot.
+Unlike in the paper, a device commits to its shares (SHA-256), so that the server detects wrongly
+opened shares and uses only the right ones.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dlm.federated.devices.settings import LEAST_DEVICES
 
 @dataclass(frozen=True, slots=True)
 class InputSegment:
-    """Numbers of an input that are added up modulo `modulus`."""
+    """A part of an input: `size` numbers that are added up modulo `modulus`."""
 
     size: int
     modulus: int
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its numbers on the wire: unsigned little-endian of 2, 4 or 8 bytes."""
+        """The type of a number on the wire: unsigned, little-endian, of 2, 4 or 8 bytes."""
         size = next(size for size in (2, 4, 8) if self.modulus <= 1 << 8 * size)
         return np.dtype(f"<u{size}")
 
@@ -48,13 +48,13 @@ class InputSegment:
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """What both sides know about a round before it begins.
+    """The facts that the devices and the server know about a round before it begins.
 
-    name       name of the round and its task, never used twice; everything signed or sealed
-               includes it, and so do all masks between two devices
+    name       a name of the round and its task, never used twice; it is part of everything signed
+               or sealed, and of the seed of each mask between two devices
     threshold  number of devices that must stay to the end; fewer cannot recover any secret
     segments   the segments of each input, in order
-    verifying  device -> its registered key for signatures; None if no keys were registered: then a
+    verifying  device -> its registered key for signatures; if None, no keys were registered, and a
                server that lies about who sent what can open a single device's input
     """
 
@@ -70,15 +70,15 @@ class RoundTerms:
             )
         if not all(0 < one.modulus <= 1 << 62 and one.size > 0 for one in self.segments):
             raise ConfigError(
-                "a segment has no numbers, or its modulus is not from 1 to 2^62; if the modulus "
-                "is too large, lower the report goal"
+                "a segment has no numbers, or its modulus is outside 1..2^62; if the modulus is "
+                "too large, lower the report goal"
             )
 
 
 def least_threshold(devices: int, *, active: bool) -> int:
-    """The smallest safe threshold for that many devices: above a half if the server follows the
-    protocol, above two thirds if it may lie and a third of the devices may help it (paper, section
-    6)."""
+    """Returns the smallest safe threshold: more than half of the devices if the server follows the
+    protocol, more than two thirds if the server is `active`: it may lie, and a third of the devices
+    may help it (paper, section 6)."""
     return max(LEAST_DEVICES, (2 * devices // 3 if active else devices // 2) + 1)
 
 
@@ -87,8 +87,8 @@ def least_threshold(devices: int, *, active: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Advertisement:
-    """Public keys of one round: to seal shares with, and to agree on masks with; signed by the
-    device's registered key, if it has one."""
+    """A device's public keys for one round: one to seal shares, one to agree on masks. `signature`
+    is by the device's registered key, and empty if the device has none."""
 
     sealing: bytes
     masking: bytes
@@ -105,8 +105,8 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """For each other device, its shares of the two secrets, sealed together; and for every device,
-    including this one, the commitments to its two shares, concatenated."""
+    """Shares of the sender's two secrets: `sealed` has two for each other device, sealed together;
+    `commitments` has the concatenated hashes of both for every device, sender included."""
 
     sealed: Mapping[int, bytes]
     commitments: Mapping[int, bytes]
@@ -121,7 +121,7 @@ class SharesDelivery:
 
 @dataclass(frozen=True, slots=True)
 class MaskedInput:
-    """The input of each segment plus all masks, modulo the segment's modulus, in its dtype."""
+    """Each segment's input plus all masks, modulo the segment's modulus, in the segment's dtype."""
 
     segments: tuple[bytes, ...]
 
@@ -145,8 +145,8 @@ class Consents:
 
 @dataclass(frozen=True, slots=True)
 class OpenedShares:
-    """Shares of the masking secrets of devices that vanished, and of the survivors' own masks.
-    Never both for one device: together they reveal its input."""
+    """`vanished` has shares of the masking secrets of devices that vanished; `own` has shares of
+    the survivors' own masks. No device is in both, since both shares together reveal its input."""
 
     vanished: Mapping[int, bytes]
     own: Mapping[int, bytes]
@@ -162,7 +162,7 @@ def answer_content(terms: RoundTerms, device: int, step: str, answer: bytes) -> 
 
 
 def commitment_of(share: bytes) -> bytes:
-    """32 bytes, which hide a share: nobody can guess its 256 bits."""
+    """Returns 32 bytes that hide the share, since nobody can guess its 256 bits."""
     return hashlib.sha256(b"dlm share " + share).digest()
 
 
@@ -176,7 +176,7 @@ def mask_seed(terms: RoundTerms, mine: KeyPair, other: bytes) -> bytes:
 
 
 def places_of(devices: Iterable[int]) -> dict[int, int]:
-    """The place of each device's share of a secret: from 1, in the order of their numbers."""
+    """Returns each device's place in Shamir's scheme: 1, 2, ... in the order of device numbers."""
     return {device: place for place, device in enumerate(sorted(devices), 1)}
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dlm.config import check, setting
 
-MOST_DEVICES = 100  # each shares secrets with every other: 100 squared sealed shares per round
-LEAST_DEVICES = 3  # with two, the sum reveals to each the other's input
+MOST_DEVICES = 100  # each device shares secrets with every other one: 100^2 shares per round
+LEAST_DEVICES = 3  # with two devices, the sum would reveal each one's input to the other
 PERIOD_DAYS = 30  # the period in which `max_participations` counts
 
 
@@ -37,13 +37,13 @@ class ServerSettings:
         check("server", self)
 
     def asked(self, goal: int) -> int:
-        """The number of devices to ask for this number of inputs."""
+        """Returns how many devices to ask in order to receive `goal` inputs."""
         return math.ceil(round(goal * self.over_selection, 6))
 
 
 @dataclass(frozen=True)
 class OwnerLimits:
-    """The limits of a device's owner, whatever a server promises."""
+    """The limits that a device's owner sets, which hold whatever a server promises."""
 
     rest_s: float = setting(
         86_400.0,

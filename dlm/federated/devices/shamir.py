@@ -1,7 +1,7 @@
 """Shares secrets among devices: any `threshold` of them recover a secret, but fewer learn nothing.
 
-Shamir, How to share a secret (1979): the secret is a polynomial's value at 0, a share its value at
-another place, over the integers modulo a prime just above 2^256.
+Shamir, How to share a secret (1979): the secret is a polynomial's value at 0, and a share is its
+value at another place, over the integers modulo a prime just above 2^256.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHARE_BYTES = 33
 
 
 def split(secret: bytes, places: Sequence[int], threshold: int, draw: Draw) -> dict[int, bytes]:
-    """A share of 33 bytes per place (distinct, from 1); `threshold` of them recover the secret."""
+    """Returns a share of 33 bytes for each place; any `threshold` shares recover the secret."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"the secret has {len(secret)} bytes; expected {SECRET_BYTES}")
     if not 1 <= threshold <= len(places) or len(set(places)) < len(places) or min(places) < 1:
@@ -30,8 +30,8 @@ def split(secret: bytes, places: Sequence[int], threshold: int, draw: Draw) -> d
 
 
 def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret, from at least `threshold` shares by their places; PrivacyError if they are too
-    few, or belong to no secret."""
+    """Recovers the secret from `shares`, which are given by place; PrivacyError if fewer than
+    `threshold` are given, or the shares belong to no secret."""
     if len(shares) < threshold:
         raise PrivacyError(
             f"found {len(shares)} valid shares of a secret; expected at least {threshold}"

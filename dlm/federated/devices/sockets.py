@@ -1,8 +1,8 @@
-"""A device as a long-lived process behind a local socket: its keys, clock and compiled steps
-outlive its connections.
+"""Runs a device as a long-lived process behind a local socket, so that the device's keys, clock and
+compiled steps outlive connections.
 
-A message is its length (8 bytes, little-endian), then its bytes. A connection carries one message
-and its answer.
+On the wire, a message's length (8 bytes, little-endian) precedes the message. A connection carries
+one message and the answer to it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dlm.errors import ConfigError, ProtocolError
 from dlm.files import lock_file, unlock
 
 LONGEST = 1 << 30
-MOST_PATH = 100  # bytes of a socket's path; systems allow a few more
+MOST_PATH = 100  # maximum bytes of a socket's path; systems allow a few more
 LINE_S = 30.0  # seconds to receive a message, and to send its answer
-FIRST_S = 5.0  # seconds to receive its length
+FIRST_S = 5.0  # seconds to receive a message's length
 AT_ONCE = 100  # devices that are asked at the same time
 _LENGTH = 8
 
@@ -33,7 +33,7 @@ def send(line: socket.socket, data: bytes, end_s: float) -> None:
 
 
 def receive(line: socket.socket, begin_s: float, end_s: float, most: int) -> bytes:
-    """Receives a message that begins and ends by these times."""
+    """Receives a message: the length must arrive by `begin_s`, the content by `end_s`."""
     size = int.from_bytes(_exactly(line, _LENGTH, begin_s), "little")
     if size > most:
         raise ProtocolError(f"a message has {size:,} bytes; expected at most {most:,}")
@@ -51,7 +51,7 @@ def _exactly(line: socket.socket, size: int, end_s: float) -> bytes:
 
 
 def _wait_until(line: socket.socket, end_s: float) -> None:
-    """Makes the next call end by `end_s`, however slowly bytes arrive; TimeoutError if too late."""
+    """Makes the next call on `line` time out at `end_s`; TimeoutError if `end_s` has passed."""
     remaining = end_s - time.monotonic()
     if remaining <= 0:
         raise TimeoutError
@@ -69,9 +69,9 @@ def socket_of(folder: Path, name: str) -> Path:
 
 
 class DeviceSocket:
-    """Serves one device at a path, one connection at a time, so that no connection takes more than
-    its turn. Only the socket's owner may use it and, in a setgid folder, the folder's group, such
-    as a login that passes messages on but must not read the text."""
+    """Serves one device on a socket, one connection at a time. Only the socket's owner may connect
+    and, in a setgid folder, also the folder's group: for example, an account that forwards messages
+    but must not read the device's text."""
 
     def __init__(self, path: Path, answer: Callable[[bytes], bytes]) -> None:
         self._path, self._answer = path, answer
@@ -107,7 +107,7 @@ class DeviceSocket:
 
 
 class LocalSockets:
-    """The `Network` of devices that listen in a folder of this machine."""
+    """The `Network` of devices that listen on sockets in a folder of this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -143,13 +143,13 @@ class _Lines:
 
     def add(self, line: socket.socket) -> None:
         self._lines.append(line)
-        if self._is_over:  # checked after listing: `end` may have missed the line
+        if self._is_over:  # checked after the append, which `end` may have missed
             raise EOFError
 
     def end(self) -> None:
         self._is_over = True
         for line in self._lines:
-            with suppress(OSError):  # closed already
+            with suppress(OSError):  # the line may be closed already
                 line.shutdown(socket.SHUT_RDWR)
 
 
@@ -160,7 +160,7 @@ def ask_one(
     most_bytes: int,
     waits: Callable[[socket.socket], None] = lambda line: None,
 ) -> bytes:
-    """The answer of the device at this path; OSError or EOFError if there is none in time."""
+    """Returns the answer of the device at `path`; OSError or EOFError if none arrives in time."""
     with socket.socket(socket.AF_UNIX) as line:
         _wait_until(line, end_s)
         line.connect(str(path))

@@ -1,5 +1,5 @@
-"""The server in one round of secure aggregation: which devices answered, and the message for each.
-Pure. It sees masked inputs and, at the end, their sum. The caller decides how long a step waits."""
+"""The server's part in one round of secure aggregation, as pure functions. The server sees masked
+inputs and, at the end, the inputs' sum. The caller decides how long a step waits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Reply: TypeAlias = Roster | SharesDelivery | Survivors | Consents
 
 
 class Step(IntEnum):
-    """The steps that devices take."""
+    """The steps of a round, in order."""
 
     KEYS = 0
     SHARES = 1
@@ -48,7 +48,7 @@ class Step(IntEnum):
     ENDED = 5
 
 
-# The messages to devices in each step, and the class of their answers.
+# For each step: the name of the message to devices, and the class of the devices' answer.
 ASKED: Mapping[Step, tuple[str, type[Message]]] = {
     Step.KEYS: ("task", Advertisement),
     Step.SHARES: ("roster", Shares),
@@ -63,13 +63,13 @@ _OF_MASKING, _OF_OWN = slice(32), slice(32, None)  # slices of the commitments t
 
 
 class RoundAbandoned(PrivacyError):
-    """Fewer devices than the threshold stayed; nothing is known of their inputs."""
+    """A round ended without a sum, because too few devices stayed or sent the right shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class SummingState:
-    """The server's state in a step: what devices sent in it; the roster, shares and survivors (U1,
-    U2 and U3); and the total of masked inputs, of which `goal` are enough."""
+    """The server's state in a step: `heard`, the messages of this step; the roster, shares and
+    survivors (U1, U2 and U3); and the total of masked inputs. `goal` inputs are enough."""
 
     terms: RoundTerms
     goal: int = MOST_DEVICES
@@ -97,8 +97,8 @@ def is_enough(state: SummingState) -> bool:
 
 
 def hear(state: SummingState, device: int, message: Message) -> SummingState:
-    """The state with one more message. PrivacyError if the message is late, repeated, from an
-    unexpected device, or not allowed by the protocol; the state then stays unchanged."""
+    """Returns the state with one more message; PrivacyError if the message is late, repeated, from
+    an unexpected device, or not allowed by the protocol."""
     if state.step is Step.ENDED or not isinstance(message, ASKED[state.step][1]):
         raise PrivacyError(
             f"device {device} sent {type(message).__name__}, which is not expected in step "
@@ -114,12 +114,12 @@ def hear(state: SummingState, device: int, message: Message) -> SummingState:
         raise PrivacyError(f"device {device}: {wrong}")
     if isinstance(message, MaskedInput):
         state = replace(state, total=_added(state, message))
-        message = MaskedInput(())  # since its numbers are already in the sum
+        message = MaskedInput(())  # the numbers are already in `total`
     return replace(state, heard={**state.heard, device: message})
 
 
 def go_on(state: SummingState) -> tuple[SummingState, dict[int, Reply]]:
-    """The next step, and the message to each device; RoundAbandoned if too few answered."""
+    """Returns the next state and the messages to devices; RoundAbandoned if too few answer."""
     heard, terms = state.heard, state.terms
     if len(heard) < terms.threshold:
         raise RoundAbandoned(
@@ -151,7 +151,7 @@ def go_on(state: SummingState) -> tuple[SummingState, dict[int, Reply]]:
 
 
 def summed(state: SummingState) -> tuple[tuple[Vector, ...], tuple[int, ...]]:
-    """The sum of the survivors' inputs, modulo each segment's modulus, and who they are;
+    """Returns the sum of the survivors' inputs, modulo each segment's modulus, and the survivors;
     RoundAbandoned if too many devices sent wrong shares."""
     assert state.step is Step.ENDED, state.step
     terms, places = state.terms, places_of(state.roster)
@@ -159,7 +159,7 @@ def summed(state: SummingState) -> tuple[tuple[Vector, ...], tuple[int, ...]]:
     total = [one.copy() for one in state.total]
 
     def found(device: int, which: slice) -> bytes:
-        """A device's secret, from those of its shares that match its commitments."""
+        """Recovers a device's secret from the shares that match the device's commitments."""
         shares, right = {}, state.shares[device].commitments
         for one, sent in opened.items():
             share = {**sent.own, **sent.vanished}.get(device, b"")
@@ -197,39 +197,39 @@ def _fault(state: SummingState, device: int, message: Message) -> str:
     terms = state.terms
     if isinstance(message, Advertisement):
         for key in _keys(message):
-            _ANY_KEY.agree(key, "check")  # with a bad key, no other device could share its secrets
+            _ANY_KEY.agree(key, "check")  # raises for a bad key, which would stop the other devices
         known = None if terms.verifying is None else terms.verifying.get(device, b"")
         content = message.signed_content(terms, device)
         if known is not None and not is_signed(known, message.signature, content):
-            return "its keys are not signed with its registered key"
+            return "the keys are not signed with the device's registered key"
         taken = {key for one in state.heard.values() for key in _keys(one)}
         if len({*_keys(message), *taken}) < len(taken) + 2:
-            return "its two keys are equal, or another device has one of them"
+            return "the two keys are equal, or another device has one of them"
     elif isinstance(message, Shares):
         if set(message.sealed) != set(state.roster) - {device}:
-            return "it did not seal one share for each other device"
+            return "the message does not have one sealed share for each other device"
         if set(message.commitments) != set(state.roster):
-            return "it did not commit to one share for each device"
+            return "the message does not have one commitment for each device"
         if any(len(s) > 200 for s in (*message.sealed.values(), *message.commitments.values())):
-            return "one of its shares or commitments has more than 200 bytes"
+            return "one of the shares or commitments has more than 200 bytes"
     elif isinstance(message, MaskedInput):
         if [len(one) for one in message.segments] != [one.wire_bytes for one in terms.segments]:
-            return "its input has the wrong length"
+            return "the input has the wrong length"
         for segment, one in zip(terms.segments, message.segments, strict=True):
             if np.frombuffer(one, segment.dtype).max() >= segment.modulus:
-                return f"its input has numbers outside 0..{segment.modulus - 1}"
+                return f"the input has numbers outside 0..{segment.modulus - 1}"
     elif isinstance(message, Consent):
         if terms.verifying is not None and not is_signed(
             terms.verifying[device],
             message.signature,
             survivors_content(terms, state.survivors),
         ):
-            return "its signature on the list of survivors is not valid"
+            return "the signature on the list of survivors is not valid"
     elif device not in message.own or not (
         message.own.keys() <= set(state.survivors)
         and message.vanished.keys() <= set(state.shares) - set(state.survivors)
     ):
-        return "it opened shares that it was not asked for"
+        return "the message has shares that the server did not ask for"
     return ""
 
 

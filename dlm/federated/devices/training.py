@@ -1,5 +1,5 @@
 """Runs whose users are devices, which keep their text; the server knows only pseudonyms. Such runs
-do what `dlm federate` and `dlm unigrams` do, and sum by secure aggregation what devices send."""
+do what `dlm federate` and `dlm unigrams` do, but add up inputs by secure aggregation."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from dlm.federated.words import WordList
 from dlm.record.provenance import Provenance
 
 MOST_ABANDONED = 3  # abandoned rounds in a row, after which the operator must find the cause
-POLL_S = 1.0  # seconds between two calls to check in
-CHECK_IN_S = 60.0  # seconds for the answers to one call to check in
-MOST_NAMED = 10  # names of missing devices in a message
-MOST_WORDS = 1 << 53  # words of a user who is counted in full
+POLL_S = 1.0  # seconds between two check-in requests to the devices
+CHECK_IN_S = 60.0  # seconds that devices have to answer a check-in request
+MOST_NAMED = 10  # maximum number of missing devices named in a message
+MOST_WORDS = 1 << 53  # the cap on a user's words if all words are counted
 TELL_S = 10.0  # seconds of waiting after which missing devices are reported
 
 
 class CheckedIn(AvailabilitySampler):
-    """Samples devices that check in, in real time: `asked` of them once that many can take part or,
-    when the wait is over, at least `goal`. `ready` says whether a device's own clock lets it take
-    part in a round; None if it is not connected."""
+    """Samples `asked` devices as soon as that many have checked in and can take part or, when the
+    wait is over, at least `goal`. For each device, `ready` returns whether the device's own clock
+    lets it take part in a round, or None if it is not connected."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class CheckedIn(AvailabilitySampler):
         now: float,
         **_: Any,
     ) -> tuple[Users, float]:
-        """(devices, the time of day in seconds); UnavailableError if too few come.
+        """Returns (devices, Unix time in seconds); UnavailableError if too few devices come.
 
-        Nobody takes part if the clocks of enough connected devices refuse this round, but allow
-        one a gap later: a server was then killed in this round after they had sent inputs.
+        The cohort is empty if enough connected devices refuse this round, but would accept one a
+        gap later: they sent inputs in this round before the server was killed.
         """
         end_s, tell_s = time.monotonic() + self._wait_s, time.monotonic() + TELL_S
         while True:
@@ -128,28 +128,28 @@ class OnDevices(FederatedRun[Done]):
         on_outcome: Callable[[RoundOutcome], None],
         tell: Callable[[str], None],
     ) -> None:
-        """Takes the settings; ConfigError if devices cannot do rounds with this many inputs."""
+        """Stores the settings; ConfigError if devices cannot run rounds with `goal` inputs."""
         self._fleet, self._given, self._goal = fleet, given, goal
         self._on_outcome, self._abandoned, self._tell = on_outcome, 0, tell
         asked = given.asked(goal)
         if not LEAST_DEVICES <= goal <= asked <= MOST_DEVICES:
             raise ConfigError(
                 f"report_goal is {goal}, for which {asked} devices are asked; expected "
-                f"{LEAST_DEVICES} to {MOST_DEVICES} devices, since each shares secrets with every "
-                "other"
+                f"{LEAST_DEVICES} to {MOST_DEVICES} devices, since each device shares secrets with "
+                "every other"
             )
         if (least := least_threshold(asked, active=fleet.keys is not None)) > goal:
             raise ConfigError(
                 f"over_selection is {given.over_selection:g}: {asked} devices are asked for {goal} "
-                f"inputs, but then {least} of them must stay to the end; lower over_selection"
+                f"inputs, but {least} of these devices must stay to the end; lower over_selection"
             )
 
     def _asked(self, index: int, users: Sequence[int]) -> DeviceCohort:
         return DeviceCohort(self._run_id, index, [self._fleet.names[user] for user in users])
 
     def _cohort(self, index: int) -> list[int]:
-        """The round's cohort; UnavailableError if the last rounds were abandoned, so that they
-        released only noise."""
+        """Returns the round's cohort; UnavailableError if the last rounds were abandoned, which
+        means that they released only noise."""
         if self._abandoned == MOST_ABANDONED:
             raise UnavailableError(
                 f"{MOST_ABANDONED} rounds in a row were abandoned, up to round {index - 1} "
@@ -218,7 +218,7 @@ class DeviceTraining(OnDevices[RoundReport], Training):
         self._meet(fleet, given, settings.sampling.report_goal, on_outcome, progress)
         self._network = network
         super().__init__(settings, fleet, folder, progress=progress)
-        self.save_every = 1  # so that no round is asked of devices again
+        self.save_every = 1  # every round is saved, since devices refuse to repeat one
 
     def _make_engine(self, aggregator: Aggregator | None) -> Engine:
         assert isinstance(aggregator, SecureAggregator) and self._vocabulary is not None
@@ -318,7 +318,7 @@ class DeviceCollection(OnDevices[RoundMetrics], Collection):
             list_record=list_record,
             **limits,
         )
-        self.save_every = 1  # so that no round is asked of devices again
+        self.save_every = 1  # every round is saved, since devices refuse to repeat one
 
     def _summed(self, index: int, users: Sequence[int]) -> Floats:
         vectors, _ = self._devices.summed(

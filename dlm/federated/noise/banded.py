@@ -20,7 +20,7 @@ from dlm.federated.noise.mechanism import Base, Floats, check_rounds
 from dlm.federated.noise.participation import banded_sensitivity
 from dlm.federated.noise.toeplitz import square_root_coefs
 
-# Above this, an optimisation takes more than a few gigabytes and hours.
+# With more rounds, an optimisation takes more than a few gigabytes and hours.
 MOST_ROUNDS = 5_000
 
 
@@ -49,7 +49,7 @@ class BandMF(Base):
         return (self.rows,)
 
     def gram(self) -> Floats:
-        """(bands, rounds) C^T C by distance from its diagonal."""
+        """Returns (bands, rounds): the diagonals of C^T C, from the main diagonal outwards."""
         width = self.rows.shape[1]
         columns = self._columns()
         out = np.zeros((width, self.rounds))
@@ -60,7 +60,7 @@ class BandMF(Base):
         return out
 
     def sensitivity(self, *, gap: int, max_participations: int) -> float:
-        """Exact for gaps of at least half the bands; an upper bound for smaller ones."""
+        """The sensitivity, exact for gaps of at least half the bands; otherwise an upper bound."""
         return banded_sensitivity(self.gram(), gap, max_participations)[0]
 
     def sensitivity_is_exact(self, *, gap: int, max_participations: int) -> bool:
@@ -80,8 +80,8 @@ class BandMF(Base):
 def optimise_bandmf(
     rounds: int, bands: int, *, progress: Callable[[str], None] | None = None
 ) -> BandMF:
-    """The banded matrix of least RmsLoss with columns of norm 1 (Choquette-Choo et al. 2023,
-    banded, 4), searched from the solution for fewer rounds and bands; kept on disk once found."""
+    """Returns the banded matrix with columns of norm 1 and the least RmsLoss (Choquette-Choo et al.
+    2023, banded, 4). The search starts from a coarser solution; the result is kept on disk."""
     bands = min(bands, rounds)
     if rounds > MOST_ROUNDS:
         raise ConfigError(
@@ -108,8 +108,8 @@ def _solve(
     *,
     tolerance: float = 1e-6,
 ) -> Floats:
-    """(bands, rounds) the columns of the best C, from their diagonal entry down; the search stops
-    at a step that lowers the squared error by less than the share `tolerance`."""
+    """Returns (bands, rounds): the columns of the best C, from the diagonal entry down. The search
+    stops at a step that lowers the squared error by less than the fraction `tolerance`."""
     inside = _inside(rounds, bands)
     if bands == 1:
         return np.ones((1, rounds))
@@ -118,9 +118,9 @@ def _solve(
         start = _stretched(coarse, rounds, bands)
     else:
         start = square_root_coefs(bands)[:, None] * inside
-    # A late column is in few running sums: the loss bends less along it, and a search would hardly
-    # change the last sums, which set MaxLoss. The loss scales columns to norm 1, so their norms
-    # here are free: a smaller norm makes a step longer.
+    # A late column affects few running sums: the loss is flat along it, and a search would hardly
+    # change the last sums, which determine MaxLoss. The loss scales columns to norm 1, so columns
+    # can have any norm here: a smaller norm makes the search's steps longer.
     start = start / np.linalg.norm(start, axis=0) * np.sqrt(1 - np.arange(rounds) / rounds)
     steps = 0
 
@@ -151,10 +151,10 @@ def _inside(rounds: int, bands: int) -> NDArray[np.bool_]:
 
 
 def column_loss(columns: Floats) -> tuple[float, Floats]:
-    """(mean squared error of the running sums, gradient wrt `columns`), columns scaled to norm 1.
+    """Returns (mean squared error of the running sums, gradient), for columns scaled to norm 1.
 
-    With B = A C^-1 the error is the sum of B's squares divided by the rounds; its gradient wrt C is
-    the band of -2 B^T (C^-1 B^T)^T. Computed in blocks of about `bands` rows.
+    With B = A C^-1 the error is the sum of B's squares divided by the rounds; the gradient wrt C is
+    the band of -2 B^T (C^-1 B^T)^T, computed in blocks of about `bands` rows.
     """
     bands, rounds = columns.shape
     norms = np.linalg.norm(columns, axis=0)
@@ -187,7 +187,7 @@ def _dense(columns: Floats) -> Floats:
 
 
 def _solve_lower(dense: Floats, right: Floats, bands: int) -> Floats:
-    """C^-1 times `right` (which is overwritten), block by block; C has `bands` diagonals."""
+    """Overwrites `right` with C^-1 times `right`, block by block; C has `bands` diagonals."""
     rounds = len(dense)
     block = max(bands, 64)
     for first in range(0, rounds, block):
@@ -202,7 +202,7 @@ def _solve_lower(dense: Floats, right: Floats, bands: int) -> Floats:
 
 
 def _stretched(columns: Floats, rounds: int, bands: int) -> Floats:
-    """Stretches a solution to more rounds by its ratio to the square root, which is smooth."""
+    """Stretches a solution to more rounds by means of its smooth ratio to the square root."""
     small_bands, small_rounds = columns.shape
     ratio = columns / square_root_coefs(small_bands)[:, None]
     for d in range(1, small_bands):  # columns that end early continue like the last full one
@@ -216,7 +216,7 @@ def _stretched(columns: Floats, rounds: int, bands: int) -> Floats:
 
 
 def _between(many: int, few: int) -> tuple[NDArray[np.int64], Floats]:
-    """For each of `many` places, the last of `few` places before it, and the fraction beyond it."""
+    """Maps `many` even places to `few`: returns the place before each, and the fraction beyond."""
     place = np.arange(many) * (few - 1) / (many - 1)
     before = np.minimum(place.astype(np.int64), few - 2)
     return before, place - before

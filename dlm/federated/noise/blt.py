@@ -58,7 +58,7 @@ class BltParameters:
         return np.concatenate([[1.0], powers @ scale])
 
     def inverse_coefs(self, rounds: int) -> Floats:
-        """(rounds,) first column of C^-1, computed by the stream itself."""
+        """Returns (rounds,): the first column of C^-1, computed by running the buffers."""
         decay, scale = np.array(self.decay), np.array(self.scale)
         out = np.zeros(rounds)
         buffers = np.zeros(len(decay))
@@ -69,7 +69,7 @@ class BltParameters:
 
 
 class Blt(Base):
-    """BLT noise for `rounds` rounds; its parameters may have been optimised for another number."""
+    """BLT noise for `rounds` rounds; the parameters may be optimised for more or fewer rounds."""
 
     name = "blt"
 
@@ -86,7 +86,7 @@ class Blt(Base):
         return np.array(self.parameters.decay), np.array(self.parameters.scale)
 
     def sensitivity(self, *, gap: int, max_participations: int) -> float:
-        """Exact, by BLT Theorem 3.1."""
+        """Computes the exact sensitivity by BLT Theorem 3.1."""
         return toeplitz_sensitivity(
             self.parameters.coefs(self.rounds), self.rounds, gap, max_participations
         )
@@ -128,11 +128,11 @@ def nearest_production(gap: int) -> BltParameters:
 def optimise_blt(
     rounds: int, gap: int, max_participations: int, *, buffers: int = 4, error: str = "max"
 ) -> BltParameters:
-    """The BLT of least loss for that participation, kept on disk once found.
+    """Returns the BLT with the least loss for these participations, and keeps it on disk.
 
-    Different starts end in different optima, and some with nearly the same largest error differ
-    much in the mean error. Of those within 1 % of the least loss, the one that is best by the
-    other error is chosen. `error` is "max" or "mean": to optimise MaxLoss or RmsLoss (BLT 3.3).
+    Different starts lead to different optima; some optima with nearly the same largest error have
+    very different mean errors. Of the optima within 1 % of the least loss, the best by the other
+    error is chosen. `error` is "max" to optimise MaxLoss or "mean" for RmsLoss (BLT 3.3).
     """
     times = check_participation(rounds, gap, max_participations)
     if buffers < 1 or buffers > 10:
@@ -154,7 +154,7 @@ def optimise_blt(
 def _optimise(rounds: int, gap: int, times: int, buffers: int, error: str) -> dict[str, Any]:
     candidates = []
     for start in _starts(rounds, gap, buffers):
-        done = minimize(  # at the limits of doubles it stops early, which is fine
+        done = minimize(  # the search may stop early at the limits of doubles, which is fine
             log_loss, start, args=(rounds, gap, times, error), jac=True, method="BFGS",
             options={"gtol": 1e-7, "maxiter": 400},
         )  # fmt: skip
@@ -162,7 +162,7 @@ def _optimise(rounds: int, gap: int, times: int, buffers: int, error: str) -> di
         scale = _scales(decay, inverse)
         try:
             made = BltParameters(tuple(map(float, decay)), tuple(map(float, scale)))
-        except ConfigError:  # it ended at a limit, where rounding exceeds the bounds
+        except ConfigError:  # the search ended at a limit, where rounding breaks the bounds
             continue
         blt = Blt(rounds, made)
         losses = [
@@ -187,10 +187,10 @@ def _starts(rounds: int, gap: int, buffers: int) -> list[Floats]:
 
 
 def _decays(x: Floats) -> tuple[Floats, Floats]:
-    """(decays of C, decays of C^-1) from unbounded numbers.
+    """Returns (decays of C, decays of C^-1), computed from unbounded numbers.
 
-    The two interleave between 1 and 0. Then all scales of C are positive with a sum below 1, and
-    those of C^-1 are negative: no penalty is needed.
+    The decays of C and C^-1 interleave between 1 and 0. So the scales of C are positive with a sum
+    below 1, and the scales of C^-1 are negative, without a penalty in the search.
 
     Paper  Dvijotham et al. 2024, Lemma 5.2; BLT Algorithm 5
     """
@@ -205,9 +205,9 @@ def _scales(own: Floats, other: Floats) -> Floats:
 
 
 def log_loss(x: Floats, rounds: int, gap: int, times: int, error: str) -> tuple[float, Floats]:
-    """(logarithm of the squared loss, its gradient) at `x` (2 * buffers,), the input of `_decays`
-    (BLT Algorithm 4). The loss is smooth, since the last running sum errs most."""
-    if np.any(np.abs(x) > 40):  # in doubles, decays may then be equal, or 0 or 1
+    """Returns (log of the squared loss, its gradient) at `x` (2 * buffers,), the input of `_decays`
+    (BLT Algorithm 4). Even MaxLoss is smooth: the last running sum always has the largest error."""
+    if np.any(np.abs(x) > 40):  # rounding may make decays equal, or 0 or 1
         return 1e3, np.zeros(len(x))
     decay, inverse = _decays(x)
     both = np.concatenate([decay, inverse])

@@ -1,5 +1,5 @@
 """Caches optimised parameters on disk, so that minutes of optimisation are needed only once. A file
-that is damaged or does not match its name is made again."""
+that is damaged or does not match its name is replaced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG = EventLog(__name__)
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of the files: ``mechanisms`` in $DLM_CACHE_DIR or dlm's folder of ~/.cache."""
+    """Returns the cache's folder: ``mechanisms`` in $DLM_CACHE_DIR or, by default, ~/.cache/dlm."""
     environ = os.environ if environ is None else environ
     if explicit := environ.get("DLM_CACHE_DIR"):
         return Path(explicit) / "mechanisms"
@@ -31,9 +31,9 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
 def cached(
     settings: Mapping[str, Any], version: int, make: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The result of `make` for these settings, from disk if this version of the optimiser stored
-    it: numbers, lists, strings and float64 arrays by name, such as `loss`. A folder that is not
-    writable only costs time."""
+    """Returns the result of `make`, from disk if this version of the optimiser stored it for these
+    settings. The result maps names, such as `loss`, to numbers, lists, strings and float64 arrays.
+    If the folder is not writable, the result is not stored."""
     asked = json.loads(json.dumps({**settings, "version": version}))
     text = json.dumps(asked, sort_keys=True)
     path = folder() / f"{settings['mechanism']}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"

@@ -1,4 +1,4 @@
-"""The mechanisms of `noise` on a grid: integer multiples of a step, released exactly.
+"""The mechanisms of `noise` on a grid: the noise is an integer number of steps, added exactly.
 
 The noise of a round is w_t = z_t + r_t: z_t are independent discrete Gaussian numbers; r_t is the
 mechanism's row applied to earlier noise w, rounded. A tree adds integer noise to its nodes and
@@ -37,8 +37,8 @@ _BLOCK = 1 << 14  # numbers summed at a time, so that they stay in the cache
 class DiscreteState(NamedTuple):
     """The state of a stream of discrete noise, after `round` rounds.
 
-    `key` is for the draws of all later rounds, each by its own name; `buffers`, with the shapes of
-    `DiscreteNoise.shapes`, are equally secret.
+    `key` gives the draws of all later rounds, so it must stay secret. So must `buffers`, whose
+    shapes are those of `DiscreteNoise.shapes`.
     """
 
     key: Key
@@ -74,16 +74,16 @@ class DiscreteNoise:
     def step(
         self, state: DiscreteState, parts: Sequence[tuple[int, float]]
     ) -> tuple[Whole, DiscreteState]:
-        """(int64 noise of this round's sum, in steps; the state after it). Pure.
+        """Returns (int64 noise of this round's sum, in steps; the state after the round). Pure.
 
-        Args    parts         (how many numbers, standard deviation of their draws), in steps
+        Args    parts         (count of numbers, standard deviation of the numbers' draws in steps)
         Raises  PrivacyError  a round after the last; noise beyond 64 bits or the bound on rounding
         """
         now = state.round
         if now >= self.rounds:
             raise PrivacyError(
-                f"round {now} has no noise: {self.name} was made for {self.rounds} rounds. Make it "
-                "for all rounds of the run"
+                f"round {now} has no noise: {self.name} was made for {self.rounds} rounds. Make "
+                "the mechanism for all rounds of the run"
             )
         fresh = [
             draw_discrete(
@@ -97,23 +97,23 @@ class DiscreteNoise:
         return noise, DiscreteState(state.key, now + 1, buffers)
 
     def limit(self, deviation: float) -> float:
-        """The number of steps that no number in the noise or the buffers exceeds: a weighted sum of
+        """Returns a bound, in steps, on all numbers in the noise and the buffers: a weighted sum of
         draws exceeds `LIMIT` times its standard deviation with a probability below exp(-2048)."""
         return LIMIT * self._gain * (deviation + self.rounds + 2 * STRIPS)
 
     @functools.cached_property
     def _gain(self) -> float:
-        """The largest deviation of a number in the noise or the buffers, over that of one draw. The
-        number is a difference, or a decaying average of differences, of two running sums."""
+        """The largest ratio of a number's deviation in noise or buffers to a draw's. Each number is
+        a difference of two running sums, or a decaying average of such differences."""
         return 2 * math.sqrt(float(np.max(self.mechanism.prefix_variances())))
 
     def added(self, size: int, deviation: float) -> float:
-        """Steps that rounding adds to the sensitivity, 2 kappa sqrt(size trace(C's diagonal^2));
-        `deviation` is the largest deviation of the draws."""
+        """Returns the steps that rounding adds to the sensitivity: 2 kappa sqrt(size s), where s is
+        the sum of squares of C's diagonal. `deviation` is the largest deviation of the draws."""
         return 2 * self.kappa(deviation) * math.sqrt(size * self._diagonal_squares())
 
     def kappa(self, deviation: float) -> float:
-        """The maximum number of steps from r_t to the exact row; 0 without rounding."""
+        """Returns the largest rounding error, in steps, of a round's noise; 0 without rounding."""
         return 0.0
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
@@ -127,7 +127,7 @@ class DiscreteNoise:
         buffers: tuple[npt.NDArray[Any], ...],
         limit: float,
     ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
-        """(noise of round `now` from its draws, the buffers after it)."""
+        """Returns (noise of round `now`, the buffers after this round) from the round's draws."""
         raise NotImplementedError
 
     def _first(self, size: int) -> tuple[npt.NDArray[Any], ...]:
@@ -156,11 +156,11 @@ class IndependentNoise(DiscreteNoise):
 
 
 class TreeNoise(DiscreteNoise):
-    """Integer noise on the nodes of trees; releases the estimate from noisy nodes, rounded.
+    """Adds integer noise to the nodes of trees, and releases rounded estimates from noisy nodes.
 
-    For a node of height h, `TreeAgg` estimates N / (2^(h+1) - 1): N is 2^h times its noise plus the
-    N of both halves. A node's sum is whole, so its rounded estimate is a function of
-    noisy nodes only: rounding comes after the noise and costs nothing.
+    For a node of height h, `TreeAgg` estimates N / (2^(h+1) - 1), where N is 2^h times the node's
+    noise plus the N of both halves. Since a node's sum is an integer, the rounded estimate depends
+    only on noisy nodes: rounding comes after the noise and costs no privacy.
     """
 
     def __init__(self, mechanism: TreeAgg) -> None:
@@ -168,11 +168,11 @@ class TreeNoise(DiscreteNoise):
         self._starts = np.array([0, *mechanism.restarts])
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        """One tree per binary digit of the rounds since the tree began."""
+        """Returns one shape per set bit of the number of rounds since the last restart."""
         return [(size,)] * self._count(done).bit_count()
 
     def limit(self, deviation: float) -> float:
-        """See `DiscreteNoise.limit`; N of a node is its estimate times 2^(h+1) - 1."""
+        """Like `DiscreteNoise.limit`, but bounds N: the estimate at height h times 2^(h+1) - 1."""
         levels = self.rounds.bit_length()
         limit = LIMIT * (deviation + 2 * STRIPS) * levels * 2.0 ** (levels - 1)
         if limit >= 2.0**61:
@@ -189,7 +189,7 @@ class TreeNoise(DiscreteNoise):
         buffers: tuple[npt.NDArray[Any], ...],
         limit: float,
     ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
-        """The buffers are N of the complete trees, smallest first."""
+        """The buffers hold the N of each complete tree, smallest tree first."""
         held = list(buffers)
         node, level = fresh[0], 0
         gone = np.zeros_like(node)
@@ -220,15 +220,15 @@ def _estimate(node: Whole, level: int) -> Whole:
 
 
 class WeightedNoise(DiscreteNoise):
-    """Fresh draws plus weighted sums of kept rows: banded matrices, and full trees. The draws'
-    deviation is divided by C's `diagonal` (rounds,)."""
+    """Noise of banded matrices and full trees: fresh draws plus weighted sums of kept rows. The
+    draws' deviation is divided by `diagonal` (rounds,), the diagonal of C."""
 
     def __init__(self, mechanism: Mechanism, diagonal: Floats, *, slack: float) -> None:
         super().__init__(mechanism)
         self._diagonal, self._slack = diagonal, slack
 
     def kappa(self, deviation: float) -> float:
-        """Half a step, and the rounding of one product and one sum per weight."""
+        """Returns half a step plus the rounding errors of one product and one sum per weight."""
         sizes = [np.abs(self.weights(now)) for now in range(self.rounds)]
         wrong = max((len(size) + 3 + self._slack) * float(size.sum()) for size in sizes)
         return 0.5 + wrong * _UNIT * self.limit(deviation) * 1.01
@@ -260,7 +260,7 @@ class WeightedNoise(DiscreteNoise):
 
 
 class BandedNoise(WeightedNoise):
-    """Noise of banded matrices: keeps that of earlier rounds, latest first."""
+    """Noise of banded matrices, which keeps the noise of earlier rounds, latest first."""
 
     def __init__(self, mechanism: BandedToeplitz | BandMF) -> None:
         self._rows = (
@@ -290,7 +290,7 @@ class BandedNoise(WeightedNoise):
 
 
 class FullTreeNoise(WeightedNoise):
-    """Noise of `TreeAggFull`: keeps the noise sums of complete left halves, by binary digit."""
+    """Noise of `TreeAggFull`, which keeps noise sums of complete left halves, smallest first."""
 
     def __init__(self, mechanism: TreeAggFull) -> None:
         spread, self._pull, self._place = mechanism.conditionals()
@@ -300,7 +300,7 @@ class FullTreeNoise(WeightedNoise):
         return np.asarray(self._pull[now][_digits(int(self._place[now]))])
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        """One sum per binary digit of the rounds of this tree."""
+        """Returns one shape per set bit of the number of rounds in the current tree."""
         if done >= self.rounds:
             return []
         return [(size,)] * int(self._place[done]).bit_count()
@@ -333,7 +333,7 @@ class BltNoise(DiscreteNoise):
         self._scale = np.array(mechanism.parameters.scale)
 
     def kappa(self, deviation: float) -> float:
-        """Half a step, the accumulated rounding of the buffers, and the rounding of their sum.
+        """Adds up half a step and the rounding errors of the buffers and of the buffers' sum.
 
         Each round adds an error of at most 4 units of a buffer's largest size, and earlier errors
         decay. Errors are not fed back, since the buffers add the released noise.

@@ -1,9 +1,9 @@
-"""The discrete Gaussian, exactly: integers x with weights exp(-x^2 / 2 deviation^2).
+"""Draws from the exact discrete Gaussian: integers x with weights exp(-x^2 / 2 deviation^2).
 
 The draws are not rounded; only a draw beyond `LIMIT` standard deviations, which might not fit into
 64 bits, is refused. Python's integers decide what 64 random bits cannot (`exact_trial`).
 
-Paper  Canonne, Kamath and Steinke 2020 (the law); Karney 2016, Algorithm D (trials)
+Paper  Canonne, Kamath and Steinke 2020 (distribution); Karney 2016, Algorithm D (trials)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlm.federated.noise.kernels import STRIPS, WORDS, draw
 from dlm.federated.noise.stream import Words, WordStream
 
 Whole = npt.NDArray[np.int64]
-Bounds = Callable[[int], tuple[int, int]]  # bits -> (low, high) of a number times 2^bits
+Bounds = Callable[[int], tuple[int, int]]  # bits -> (low, high) around a number times 2^bits
 
 LIMIT = 64  # standard deviations; a draw beyond it has a probability below exp(-2048)
 _REACH = 10  # standard deviations that the table covers
@@ -30,22 +30,22 @@ _TRIALS = 1 << 16  # trials whose words are drawn at a time
 
 
 def whole_deviation(deviation: float) -> int:
-    """The standard deviation of the draws: at least `deviation`, a multiple of `STRIPS`.
-    PrivacyError unless it is above 0, and draws fit into 64 bits."""
+    """Rounds `deviation` up to a multiple of `STRIPS`, the standard deviation of the draws.
+    PrivacyError unless `deviation` is above 0, and draws fit into 64 bits."""
     if not 0 < deviation < 2.0**52:
         raise PrivacyError(
             f"the noise's standard deviation is {deviation} grid steps; it must be above 0 and "
             "below 2^52: raise or lower the noise multiplier"
         )
-    # `deviation` was computed in double precision: a little more covers its rounding.
+    # `deviation` was computed in double precision; a small margin covers the rounding errors.
     least = deviation * (1 + 2.0**-40)
     return STRIPS * int(-(-least // STRIPS))
 
 
 def draw_discrete(key: Key, parts: Sequence[tuple[int, int]]) -> Whole:
-    """Independent discrete Gaussians from a key's stream; each part is a count and a standard
-    deviation. The distribution is exact, conditional on no draw beyond `LIMIT` standard deviations,
-    which raises PrivacyError; the same key and parts give the same numbers."""
+    """Draws independent discrete Gaussians from a key's stream; each part is a count and a standard
+    deviation. The distribution is exact, except that a draw beyond `LIMIT` standard deviations
+    raises PrivacyError. The same key and parts give the same numbers."""
     stream, more = WordStream(key.fold("trials")), WordStream(key.fold("more"))
     out = np.empty(sum(count for count, _ in parts), np.int64)
     at = 0
@@ -90,7 +90,7 @@ def _fill(
 
 
 def strips_of(deviation: int) -> int:
-    """Strips per standard deviation: its largest power-of-two divisor, at most `STRIPS`."""
+    """Returns the largest power of two that divides `deviation`, or `STRIPS` if that is less."""
     return min(STRIPS, deviation & -deviation)
 
 
@@ -116,7 +116,7 @@ def _table(strips: int) -> _Table:
 
 
 def _floor(bounds: Bounds, bits: int) -> int:
-    """floor(2^bits x) of an irrational number."""
+    """Returns floor(2^bits x) for the irrational number x that `bounds` gives."""
     for extra in itertools.count(64, 64):
         low, high = bounds(bits + extra)
         if low >> extra == high >> extra:
@@ -125,8 +125,8 @@ def _floor(bounds: Bounds, bits: int) -> int:
 
 
 def exact_trial(words: Words, deviation: int, more: Callable[[int], Words]) -> int | None:
-    """One trial of `kernels.draw`, from its words, in exact arithmetic: a number, or None if
-    rejected. `more` gives further random words, for undecided comparisons."""
+    """Repeats a trial of `kernels.draw` in exact arithmetic, from the trial's words. Returns a
+    number, or None if rejected. `more` gives further random words, for undecided comparisons."""
     strips = strips_of(deviation)
     span = deviation // strips
     first, second, third = (int(word) for word in words)
@@ -219,5 +219,5 @@ def _weights(strips: int, bits: int) -> tuple[list[int], list[int]]:
 def _sums(strips: int, bits: int, count: int) -> tuple[int, int]:
     low, high = _weights(strips, bits)
     last = len(low) - 1
-    # A strip beyond the table of weights: the rest is less than a unit.
+    # The strips beyond the table of weights add less than a unit.
     return (low[count], high[count]) if count <= last else (low[last], high[last] + 1)

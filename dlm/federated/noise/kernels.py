@@ -9,10 +9,10 @@ import numpy as np
 
 from dlm.jit import inlined, kernel
 
-WORDS = 3  # of 64 bits, per trial
-STRIPS = 16  # at most, per standard deviation
-# More than a thousand times the error of a comparison in double precision: six roundings of 2^-53
-# and a unit in the last place of exp come to less than 2^-50.
+WORDS = 3  # random words of 64 bits per trial
+STRIPS = 16  # maximum strips per standard deviation
+# A comparison closer than this is in doubt. In double precision, the error of a comparison is below
+# 2^-50, a thousandth of this: six roundings of 2^-53 and a unit in the last place of exp.
 DOUBT = 2.0**-40
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -22,7 +22,7 @@ _TOP_BYTE = np.uint64(56)
 
 @inlined
 def _scaled(word, span):  # type: ignore[no-untyped-def]
-    """word * span in two halves: a place below span, and the remainder that shows any bias."""
+    """Returns both halves of word * span: a place below span, and a remainder that shows bias."""
     word_high, word_low = word >> _HALF, word & _LOW
     span_high, span_low = span >> _HALF, span & _LOW
     low = word_low * span_low
@@ -39,14 +39,14 @@ def draw(words, trial, drawn, filled, edges, sure, guide, span, luck, strips):  
     """Fills `drawn` with discrete Gaussian numbers, until it is full or words run out.
 
     Shapes
-        words   (n,)  uint64  random; trial t reads 3 t, 3 t + 1 and 3 t + 2
-        drawn   (m,)  int64   numbers, from place `filled` on
+        words   (n,)  uint64  random words; trial t reads words 3 t, 3 t + 1 and 3 t + 2
+        drawn   (m,)  int64   the numbers; draws are written from index `filled` on
         edges   (k,)  uint64  floor(2^64 P(strip < i)), i = 1 .. k
         sure    (k,)  uint64  floor(2^63 p), p being the least acceptance probability in strip i
-        guide   (256,) uint8  how many edges are certainly below a word with this top byte
-        span    places in a strip; luck: 2^64 mod span; strips: number per standard deviation
-    Returns     (trial, filled, doubt): with `doubt`, 64 bits do not decide the trial, and it has to
-                be done in exact arithmetic
+        guide   (256,) uint8  how many edges are below every word with this top byte
+        span    places in a strip; `luck` is 2^64 mod span; `strips` are per standard deviation
+    Returns     (trial, filled, doubt); `doubt` is true if 64 bits do not decide the trial, which
+                then has to be repeated in exact arithmetic
     Guarantees  every decision is that of exact arithmetic
     Trusts      span * strips is the standard deviation: discrete_gaussian._fill
     Paper       Karney 2016, Algorithm D, with strips of a 16th of the standard deviation
@@ -58,13 +58,13 @@ def draw(words, trial, drawn, filled, edges, sure, guide, span, luck, strips):  
         strip = np.int64(guide[first >> _TOP_BYTE])
         while strip < last and edges[strip] < first:
             strip += 1
-        if edges[strip] <= first:  # equal, or beyond the last strip of the table
+        if edges[strip] <= first:  # the word equals an edge, or is beyond the last one
             return trial, filled, True
         place, rest = _scaled(words[WORDS * trial + 1], span)
         third = words[WORDS * trial + 2]
         chance, negative = third >> _ONE, third & _ONE
         if rest < luck or (negative and strip == 0 and place == np.uint64(0)):
-            trial += 1  # biased places, and a second zero
+            trial += 1  # rejects a biased place, or a second zero
             continue
         if chance >= sure[strip]:
             part = np.float64(place) / np.float64(span)
@@ -88,7 +88,7 @@ def blt_noise(fresh, buffers, decay, scale, noise, after):  # type: ignore[no-un
 
     Shapes
         fresh, noise    (d,)    int64
-        buffers, after  (k, d)  float64  before the round; and after, decayed and with noise added
+        buffers, after  (k, d)  float64  buffers before the round, and after decay plus `noise`
     Returns             the largest absolute value in `noise` and `after`
     """
     largest = 0.0

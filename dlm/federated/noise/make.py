@@ -18,7 +18,7 @@ NAMES = (
     "bandfhu",
     "blt",
 )
-BUFFERS = 4  # buffers of a BLT, as in BLT 5; more do not lower the loss
+BUFFERS = 4  # buffers of a BLT, as in BLT 5; more buffers do not lower the loss
 
 
 def make_mechanism(
@@ -33,7 +33,7 @@ def make_mechanism(
     error: str = "max",
     progress: Callable[[str], None] | None = None,
 ) -> Mechanism:
-    """The mechanism `name`, for `rounds` rounds and, if it is optimised, for that participation.
+    """Makes the mechanism `name` for `rounds` rounds and, if optimised, for this participation.
 
     Args    restarts  for tree-restart: the rounds at whose start a new tree begins
             bands     for bandmf, bandtoep and bandfhu; by default the gap
@@ -50,7 +50,7 @@ def make_mechanism(
     width = min(gap if bands is None else bands, rounds)
     if width < 1:
         raise ConfigError(f"bands is {bands}; it must be 1 or more")
-    # Families are imported on use, so that commands start sooner.
+    # The mechanisms' modules are imported when needed, so that commands start sooner.
     if name == "gaussian":
         return GaussianMechanism(rounds)
     if name in ("tree", "tree-restart"):

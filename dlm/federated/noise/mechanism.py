@@ -1,9 +1,9 @@
 """The interface of all mechanisms, their shared base class, and independent noise.
 
-A mechanism adds noise to the sum of each round so that *running sums* of rounds carry little of it.
-It is given by a matrix C: the noise of round t is row t of C^-1 z, where z are independent draws
-(BLT equation 1). C determines the sensitivity, and A C^-1 the error, where A is the matrix of
-running sums. `discrete` draws the noise.
+A mechanism adds noise to the sum of each round so that *running sums* of rounds have little noise.
+A matrix C defines a mechanism: the noise of round t is row t of C^-1 z, where z are independent
+draws (BLT equation 1). C determines the sensitivity; A C^-1, where A is the matrix of running sums,
+determines the error. `discrete` draws the noise.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Floats = NDArray[np.float64]
 class Mechanism(Protocol):
     """Correlated Gaussian noise over rounds: its matrix, its sensitivity and its error.
 
-    The noise multiplier is the standard deviation of the *independent* draws z over the clip norm,
-    as the papers print it, so that ``rho = sensitivity ** 2 / (2 * noise_multiplier ** 2)``.
+    As in the papers, the noise multiplier is the standard deviation of the *independent* draws z
+    divided by the clip norm, so that ``rho = sensitivity ** 2 / (2 * noise_multiplier ** 2)``.
     """
 
     @property
@@ -37,7 +37,7 @@ class Mechanism(Protocol):
 
     @property
     def rounds(self) -> int:
-        """Rounds for which there is noise; accounting covers all of them."""
+        """The number of rounds for which there is noise; accounting covers all these rounds."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class Mechanism(Protocol):
         ...
 
     def sensitivity_is_exact(self, *, gap: int, max_participations: int) -> bool:
-        """Whether a pattern reaches `sensitivity`; otherwise it is an upper bound."""
+        """Whether some pattern reaches `sensitivity`; if not, `sensitivity` is an upper bound."""
         ...
 
     def rms_loss(self, *, gap: int, max_participations: int) -> float:
@@ -62,28 +62,28 @@ class Mechanism(Protocol):
         ...
 
     def prefix_variances(self) -> Floats:
-        """(rounds,) variance of the noise in each running sum, for unit draws."""
+        """Returns (rounds,): the noise variance of each running sum, for draws of variance 1."""
         ...
 
     def state_size(self, model_size: int) -> int:
-        """Numbers held between rounds for a model of `model_size` parameters."""
+        """How many numbers are held between rounds for a model of `model_size` parameters."""
         ...
 
     def matrix(self) -> dict[str, Any]:
-        """The facts that determine C besides its name: plain options of `dlm privacy account`.
+        """The facts that, with the name, determine C: options of `dlm privacy account`.
 
-        With `rounds`, the sensitivity is that of this many rounds, even if a run stops earlier.
-        BandMF has too many entries; only its bands are here.
+        If `rounds` is among them, the sensitivity is for all these rounds, even if a run stops
+        earlier. For BandMF, whose C has too many entries, only the number of bands is returned.
         """
         ...
 
     def digest(self) -> str:
-        """A digest of C: a stream that continued with another matrix would follow neither law."""
+        """A digest of C, which shows whether a resumed stream still has the same matrix."""
         ...
 
 
 class Base:
-    """The losses of all mechanisms. Subclasses define the matrix and its figures."""
+    """Computes a mechanism's losses from the sensitivity and variances that a subclass defines."""
 
     name: str
     rounds: int
@@ -129,7 +129,7 @@ class Base:
 
 
 def check_rounds(rounds: int) -> int:
-    """`rounds`, if a mechanism can have that many; otherwise ConfigError."""
+    """Returns `rounds`; ConfigError if a mechanism cannot have that many rounds."""
     if not 1 <= rounds <= MOST_ROUNDS:
         raise ConfigError(
             f"rounds is {rounds:,}; expected 1 to {MOST_ROUNDS:,}, since noise is planned for all "

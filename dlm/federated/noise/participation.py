@@ -27,7 +27,7 @@ DENSE_GAP = 24  # up to this gap, `_dense_forest` is faster
 
 
 def gap_from_min_separation(min_separation: int) -> int:
-    """The gap, from the number of rounds between two participations (GDP, BLT: MinS)."""
+    """Converts the number of rounds between two participations (GDP, BLT: MinS) to the gap."""
     if min_separation < 0:
         raise ConfigError(
             f"the number of rounds between participations is {min_separation}; expected 0 or more"
@@ -59,7 +59,7 @@ def most_participations(rounds: int, gap: int) -> int:
 
 
 def check_restarts(restarts: Sequence[int], rounds: int) -> tuple[int, ...]:
-    """`restarts`, if they are ascending rounds after the first; otherwise ConfigError."""
+    """Returns `restarts`; ConfigError unless they are ascending rounds after the first round."""
     if any(b <= a for a, b in itertools.pairwise([0, *restarts, rounds])):
         raise ConfigError(
             f"restarts are {list(restarts)}; expected ascending rounds between 1 and {rounds - 1}"
@@ -84,7 +84,7 @@ def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_participation
 
 
 def separated_sums(column: Floats, gap: int, times: int) -> Floats:
-    """Sum of a column and its copies shifted by 1, 2, ... times - 1 gaps, cut at its end."""
+    """Adds to a column its copies shifted down by 1, 2, ... times - 1 gaps, cut at the end."""
     rounds = len(column)
     rows = -(-rounds // gap)
     square = np.zeros((rows, gap))
@@ -96,7 +96,7 @@ def separated_sums(column: Floats, gap: int, times: int) -> Floats:
 
 
 def orthogonal_sensitivity(norms_squared: Floats, gap: int, max_participations: int) -> float:
-    """The sensitivity of columns of these squared norms, orthogonal at distance `gap` or more."""
+    """The sensitivity for columns of these squared norms, orthogonal at distance `gap` or more."""
     best = best_separated_sum(norms_squared, gap, max_participations)
     return math.sqrt(best)
 
@@ -106,7 +106,7 @@ def best_separated_sum(weights: Floats, gap: int, max_participations: int) -> fl
     apart."""
     rounds = len(weights)
     times = check_participation(rounds, gap, max_participations)
-    # best[i]: with the participations so far at place i or before
+    # best[i] is the largest sum if all participations so far are at place i or earlier.
     best = np.zeros(rounds)
     for _ in range(times):
         before = np.zeros(rounds)
@@ -118,9 +118,9 @@ def best_separated_sum(weights: Floats, gap: int, max_participations: int) -> fl
 def banded_sensitivity(bands: Floats, gap: int, max_participations: int) -> tuple[float, bool]:
     """The sensitivity of a matrix C with banded C^T C, and whether it is exact or an upper bound.
 
-    Exact if a participation overlaps only the previous and the next (b <= 2 gap; products count by
-    absolute value, since each contribution may flip the sign of the next). Otherwise an upper
-    bound, which takes each column's own worst pattern.
+    It is exact if a participation overlaps only the previous and the next one (b <= 2 gap; products
+    count by absolute value, since each contribution may flip the sign of the next). Otherwise it is
+    an upper bound, computed from each column's own worst pattern.
 
     Shapes  bands  (b, rounds)  bands[d, j] = (C^T C)[j, j + d]; 0 where j + d >= rounds
     Paper   Choquette-Choo et al. 2023 (multi-epoch), Theorem 2.1 and (banded), appendix
@@ -146,7 +146,7 @@ def banded_sensitivity(bands: Floats, gap: int, max_participations: int) -> tupl
 
 
 def _chain(size: Floats, gap: int, times: int) -> float:
-    """The largest sum, over all patterns, of diagonal terms plus twice the terms of neighbours."""
+    """The largest sum of diagonal terms and twice the off-diagonal terms, over all patterns."""
     width, rounds = size.shape
     ending = size[0].copy()  # [j]: the largest sum if the last participation so far is at j
     best = float(ending.max())
@@ -169,9 +169,9 @@ def forest_sizes(rounds: int) -> list[int]:
 def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participations: int) -> int:
     """The squared sensitivity of a matrix with one row per node of complete binary trees, exactly.
 
-    A user adds the number of their participations to each node above them; the result is the
-    largest sum of the squares. Patterns are searched by halves: only the number of rounds forbidden
-    at its start links a half to the one before. `sizes` are leaf counts, powers of two, in order.
+    A user contributes the number of participations below a node to that node; the result is the
+    largest sum of squared contributions. Patterns are searched by halves, linked only by the number
+    of rounds forbidden at a half's start. `sizes` are leaf counts, powers of two, in order.
 
     Paper  Kairouz et al. 2021, appendix D (a dynamic program over the tree); GDP 3
     """
@@ -243,8 +243,8 @@ def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
 
 
 def _dense_forest(sizes: tuple[int, ...], gap: int, times: int) -> int:
-    """The squared sensitivity for short gaps, with many participations: arrays [closed before,
-    closed after, participations] hold a part's largest sum of squares."""
+    """The squared sensitivity for short gaps and many participations. Arrays hold a part's largest
+    sum of squares by [rounds closed before it, rounds closed after it, participations]."""
     leaf = np.full((gap, gap, 2), -np.inf)
     leaf[0, gap - 1, 1] = 1.0
     for closed in range(gap):
@@ -270,7 +270,7 @@ def _joined(first: Floats, second: Floats, times: int) -> Floats:
             here = out[:, :, count : count + second.shape[2]]
             value = first[:, between, count, None, None] + second[None, between, :, :room]
             np.maximum(here, value, out=here)
-    # More participations than fit: no need to keep them.
+    # Counts of participations that do not fit are dropped.
     reached = np.flatnonzero(np.isfinite(out).any(axis=(0, 1)))
     return out[:, :, : reached[-1] + 1]
 

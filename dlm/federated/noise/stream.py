@@ -1,4 +1,4 @@
-"""Random words of a cryptographic stream: ChaCha20 with one key per name."""
+"""Random 64-bit words from a cryptographic stream: ChaCha20 with one key per name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Words = npt.NDArray[np.uint64]
 
 
 class WordStream:
-    """The words of one name in order; no word is returned twice.
+    """A stream of random words under one key; no position of the stream is returned twice.
 
-    The same key gives the same words. Counter and nonce start at 0, and the key is derived from the
-    name: streams of two names share no position.
+    The same key gives the same words. Counter and nonce start at 0. Keys are derived from names, so
+    streams with different names do not overlap.
 
     Paper  Bernstein 2008; RFC 7539 (32-bit counter there; OpenSSL's has 64)
     """

@@ -1,7 +1,7 @@
 """Banded Toeplitz noise: BandToep, optimised, and BandFHU, which needs no optimisation.
 
-C is lower triangular Toeplitz with `bands` coefficients; the noise of a round needs that of the
-`bands - 1` rounds before, which are kept.
+C is lower triangular Toeplitz with `bands` coefficients. A round's noise depends on the noise of
+the `bands - 1` preceding rounds, which is kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BandedToeplitz(Base):
         self.buffer_count = len(coefs) - 1
 
     def matrix(self) -> dict[str, Any]:
-        """The first column or, for BandFHU, whose coefficients are known, the bands."""
+        """Returns the coefficients or, for BandFHU, whose coefficients are known, their number."""
         if self.name == "bandfhu":
             return {**super().matrix(), "bands": len(self.coefs)}
         return {**super().matrix(), "coefficients": self.coefs.tolist()}
@@ -44,7 +44,7 @@ class BandedToeplitz(Base):
         return bool(np.all(self.coefs >= 0) and np.all(np.diff(self.coefs) <= 0))
 
     def _gram(self) -> Floats:
-        """(bands, rounds) C^T C by distance from its diagonal."""
+        """Returns (bands, rounds): the diagonals of C^T C, from the main diagonal outwards."""
         bands = np.zeros((len(self.coefs), self.rounds))
         for d in range(len(self.coefs)):
             products = np.cumsum(self.coefs[d:] * self.coefs[: len(self.coefs) - d])
@@ -54,7 +54,7 @@ class BandedToeplitz(Base):
         return bands
 
     def sensitivity(self, *, gap: int, max_participations: int) -> float:
-        """Exact if coefficients fall or one user's columns do not overlap; otherwise a bound."""
+        """The sensitivity, exact if `sensitivity_is_exact`; otherwise an upper bound."""
         if self._falls():
             return toeplitz_sensitivity(self.coefs, self.rounds, gap, max_participations)
         return banded_sensitivity(self._gram(), gap, max_participations)[0]
@@ -68,7 +68,7 @@ class BandedToeplitz(Base):
 
 
 def inverse_coefs(coefs: Floats, rounds: int) -> Floats:
-    """(rounds,) first column of the inverse of a lower triangular Toeplitz matrix."""
+    """Returns (rounds,): the first column of the inverse of a lower triangular Toeplitz matrix."""
     out = np.zeros(rounds)
     back = coefs[:0:-1]
     for t in range(rounds):
@@ -95,8 +95,8 @@ def band_fhu(rounds: int, bands: int) -> BandedToeplitz:
 def band_toep(
     rounds: int, bands: int, *, progress: Callable[[str], None] | None = None
 ) -> BandedToeplitz:
-    """The banded Toeplitz matrix of column norm 1 and least RmsLoss for gaps of `bands` and more
-    (McKenna 2024), kept on disk."""
+    """Returns the banded Toeplitz matrix with column norm 1 and the least RmsLoss for gaps of at
+    least `bands` (McKenna 2024), which is kept on disk."""
     bands = min(bands, rounds)
     settings = {"mechanism": "bandtoep", "rounds": rounds, "bands": bands}
     found = cached(settings, 1, lambda: _optimise(rounds, bands, progress))

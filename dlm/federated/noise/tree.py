@@ -23,8 +23,8 @@ from dlm.federated.noise.participation import (
 
 
 def node_variances(levels: int) -> Floats:
-    """(levels,) by height, variance of a complete node's estimate from itself and its children's
-    estimates, weighted by precision (Honaker 2015)."""
+    """Returns (levels,): by height, the variance of the estimate that combines a complete node with
+    the estimates of the node's children, weighted by precision (Honaker 2015)."""
     variances = np.ones(levels)
     for level in range(1, levels):
         variances[level] = 1 / (1 + 1 / (2 * variances[level - 1]))
@@ -34,9 +34,9 @@ def node_variances(levels: int) -> Floats:
 class TreeAgg(Base):
     """Tree aggregation with online variance reduction, and optional restarts.
 
-    The buffers hold the noise estimate of one complete subtree per binary digit of the number of
-    rounds. A new round is added as in a binary counter, and its noise is the change of the
-    sum of the buffers. So at most log2(rounds) buffers are held, and each carry takes one draw.
+    The buffers hold one noise estimate, of a complete subtree, per set bit of the number of
+    rounds. A new round is added as in a binary counter, and the round's noise is the change in the
+    buffers' sum. So log2(rounds + 1) buffers are enough, and each carry takes one draw.
     """
 
     def __init__(self, rounds: int, restarts: Sequence[int] = ()) -> None:
@@ -55,7 +55,7 @@ class TreeAgg(Base):
         return {"restarts": list(self._restarts)} if self._restarts else {}
 
     def sensitivity(self, *, gap: int, max_participations: int) -> float:
-        """Exact, by a dynamic program over the trees of all segments together."""
+        """Computes the exact sensitivity by a dynamic program over the trees of all segments."""
         sizes = tuple(size for length in self._lengths for size in forest_sizes(int(length)))
         return math.sqrt(forest_sensitivity_squared(sizes, gap, max_participations))
 
@@ -75,12 +75,12 @@ class TreeAgg(Base):
 class TreeAggFull(Base):
     """Tree aggregation with the best estimate from all complete nodes, in a stream.
 
-    Its noise has covariance (C^T C)^-1, where C has one row per complete node; so it depends on all
-    rounds of the run. Drawn in order of rounds, each noise depends on earlier noise only through
-    the sums of the complete left halves beside its path to the root: `buffer_count` sums, one per
-    digit of the round, are enough.
+    The noise has covariance (C^T C)^-1, where C has one row per complete node; so the noise depends
+    on all rounds of the run. If rounds are drawn in order, a round's noise depends on earlier noise
+    only through the sums of the complete left halves beside the round's path to the root:
+    `buffer_count` sums, one per digit of the round, are enough.
 
-    Paper  BLT 2.3 (pseudo-inverse of Denisov et al. 2022), which holds all rounds' noise instead
+    Paper  BLT 2.3 (pseudo-inverse of Denisov et al. 2022), which keeps the noise of all rounds
     """
 
     name = "tree-full"
@@ -92,17 +92,17 @@ class TreeAggFull(Base):
         self._spread, self._pull = _conditionals(self._sizes)
 
     def conditionals(self) -> tuple[Floats, Floats, Floats]:
-        """Per round, given earlier noise: (rounds,) standard deviation; (rounds, held) weights on
-        the sums of complete left halves, smallest first; (rounds,) int64 place in its tree."""
+        """Returns, given earlier noise, (rounds,) standard deviations; (rounds, held) weights on
+        the sums of complete left halves, smallest first; (rounds,) int64 places in a tree."""
         place = np.concatenate([np.arange(size) for size in self._sizes])
         return self._spread, self._pull, place
 
     def sensitivity(self, *, gap: int, max_participations: int) -> float:
-        """Exact, by a dynamic program over the trees."""
+        """Computes the exact sensitivity by a dynamic program over the trees."""
         return math.sqrt(forest_sensitivity_squared(tuple(self._sizes), gap, max_participations))
 
     def prefix_variances(self) -> Floats:
-        """Computed from the covariance of each tree; trees are independent of each other."""
+        """Computes the variances tree by tree; the noise of different trees is independent."""
         parts = []
         before = 0.0
         for size in self._sizes:
@@ -112,17 +112,17 @@ class TreeAggFull(Base):
 
 
 def _full_variances(size: int) -> Floats:
-    """(size,) variance of each running sum in one complete tree, from all of its nodes."""
+    """Returns (size,): the variance of each running sum in one complete tree, from all nodes."""
     levels = size.bit_length()
-    # alone[h]: variance of a subtree's whole sum, estimated from its own nodes only.
+    # alone[h] is the variance of the sum over a subtree of height h, estimated from its own nodes.
     alone = node_variances(levels)
 
     def inside(level: int, whole: float) -> tuple[Floats, Floats]:
-        """For a subtree whose whole sum has variance `whole`, given all nodes above it: (variance
-        of each running sum in it, covariance of each with the whole)."""
+        """Returns (variance of each running sum in a subtree, covariance of each with the subtree's
+        sum), all given the nodes above. `whole` is the variance of the subtree's sum."""
         if level == 0:
             return np.array([whole]), np.array([whole])
-        # Given the whole, the left half is half of it plus an independent residual.
+        # Given the subtree's sum, the left half's sum is half of it plus an independent residual.
         residual = alone[level - 1] / 2
         half = whole / 4 + residual
         variances, with_half = inside(level - 1, half)
@@ -140,24 +140,24 @@ def _full_variances(size: int) -> Floats:
 
 
 def _conditionals(sizes: Sequence[int]) -> tuple[Floats, Floats]:
-    """(rounds,) standard deviation and (rounds, held) weights on held sums, given earlier noise."""
+    """Given earlier noise, returns (rounds,) deviations and (rounds, held) weights on held sums."""
     held = max(sizes[0].bit_length() - 1, 0)
     spreads, pulls = [], []
     for size in sizes:
         top = size.bit_length() - 1
         alone = node_variances(top + 1)
         for place in range(size):
-            # What the nodes above imply for the sum at each level of the path, from the root down:
-            # it is `weights` times the held sums, with precision `sure`.
+            # From the root down the path, the nodes above imply an estimate of each level's sum:
+            # `weights` times the held sums, with precision `sure`.
             sure = 0.0
             weights = np.zeros(held)
             for level in range(top, 0, -1):
                 # The node of this level adds the information that its sum is 0, with precision 1.
                 weights *= sure / (sure + 1)
                 sure += 1
-                if place >> (level - 1) & 1:  # its left half is complete: we are in the right one
+                if place >> (level - 1) & 1:  # the left half is complete: the round is in the right
                     weights[level - 1] -= 1
-                else:  # its right half is still to come
+                else:  # the right half is still to come
                     sure = 1 / (1 / sure + alone[level - 1])
             spreads.append(1 / math.sqrt(sure + 1))
             pulls.append(weights * sure / (sure + 1))

@@ -1,7 +1,7 @@
 """Wordpieces: an inventory made only from the distribution of words (FNG 6).
 
 SentencePiece estimates the unigram model of Kudo (2018), but collects candidate substrings without
-counts; so this module collects them with weights, and passes them to it.
+counts; so this module gives SentencePiece candidates that it collects with weights.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from dlm.units import counted
 
 SIZES = {"4k": 4_000, "16k": 16_000, "30k": 30_000}  # FNG Table 2: S_e / N_e
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of <unk>, <s>, </s>
-SPACE = "▁"  # U+2581: where a word begins
-# The first is SentencePiece's mark of a word; it uses the others internally. It cuts marks such as
-# </s> out of words, so a character that occurs only inside marks would be no piece.
+SPACE = "▁"  # U+2581, which marks the beginning of a word
+# SentencePiece marks words with the first, and uses the others internally. It cuts marks such as
+# </s> out of words, so a character that occurs only inside marks would not become a piece.
 FORBIDDEN = (SPACE, "\u2585", "\u2047", "\0", "<unk>", "<s>", "</s>")
 SEEDS_PER_PIECE = 8  # substrings to choose from for each piece that is kept
 MAX_SEEDS = 1_000_000
-# Counts are handed over as whole numbers that sum to about this, so that clipped counts, which are
+# SentencePiece gets whole numbers that sum to about this, so that clipped counts, which are
 # fractions, keep their ratios.
 TOTAL = 100_000_000
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Wordpieces with ids; a word is split into its most probable pieces, none of them unknown if
-    its characters were counted, and decoded to itself."""
+    """Wordpieces with ids. A word is split into its most probable pieces, which decode to the same
+    word; no piece is unknown if all of the word's characters were counted."""
 
     model: bytes  # SentencePiece's model, serialised
     provenance: Provenance
@@ -70,11 +70,11 @@ class Inventory:
         return self._processor  # type: ignore[attr-defined]
 
     def pieces(self) -> list[str]:
-        """The piece of each id; one that begins a word begins with U+2581."""
+        """Returns the piece of each id; a piece that begins a word starts with U+2581."""
         return [str(self._sp.IdToPiece(i)) for i in range(self.size)]
 
     def log_probabilities(self) -> npt.NDArray[np.float64]:
-        """ln p of each piece; 0 for <unk>, <s> and </s>, which have none."""
+        """Returns ln p of each piece; 0 for <unk>, <s> and </s>, which have no probability."""
         return np.array([self._sp.GetScore(i) for i in range(self.size)])
 
     def encode_word(self, word: str) -> list[int]:
@@ -89,7 +89,7 @@ class Inventory:
         return np.array([i for word in words for i in self.encode_word(word)], np.int32)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """The words of ids; U+2047 stands for an unknown character."""
+        """Returns the words that ids spell; U+2047 stands for an unknown character."""
         text = "".join("\u2047" if i == UNKNOWN else str(self._sp.IdToPiece(int(i))) for i in ids)
         return [word for word in text.split(SPACE) if word]
 
@@ -105,7 +105,7 @@ class Inventory:
     @classmethod
     def load(cls, path: str | Path, content: bytes | None = None) -> Inventory:
         """Reads what `save` wrote, or its `content`; without a record there is no guarantee. Raises
-        FormatError, and PrivacyError if the record is of another model, or was changed."""
+        FormatError, and PrivacyError if the record belongs to another model or was changed."""
         model = Path(path).read_bytes() if content is None else content
         try:
             found = cls(model, Provenance.none("not said yet"))
@@ -119,7 +119,7 @@ class Inventory:
 
 
 def inventory_of(encode: object) -> Inventory | None:
-    """The wordpieces whose method `encode` is; None for others, even of a derived class."""
+    """The wordpieces of which `encode` is a method; None for other types, even derived classes."""
     owner = getattr(encode, "__self__", None)
     return owner if type(encode) is MethodType and type(owner) is Inventory else None
 
@@ -131,13 +131,13 @@ def build_inventory(
     threads: int = 1,
     max_piece_length: int = PieceSettings.max_length,
 ) -> Inventory:
-    """An inventory of `size` pieces from words and how often they are used.
+    """Builds an inventory of `size` pieces from words and their counts.
 
-    No text is read again, so the inventory has the guarantee of the counts, or none.
+    No text is read again, so the inventory has the guarantee of the counts, if they have one.
 
-    Guarantees  every character of every word is a piece, so that no word is partly unknown; words
-                come back from their pieces as they were, since nothing is normalised
-    Raises      ConfigError      a word could not come back, since it has white space or a mark
+    Guarantees  every character of every word is a piece, so that no word is partly unknown; nothing
+                is normalised, so a word's pieces decode to the same word
+    Raises      ConfigError      a word has white space or a mark, so it could not be decoded
                 EstimationError  the words do not give that many pieces, or have too many characters
     Paper       FNG 6: inventories of 4K, 16K, 30K with 100 % character coverage; Kudo 2018
     """
@@ -193,7 +193,7 @@ def build_inventory(
             )
         # A size that does not fit into 32 bits raises ValueError.
         except (RuntimeError, OSError, ValueError) as exc:
-            # Only the limit in its message, "INTERNAL: src/...cc(744) [...]", helps.
+            # Of the message "INTERNAL: src/...cc(744) [...]", only the limit is useful.
             limit = re.search(r"<= (\d+)", str(exc))
             why = f"at most {limit[1]} are possible" if limit else str(exc).rstrip(". ")
             raise EstimationError(
@@ -247,11 +247,11 @@ def scaled(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 
 
 def lone_characters(words: Iterable[str]) -> list[str]:
-    """Words of two characters that no word has side by side, one word for each last character.
+    """Returns words of two characters that no given word contains, one for each last character.
 
     At its first pruning SentencePiece drops each piece that no word needs. If every word were a
-    piece by then, it would drop all others, including characters, and without characters it would
-    drop short frequent words next. In each of these words the last character is needed.
+    piece by then, it would drop all other pieces, including single characters, and then also short
+    frequent words. Each word returned here needs its last character as a piece.
     """
     pairs = {word[at : at + 2] for word in words for at in range(len(word) - 1)}
     characters = sorted({c for word in words for c in word})
@@ -266,13 +266,13 @@ def lone_characters(words: Iterable[str]) -> list[str]:
 def seed_pieces(
     words: Sequence[str], weights: npt.NDArray[np.int64], count: int, max_length: int
 ) -> list[tuple[str, int]]:
-    """The substrings that a unigram model is chosen from: (substring, weighted occurrences).
+    """Collects candidates for the pieces of a unigram model: (substring, weighted occurrences).
 
-    Returns at most `count`, of two characters or more. Those that cover the most text (occurrences
-    times length) come first, as in SentencePiece, but each occurrence has the weight of its word. A
-    substring that always occurs inside a longer one is left out.
+    Returns at most `count` substrings, of two characters or more, sorted by the text they cover
+    (occurrences times length), as SentencePiece does, but each occurrence has the weight of its
+    word. A substring that always occurs inside a longer one is left out.
 
-    Cost  O(characters of the list) times `max_length`; substrings of two lengths in memory
+    Cost  O(characters of all words) times `max_length`; substrings of two lengths in memory
     """
     marked = [SPACE + word for word in words]
     values = weights.tolist()

@@ -17,7 +17,7 @@ from dlm.record.signature import require_signed
 
 @dataclass(frozen=True)
 class MadePieces:
-    """The result of `make_pieces`, and the mean number of pieces per word, weighted by use."""
+    """The inventory that was made, and its mean number of pieces per word, weighted by use."""
 
     inventory: Inventory
     per_word: float
@@ -31,10 +31,10 @@ def make_pieces(
     public: str | None = None,
     public_key: Path | None = None,
 ) -> MadePieces:
-    """Builds an inventory of the words of `counts`, and writes it to FILE.model, with its record.
+    """Builds an inventory from the words of `counts`, and writes it, with its record, to `output`.
     Raises what `read_counts`, `require_signed` and `build_inventory` raise; also ConfigError for
     users' counts that are declared public, and for both `public` and `public_key`."""
-    # Checked before the long estimation, and before any output is replaced.
+    # Check arguments before the long estimation, and before any output is replaced.
     _check_name(output)
     if public is not None and (beside := traces_of_users(counts)):
         raise ConfigError(
@@ -63,5 +63,5 @@ def _check_name(output: Path) -> None:
     if output.suffix != PIECES_SUFFIX:
         raise ConfigError(
             f"--output is {output}; expected a name that ends in {PIECES_SUFFIX}, since dlm "
-            "federate recognises wordpieces by it"
+            "federate recognises wordpieces by this ending"
         )

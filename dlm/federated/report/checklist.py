@@ -84,7 +84,7 @@ CHECKS = (
 
 
 def secure_setting(stages: Sequence[Mapping[str, Any]]) -> str:
-    """How updates were added up, if they were encoded for secure aggregation."""
+    """Describes how updates that were encoded for secure aggregation were added up."""
     adding = [(stage.get("extras") or {}).get("aggregator", "") for stage in stages]
     if not any(_of_devices(stage) for stage in stages):
         return SECURE_SETTING
@@ -134,7 +134,7 @@ def trusted(
     public: Sequence[str],
     unverified: Sequence[UnverifiedInput],
 ) -> str:
-    """The assumptions of the guarantee that dlm cannot check."""
+    """Lists the assumptions of the guarantee that dlm cannot check."""
     lines = [
         "This program, the packages that it uses, the machine and its random numbers, and any "
         "other code in its process.",
@@ -171,7 +171,7 @@ def enforced(
         bound = extras.get("lambda") or (config.get("privacy") or {}).get("clip_norm")
         if name in ledgers and bound is not None:
             norm = "L1 norm of a user's counts" if "lambda" in extras else "L2 norm of an update"
-            lines.append(f"{name}: the {norm} is at most {bound}; if not finite, it becomes zeros.")
+            lines.append(f"{name}: the {norm} is at most {bound}; if not finite, zeros are used.")
         if name not in ledgers:
             continue
         kept = ledgers[name]["enforced"]

@@ -13,19 +13,19 @@ from typing import Any
 from dlm.federated.training.settings import TrainingSettings
 
 # Independent noise grows with the square root of the number of rounds. Correlated noise cancels
-# over rounds, at best down to that of one round.
+# over rounds, at best down to the noise of one round.
 INDEPENDENT = ("gaussian",)
 
 
 def noise_over_signal(
     rounds: Iterable[Mapping[str, Any]], *, mechanism: str, users_over_denominator: float = 1.0
 ) -> float:
-    """A lower bound on the noise of a run, divided by its users' largest possible contribution,
-    from `clip_norm` and `released_norm` of its rounds.
+    """Returns a lower bound on a run's noise divided by its users' largest possible contribution,
+    from the `clip_norm` and `released_norm` of the run's rounds.
 
     Below 1, the users' updates may outweigh the noise. Above 1 they cannot, even if every user
-    pulls the same way in every round. 0 without rounds. `users_over_denominator` is the number of
-    users of a round over the divisor of their sum.
+    pulls the same way in every round. Without rounds, the bound is 0. `users_over_denominator` is
+    the number of users in a round divided by the denominator of their average.
     """
     found: list[tuple[float, float]] = [
         (line["clip_norm"], line["released_norm"])
@@ -42,7 +42,7 @@ def noise_over_signal(
 
 
 def noise_warning(journal: Path, settings: TrainingSettings) -> str | None:
-    """A warning if a run's noise, by its journal, is larger than its signal; otherwise None."""
+    """Returns a warning if the journal shows that a run's noise exceeds its signal, or None."""
     privacy, sampling = settings.privacy, settings.sampling
     users_over_denominator = 1.0
     if privacy.denominator:

@@ -44,7 +44,7 @@ class PrivacyReport:
     data: Mapping[str, str] | None = None
 
     def checklist(self) -> list[tuple[str, str]]:
-        """(number and title, text) of each point, in the papers' order."""
+        """Returns (number and title, text) of each point, in the papers' order."""
         secure = checklist.secure_setting(self.stages) if self.secure_aggregation else ""
         said = [str(one) for one in self.provenance.public_inputs]
         return [
@@ -106,8 +106,8 @@ class PrivacyReport:
             if planned > stage["rounds"]:
                 lines.append(
                     f"{name}: the run ended after {stage['rounds']} of {planned} planned rounds. "
-                    "Nobody decided that by looking at its output; if somebody did (early "
-                    f"stopping), account for all {planned}."
+                    "The numbers assume that nobody decided so by looking at its output; if "
+                    f"somebody did (early stopping), account for all {planned}."
                 )
             if stage.get("sampling_rate") is not None:
                 lines.append(
@@ -141,7 +141,7 @@ class PrivacyReport:
         out = ["# Privacy report", "", f"**{self.statement()}**", ""]
         out += [f"* {what}: {value}" for what, value in self._head().items()] + [""]
         for title, text in self.checklist():
-            # Lines of a list stay together; others become paragraphs.
+            # Lines of a list stay together; other lines become paragraphs.
             gap = "\n" if text.startswith("* ") else "\n\n"
             out += [f"## {title}", "", text.replace("\n", gap), ""]
         out += [
@@ -181,7 +181,7 @@ class PrivacyReport:
         return "\n".join(out)
 
     def checks(self) -> list[dict[str, Any]]:
-        """The `account.recheck.Check` of each stage, as JSON; none without numbers."""
+        """Returns the `account.recheck.Check` of each stage, as JSON; nothing without numbers."""
         if self.numbers is None:
             return []
         from dlm.federated.account.compose import StageRecord
@@ -244,7 +244,7 @@ def build(
     at: datetime | None = None,
     data: Mapping[str, str] | None = None,
 ) -> PrivacyReport:
-    """The report of a run, from its records.
+    """Builds the report of a run from its records.
 
     Args
         stages       every stage that used users' data: each an `account.StageRecord` or its JSON
@@ -256,11 +256,11 @@ def build(
                      records: their stages are composed with `stages`; an input without a record or
                      guarantee leaves the report without a guarantee
         void         more reasons why there is no guarantee
-        content      SHA-256 of the outputs by name, which the record is about
-        held_out     number of users in no round, evaluated without noise and not covered
+        content      SHA-256, by name, of the outputs that the record is about
+        held_out     number of users who are in no round: evaluated without noise, not covered
         under_way    whether the stages have more rounds than the ledgers so far
-        data         `name` of the users' data set, and its keyed `digest`: a plain one would be a
-                     release without noise
+        data         `name` of the users' data set, and its keyed `digest`: a plain digest would
+                     be a release without noise
     Raises  PrivacyError  see `check_stage`
     """
     if not stages:
@@ -287,8 +287,8 @@ def build(
         else:
             check_stage(record, book, under_way=under_way)
             reasons += unenforced(record, book)
-            # Identifies the run: the same stage is composed once, a stage of another run
-            # separately.
+            # The ledger identifies the run: a stage counts once in a composition, and again only
+            # if another run repeats it.
             record["extras"] = {**(record.get("extras") or {}), "ledger": book.digest}
     made = compose_records(
         inputs or {},
@@ -342,8 +342,8 @@ def check_stage(
 
 
 def unenforced(stage: Mapping[str, Any], ledger: ParticipationLedger) -> list[str]:
-    """Participation limits that accounting assumes but nothing enforced: reasons for no guarantee,
-    even if they happened to hold."""
+    """Lists the participation limits that accounting assumes but nothing enforced. They are reasons
+    for no guarantee, even if they happened to hold."""
     if stage.get("sampling_rate") is not None:
         return []
     found, name, gap = [], stage["stage"], int(stage["gap"])

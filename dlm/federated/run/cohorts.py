@@ -31,23 +31,23 @@ class Population(Protocol):
         cap: int | None = None,
         split: Callable[[str], list[str]] = str.split,
     ) -> list[Ids]:
-        """A user's utterances as ids, at most `cap` in total; none if devices keep them."""
+        """A user's utterances as ids, at most `cap` in total; none if devices keep the text."""
         ...
 
     def split(self, fraction: float) -> tuple[Self, Self]:
-        """(the rest, about `fraction` of the users)."""
+        """Returns (other users, about `fraction` of the users)."""
         ...
 
     @property
     def digest(self) -> str:
-        """A digest of what identifies a population, which a resumed run compares."""
+        """A digest that identifies the population, compared when a run resumes."""
         ...
 
 
 class Cohorts:
-    """A sampler of users, its clock, and the ledger of the users that it drew, which enforces gap
-    and participations unless they are None. For timers, `round_s` is the time from the beginning of
-    one round to the next."""
+    """A sampler of users, its clock, and a ledger of the users drawn. The ledger enforces `gap` and
+    `max_participations` unless they are None. For timers, `round_s` is the time from the beginning
+    of one round to the next."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Cohorts:
         self._round_s = round_s
 
     def draw(self, index: int) -> list[int]:
-        """Places of the users of a round, who are in the ledger from then on; ConfigError if there
-        is no cohort, PrivacyError for one that breaks the ledger's limits."""
+        """Draws a round's users, records them in the ledger, and returns their indexes. Raises
+        ConfigError without a cohort, PrivacyError for a cohort that breaks the ledger's limits."""
         if isinstance(self.sampler, AvailabilitySampler):
             cohort, self.now_s = self.sampler.cohort_when_ready(index, self.now_s)
             self.now_s += self._round_s
@@ -101,8 +101,8 @@ class Cohorts:
         self.ledger, self.now_s = ledger, now_s
 
     def bounds(self, rounds: int) -> tuple[int, int]:
-        """(gap, most participations of a user) that accounting may use: the enforced limits, or the
-        worst case."""
+        """Returns (gap, maximum participations of a user) for accounting: the enforced limits or,
+        without limits, the worst case."""
         gap = self.ledger.gap or 1
         return gap, self.ledger.max_participations or max(-(-rounds // gap), 1)
 
@@ -116,7 +116,7 @@ class Cohorts:
         simulated: bool,
         **more: Any,
     ) -> dict[str, Any]:
-        """An `account.compose.StageRecord`, as JSON, for this number of rounds, done or planned."""
+        """Makes a JSON `account.compose.StageRecord` for this many rounds, done or planned."""
         gap, most = self.bounds(rounds)
         drawn = self.ledger.sampling
         # Amplification is known only for independent noise, and depends on how users were drawn.

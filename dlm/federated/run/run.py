@@ -1,5 +1,5 @@
-"""One process of a run: it begins or resumes, and does its rounds, each of which counts once. No
-file contains a key, and after the run has ended none contains its noise."""
+"""Begins or resumes a run in this process, and does its rounds, each of which counts once. No file
+contains a key, and after the run has ended, no file contains its noise."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Done = TypeVar("Done")  # what is reported about a round
 
 
 class FederatedRun(Closeable, Generic[Done]):
-    """Rounds over users, in a folder from which they resume or, without one, in memory.
+    """Runs rounds over users, in a folder from which they resume or, without a folder, in memory.
 
     A run stopped anywhere and resumed with the same seed ends in the same bits, including the
     journal; a round is reported only after it is saved.
 
-    `binding` is what two runs must share to be the same. If `released`, rounds are releases, which
+    `binding` is what must not change when a run resumes. If `released`, rounds are releases, which
     are never repeated.
     """
 
@@ -42,7 +42,7 @@ class FederatedRun(Closeable, Generic[Done]):
     resumed: bool = False
     _ends: bool = False  # whether the next checkpoint is the last for now
     _in_round: bool = False  # also true after an interrupted round
-    _over: str = ""  # why the run ended early; "" while it has not
+    _over: str = ""  # why the run ended early; "" if it has not ended early
 
     def _begin(self, folder: RunFolder | Path | None) -> None:
         if folder is None:
@@ -73,8 +73,8 @@ class FederatedRun(Closeable, Generic[Done]):
         Raises
             PrivacyError      a participation that breaks the enforced limits; a round of this run
                               was interrupted in this process; the run's noise was erased
-            TrainingDiverged  after the round that shows it, which counts; and immediately if a run
-                              resumes from there
+            TrainingDiverged  the model diverged; raised after that round, which counts, and at once
+                              when the run resumes
         """
         if self._over:
             raise TrainingDiverged(self._over)
@@ -122,8 +122,8 @@ class FederatedRun(Closeable, Generic[Done]):
         return self.cohorts.draw(index)
 
     def _releases(self) -> dict[str, str]:
-        """The run and its releases (`lineage`), for the extras of a stage whose rounds are
-        releases; a resumed simulation draws the same noise again."""
+        """Identifies the run and its releases in a stage's extras (see `account.records`); empty if
+        rounds are not releases, as in a simulation, which draws the same noise when it resumes."""
         if self.folder is None or not self.released:
             return {}
         return {"run": self.folder.run_id, "released": checkpoint.digest(self._arrays()[0])}
@@ -146,7 +146,7 @@ class FederatedRun(Closeable, Generic[Done]):
         self.folder.save(state, self.binding, lines, released=self.released, record=record)
 
     def _record(self, public: Arrays) -> Provenance | None:
-        """The record for a checkpoint with these arrays; None if another file carries it."""
+        """The record for a checkpoint with these arrays; None if another file has the record."""
         return None
 
     @abstractmethod
@@ -167,7 +167,7 @@ class FederatedRun(Closeable, Generic[Done]):
 
     @abstractmethod
     def _restore(self, public: Arrays, private: Arrays | None, facts: Mapping[str, Any]) -> None:
-        """Restores the state from the result of `_arrays`; `private` is None after the end."""
+        """Restores what `_arrays` returned; `private` is None if the run has ended."""
 
     @abstractmethod
     def _line(self, done: Done) -> dict[str, Any]:

@@ -18,7 +18,7 @@ METRICS = "metrics.jsonl"
 STORE = "users.store"
 LEDGER = "ledger.state"
 REPORTS = ("privacy.md", "privacy.json")
-PIPELINE_JOURNAL = "journal.json"  # file in a pipeline's folder, which has the same `REPORTS`
+PIPELINE_JOURNAL = "journal.json"  # in a pipeline's folder, where reports are also named `REPORTS`
 PRIVATE = "private-*.state"
 
 
@@ -31,9 +31,9 @@ def check_history(
     released: bool,
     ended: bool = False,
 ) -> None:
-    """Checks that resuming does not repeat a round; PrivacyError if the checkpoint, of `done`
-    rounds, lacks rounds that private parts or the journal (which counts from 0) have. Only rounds
-    that are not `released` can be repeated; a run that has ended still has its ledger."""
+    """Checks that resuming does not repeat a `released` round. Raises PrivacyError if the
+    checkpoint, after `done` rounds, lacks rounds that private parts or the journal (counted from
+    0) have. If the run has `ended`, its ledger shows that there were rounds."""
     if not released:
         return
     last = max(journal, default=-1)
@@ -46,7 +46,7 @@ def check_history(
         if traces:
             raise PrivacyError(
                 f"{place} has {', '.join(traces)} of earlier rounds, but no checkpoint; a new run "
-                "there would forget who took part and what was released. Restore the checkpoint, "
+                "in it would forget who took part and what was released. Restore the checkpoint, "
                 "or start in another folder and account for both runs"
             )
     elif last >= done:
@@ -59,13 +59,13 @@ def check_history(
 
 
 def private_parts(folder: Path) -> list[Path]:
-    """Files in a run's folder that hold noise, including unfinished ones."""
+    """Lists the files in a run's folder that hold noise, including incomplete files."""
     return [*folder.glob(PRIVATE), *folder.glob(f".{PRIVATE}.*{SUFFIX}")]
 
 
 def ended_part(folder: Path, found: Checkpoint) -> Checkpoint | None:
-    """The `ledger.state` of a run that has ended; None if rounds may remain. It is written before
-    the last checkpoint, so it counts only if it has that checkpoint's ledger."""
+    """Reads the `ledger.state` of a run that has ended; None if rounds may remain. The file is
+    written before the last checkpoint, so it counts only if both have the same ledger."""
     if not (folder / LEDGER).exists():
         return None
     kept = checkpoint.read(folder / LEDGER)
@@ -84,7 +84,7 @@ def private_part(folder: Path, found: Checkpoint) -> Checkpoint:
     if file_digest(part) != found.facts["private"]:
         raise PrivacyError(
             f"{part} does not belong to this checkpoint: its noise or ledger is from another time, "
-            "or was changed. Restore both files together"
+            "or was changed. Restore this file together with its checkpoint"
         )
     return checkpoint.read(part)
 
@@ -97,15 +97,15 @@ def ledger_in(private: Checkpoint, found: Checkpoint) -> ParticipationLedger:
     if ledger.rounds != done:
         raise PrivacyError(
             f"the checkpoint in {private.path.parent} has {done} rounds, but the ledger has "
-            f"{ledger.rounds}, so one is from another time. Restore the checkpoint and its private "
-            "part together"
+            f"{ledger.rounds}, so they were saved at different times. Restore the checkpoint and "
+            "its private part together"
         )
     return ledger
 
 
 def refuse_secrets_left(folder: Path) -> None:
-    """Raises PrivacyError if a run has ended, and its noise or the copy of users' text is still
-    there."""
+    """Raises PrivacyError if a folder still holds noise or a copy of users' text although its run
+    has ended."""
     parts, text = private_parts(folder), folder / STORE
     if (parts or text.exists()) and (folder / CHECKPOINT).exists():
         found = checkpoint.read(folder / CHECKPOINT)
@@ -122,7 +122,7 @@ def refuse_secrets_left(folder: Path) -> None:
 
 
 class JournalLine(NamedTuple):
-    """A journal line of a round, counted from 0."""
+    """The journal's line about a round; rounds count from 0."""
 
     round: int
     released: bool
@@ -134,7 +134,7 @@ def journal_text(journal: Path) -> list[str]:
 
 
 def journal_lines(texts: Iterable[str]) -> list[JournalLine]:
-    """The complete lines; a stop may have cut off the last one."""
+    """Returns the complete lines; a stop may have cut off the last line."""
     found = []
     for text in texts:
         try:

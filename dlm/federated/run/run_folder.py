@@ -57,9 +57,9 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True)
 class RunBinding:
-    """What must be the same when a run resumes: content of files, not their paths. Settings and
-    digests of files are stored in the checkpoint; digests of users' text are without noise, so they
-    stay private. The vocabulary is None if the run does not know it."""
+    """What must not change when a run resumes, such as the content of files, but not their paths.
+    `public` settings and digests go into the checkpoint; digests of users' text have no noise, so
+    they stay `private`. `vocabulary` is None if the run does not know the vocabulary."""
 
     public: Mapping[str, Any]
     private: Mapping[str, Any]
@@ -76,8 +76,8 @@ class RunBinding:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run after `done` rounds that count: released arrays, with facts about them as JSON; and
-    private arrays, which hide users or reveal who took part, or None once a run has ended."""
+    """A run's state after `done` rounds that count: `public` arrays, with `facts` about them as
+    JSON; `private` arrays, which hide users or reveal who took part, or None after the run."""
 
     done: int
     public: Arrays
@@ -93,19 +93,19 @@ class ErasedRun(NamedTuple):
 
 
 class RunFolder(Closeable):
-    """The one owner of a run's folder.
+    """A run's folder, which one process at a time can use.
 
     Args
         path      created if missing
-        journal   path of the journal; default: in the folder. Outside of it, the journal also shows
-                  that an older folder was restored *as a whole*
+        journal   path of the journal, by default in the folder; a journal elsewhere also shows that
+                  an older copy of the *whole* folder was restored
         reports   paths of the privacy report, as text and as JSON
-        private   whether only its owner can read the whole folder
-    Raises  ConfigError  another process uses the folder; `path` is a file; it is a pipeline's
+        private   whether only the folder's owner can read it
+    Raises  ConfigError  another process uses the folder; `path` is a file or a pipeline's folder
     Guarantees
-        a folder whose run has ended is left without a copy of users' text, and so is one in which
-        no run has begun, which is removed if it was created here; if a run may not resume, no copy
-        that was made for it is left
+        once closed, the folder holds no copy of users' text if its run has ended or has not begun
+        (in which case a folder that was created here is removed); nor a copy that was made for a
+        run that may not resume
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class RunFolder(Closeable):
             self.remove_text()
         if not self.has_begun and self._is_new:
             (self.path / _LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # the folder is not empty
+            with contextlib.suppress(OSError):  # raised if the folder is not empty
                 self.path.rmdir()
         os.close(self._lock)
         self._lock = None
@@ -171,10 +171,10 @@ class RunFolder(Closeable):
             self._lock = None
 
     def load(self, binding: RunBinding, *, released: bool) -> RunState | None:
-        """The state to resume from; None if a new run may begin.
+        """Returns the state to resume from; None if a new run may begin.
 
         Raises ConfigError for other settings, users or vocabulary; FormatError for damage;
-        PrivacyError if a ledger or noise is not the checkpoint's, or it lacks released rounds.
+        PrivacyError for another checkpoint's ledger or noise, or if released rounds are missing.
         """
         lines = journal_lines(journal_text(self.journal))
         parts = {int(p.stem.partition("-")[2]): p for p in self.path.glob(PRIVATE)}
@@ -221,7 +221,7 @@ class RunFolder(Closeable):
         record: Provenance | None = None,
     ) -> None:
         """Makes rounds count: writes the private part, then the checkpoint, which has `record` and
-        the new `lines`, in case a stop keeps them out of the journal; erases the old part. If the
+        the new `lines`, in case a stop keeps them out of the journal; erases older parts. If the
         run ends (`state.private` is None), the private part is only the ledger. `released` is as in
         `check_history`."""
         self._accepted = True
@@ -229,8 +229,8 @@ class RunFolder(Closeable):
         texts = [json.dumps({**finite(line), **mark}) for line in lines]
         vocabulary = {} if binding.vocabulary is None else {"vocabulary": binding.vocabulary}
         ends = state.private is None
-        # The checkpoint has a digest of this file. Anyone who guesses the noise could confirm it by
-        # the digest if the erased file contained nothing else unknown.
+        # The checkpoint has the private part's digest. Random bytes keep the digest from confirming
+        # a guess at the noise once the private part is erased.
         blind = {"blind": secrets.token_bytes(32)} if released and not ends else {}
         private = self.path / (LEDGER if ends else f"private-{state.done}.state")
         digest = checkpoint.save(
@@ -270,8 +270,8 @@ class RunFolder(Closeable):
 
     def end(self) -> ErasedRun:
         """Ends the run: erases its noise and the copy of users' text, and keeps the ledger.
-        ConfigError if no run has begun here, PrivacyError if the private part is not the
-        checkpoint's."""
+        Raises ConfigError if no run has begun here, PrivacyError for the private part of another
+        checkpoint."""
         if not self.has_begun:
             raise ConfigError(
                 f"{self.path} contains no {CHECKPOINT}: give the folder of a run of `dlm federate`"
@@ -300,8 +300,8 @@ class RunFolder(Closeable):
                 erase(old)
 
     def _mend_journal(self, done: int, lines: Iterable[JournalLine]) -> None:
-        """Leaves one line per round before `done`, from the journal or from the checkpoint; later
-        lines belong to rounds that can be repeated exactly."""
+        """Keeps one line per round before `done`, from journal or checkpoint; drops later lines,
+        whose rounds can be repeated exactly."""
         counted = {line.round: line.text for line in lines if line.round < done}
         text = "".join(f"{counted[index]}\n" for index in sorted(counted))
         write_whole(self.journal, text.encode(), mode=self._mode)
@@ -311,6 +311,6 @@ def _locked(file: Path) -> int:
     if (handle := lock_file(file)) is not None:
         return handle
     raise ConfigError(
-        f"another process is using {file.parent}; wait until that process ends, since two would "
-        "release the same round with different noise"
+        f"another process is using {file.parent}; wait until that process ends, since two "
+        "processes would release the same round with different noise"
     )

@@ -31,10 +31,10 @@ class Sampler(Protocol):
     users: int
 
     def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
-        """The places of this round's users, sorted, each once."""
+        """Returns the sorted indexes of this round's users, without duplicates."""
 
     def describe(self) -> dict[str, Any]:
-        """How cohorts are drawn, for the ledger and the report."""
+        """Describes how cohorts are drawn, for the ledger and the report."""
 
     def state(self) -> dict[str, Any]:
         """The state to store in a checkpoint."""
@@ -89,8 +89,8 @@ class FixedGoalSampler(_Stateless):
 
 @dataclass(frozen=True)
 class Diurnal:
-    """The probability that a device is idle, charging and on free wireless, by its local hour: a
-    raised cosine, `low` at noon and `high` at midnight."""
+    """The probability that a device is idle, charging and on an unmetered network, by local time:
+    a raised cosine, `low` at noon and `high` at midnight."""
 
     low: float = 0.05
     high: float = 0.6
@@ -100,19 +100,19 @@ class Diurnal:
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high <= 1 or self.high == 0:
             raise ConfigError(
-                f"the availability is from {self.low} to {self.high}; expected 0 <= low <= high <= "
-                "1"
+                f"the availability has low = {self.low} and high = {self.high}; expected 0 <= "
+                "low <= high <= 1, and a high above 0"
             )
         shares = [share for _, share in self.zones]
         if not all(map(math.isfinite, (h for h, _ in self.zones))):
-            raise ConfigError(f"the time zones are {self.zones}; expected finite numbers of hours")
+            raise ConfigError(f"the time zones are {self.zones}; expected finite offsets in hours")
         if not shares or min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
             raise ConfigError(
-                f"the shares of time zones are {shares}; expected 0 or more each, and a sum of 1"
+                f"the time zones have shares {shares}; expected shares >= 0 that sum to 1"
             )
 
     def probability(self, now: float, offset_h: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Chance that a device with this offset is available at `now`, seconds since midnight."""
+        """The probability that a device is available at `now`, in seconds since midnight."""
         angle = 2 * np.pi * (now + 3600.0 * offset_h) / DAY_S
         return self.low + (self.high - self.low) * (1 + np.cos(angle)) / 2
 
@@ -126,10 +126,10 @@ class Diurnal:
 class AvailabilitySampler:
     """Draws `report_goal` users who are available and may take part again: their timer has run out,
     `gap` rounds have passed since their last round, and they have taken part fewer than
-    `max_participations` times, also across resumptions (Xu et al. 2023 (GDP), section 2.2).
+    `max_participations` times, even if the run resumed (Xu et al. 2023 (GDP), section 2.2).
 
     Args
-        max_participations  None: only the gap bounds them
+        max_participations  None: only the gap limits participations
         timer_s             seconds from a participation until a user may take part again
         diurnal             when users are available; None: always
     """
@@ -166,7 +166,7 @@ class AvailabilitySampler:
         self._round = -1
 
     def eligible(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
-        """The users who may take part, whether available or not."""
+        """Marks the users who may take part, whether available or not."""
         rested = (self._next_round <= round) & (self._next_s <= now)
         return (
             rested
@@ -175,17 +175,17 @@ class AvailabilitySampler:
         )
 
     def available(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
-        """The users whose devices are idle, charging and connected at this moment."""
+        """Marks the users whose devices are idle, charging and connected at this moment."""
         if self.diurnal is None or self._offset_h is None:
             return np.ones(self.users, bool)
-        # The time is part of the name: a user who was busy when a round could not begin may be free
+        # The time is part of the key: a user who was busy when a round could not begin may be free
         # a minute later.
         draw = self._key.fold("available", round, int(now * 1000)).uniforms(self.users)
         return draw < self.diurnal.probability(now, self._offset_h)
 
     def cohort(self, round: int, now: float = 0.0, least: int = 0) -> Users:  # noqa: A002
-        """The users of a round, who then count as having taken part; UnavailableError if fewer than
-        the report goal, or than `least`, can take part now: ask again later."""
+        """Draws the users of a round, who then count as having taken part. Raises UnavailableError
+        if fewer than `least`, by default the report goal, can take part now; ask again later."""
         if round <= self._round:
             raise ConfigError(
                 f"round {round} was requested after round {self._round}; request rounds in "
@@ -215,8 +215,8 @@ class AvailabilitySampler:
         step_s: float = 60.0,
         patience_s: float = 30 * DAY_S,
     ) -> tuple[Users, float]:
-        """(users, the time at which they were enough), asking every `step_s` of simulated time;
-        ConfigError if that takes longer than `patience_s`."""
+        """Returns (users, the time at which enough were available), trying every `step_s` of
+        simulated time. Raises ConfigError after `patience_s` without a cohort."""
         moment = now
         while True:
             try:
@@ -269,9 +269,9 @@ def check_population(
     gap: int = 1,
     max_participations: int | None = None,
 ) -> bool:
-    """Whether rounds of this many users can always be filled, whatever users are drawn; False if
-    that needs users to take turns. ConfigError if there are too few users for the gap, or for this
-    many participations."""
+    """Tells whether the rounds can be filled whichever users are drawn; False if they can only be
+    filled when users take turns. Raises ConfigError if there are too few users for the gap or the
+    participations."""
     span = min(gap, rounds)
     if users < report_goal * span:
         raise ConfigError(
@@ -284,12 +284,12 @@ def check_population(
     if users * max_participations < report_goal * rounds:
         raise ConfigError(
             f"{users:,} users, each in at most {counted(max_participations, 'round')}, cannot "
-            f"fill {rounds} rounds of {report_goal} users, but at most "
+            f"fill {rounds} rounds of {report_goal} users; they can fill at most "
             f"{users * max_participations // report_goal}. Use fewer rounds or a lower "
             "report goal, raise max_participations, or find more users"
         )
-    # In the last round, the users of the last gap rest, and all earlier participations may have
-    # gone to users who have none left.
+    # In the last round, users drawn within the gap must wait, and all earlier participations may
+    # have gone to users who have none left.
     return users >= report_goal * span + (rounds - span) * report_goal // max_participations
 
 

@@ -18,12 +18,12 @@ Tree = TypeVar("Tree")
 ClipKind = Literal["flat", "per_layer"]
 
 # A sum of squares is computed in float32, as a tree of sums of 128. Its relative error is below 3 *
-# 128 * 2**-24, and that of the norm below half of it; so updates are scaled to a little less than
-# C, and their true norm is never above C.
+# 128 * 2**-24, and the norm's error is below half of that; so updates are scaled to a little less
+# than C, and their true norm is never above C.
 _FANOUT = 128
 MARGIN = 2.0**-16
-# Squares of numbers below 1e-19 are 0 in float32, so an update that is too long may look like one
-# of norm 0. From this clip norm up, such losses do not matter for up to 10^13 numbers.
+# Squares of numbers below 1e-19 are 0 in float32, so an update that is too long may seem to have
+# norm 0. With a norm of LEAST_NORM or more, such losses do not matter for up to 10^13 numbers.
 LEAST_NORM = 1e-12
 
 
@@ -45,7 +45,7 @@ def _sum_of_squares(leaf: Array) -> Array:
 
 
 def global_norm(tree: Any) -> Array:
-    """L2 norm of all numbers of a tree; inf if it is not a finite float32."""
+    """Returns the L2 norm of all numbers in a tree; inf if the norm is not a finite float32."""
     squares = jnp.asarray(sum(_sum_of_squares(leaf) for leaf in jax.tree.leaves(tree)))
     return jnp.where(jnp.isfinite(squares), jnp.sqrt(squares), jnp.inf)
 
@@ -56,7 +56,7 @@ def _scale(norm: Array, bound: Array | float) -> Array:
 
 
 def clip_flat(update: Tree, bound: Array | float) -> Clipped:
-    """The update, shortened to `bound` if it is longer: pi(update, S) of DPF equation 1.
+    """Shortens the update to `bound` if it is longer: pi(update, S) of DPF equation 1.
 
     Guarantees   the norm of the result, in exact arithmetic, is at most `bound`
     Edge cases
@@ -66,9 +66,9 @@ def clip_flat(update: Tree, bound: Array | float) -> Clipped:
         | inf or nan anywhere               | zeros, `finite` False, norm inf   |
         | norm beyond float32 (> 1.8e19)    | zeros, `finite` False, norm inf   |
         | bound 0                           | zeros, except numbers below 1e-19|
-        | bound below `LEAST_NORM`          | refused where it is configured    |
+        | bound below `LEAST_NORM`          | refused by `ReleaseConfig`        |
         | bound inf                         | unchanged, if finite              |
-        | bound negative or nan             | refused where it is configured    |
+        | bound negative or nan             | refused by `ReleaseConfig`        |
     Paper        DPF 2, FlatClip
     """
     norm = global_norm(update)
@@ -81,9 +81,9 @@ def clip_flat(update: Tree, bound: Array | float) -> Clipped:
 def clip_per_layer(
     update: Tree, bound: Array | float, shares: Sequence[float] | None = None
 ) -> Clipped:
-    """Each array of the update shortened to its own bound; the bounds' squares add up to `bound`'s.
+    """Shortens each array to its own bound; the bounds' squares add up to at most bound^2.
 
-    `shares` has S_j / S of each array, in the order of `jax.tree.leaves`; 1 / sqrt(m) if None.
+    `shares` has S_j / S for each array, in the order of `jax.tree.leaves`; None: 1 / sqrt(m) each.
 
     Guarantees   the norm of the result, in exact arithmetic, is at most `bound`
     Edge cases   as for `clip_flat`; one array that is not finite makes all of them zeros
@@ -114,8 +114,8 @@ def clip(kind: ClipKind, update: Tree, bound: Array | float) -> Clipped:
 
 
 def user_weight(examples: int, cap: float | None) -> float:
-    """w_k = min(n_k / w^, 1) of DPF Algorithm 1: the weight of a user's update; 1 without a cap.
-    PrivacyError for a cap that is not above 0: a weight above 1 would void the clip norm."""
+    """Returns the weight of a user's update, w_k = min(n_k / w^, 1) of DPF Algorithm 1; 1 without a
+    cap. Raises PrivacyError unless the cap is a finite number above 0."""
     if cap is None:
         return 1.0
     if not cap > 0 or math.isinf(cap):
@@ -143,13 +143,13 @@ class FixedDenominator:
         return result
 
     def sensitivity(self, bound: Array | float) -> Array | float:
-        """How much one user can change the estimate: at most S / (q W)."""
+        """The most by which one user can change the estimate: S / (q W)."""
         return bound / self.denominator
 
 
 @dataclass(frozen=True)
 class ClippedDenominator:
-    """f~_c: the sum divided by the weight of the participants, or by q * W_min if that is more (DPF
+    """f~_c: the sum divided by the weight of the participants, or by q * W_min if larger (DPF
     Lemma 1, second bound)."""
 
     denominator: float
@@ -163,7 +163,7 @@ class ClippedDenominator:
         return result
 
     def sensitivity(self, bound: Array | float) -> Array | float:
-        """How much one user can change the estimate: at most 2 S / (q W_min)."""
+        """The most by which one user can change the estimate: 2 S / (q W_min)."""
         return 2.0 * bound / self.denominator
 
 
@@ -222,7 +222,7 @@ class AdaptiveClip:
 def tracked_norm(
     ln_norm: Array, centred_count: Array, report_goal: float, adaptive: AdaptiveClip
 ) -> Array:
-    """ln C of the next round, from the noised sum of (b - 1/2) over this round's users. GDP
-    Algorithm 1 sums all rounds from C^0; one step per round is the same, with t + 1 for its t."""
+    """Returns ln C of the next round, given the noised sum of (b - 1/2) over this round's users.
+    GDP Algorithm 1 sums over all rounds from C^0; one step per round gives the same."""
     share = centred_count / report_goal + 0.5
     return ln_norm - adaptive.learning_rate * (share - adaptive.quantile)

@@ -24,7 +24,7 @@ class RoundSums(NamedTuple):
     """Sums over a cohort. All of them come from users' data and have no noise yet.
     Fields
         update    tree of float64  sum of w_k times the clipped update, in integers (`fixed_point`)
-        below     float32  sum of b - 1/2; b is 1 if the norm was within the tracked one, else 0
+        below     float32  sum of b - 1/2; b is 1 if a norm is at most the tracked norm, else 0
         weight    float    sum of w_k, exact
         clipped   float32  number of updates longer than the clip norm
         refused   float32  number of updates with inf or nan
@@ -43,18 +43,18 @@ class RoundSums(NamedTuple):
 
 
 class Aggregator(Protocol):
-    """Adds up updates, some at a time: in the clear, or like secure aggregation."""
+    """Adds up updates, a few at a time, in the clear or as secure aggregation does."""
 
     def zero(self, template: Any, bound: float | None = None) -> Any:
-        """An empty total for updates of these shapes, none of them longer than `bound`."""
+        """Returns an empty total for updates of these shapes and norms of at most `bound`."""
         ...
 
     def add(self, total: Any, updates: Any, key: Any) -> Any:
-        """The total with the `updates` of more devices, stacked on axis 0; `key` is the round's."""
+        """Adds the `updates` of more devices, stacked on axis 0; `key` is the round's key."""
         ...
 
     def result(self, total: Any, reports: int) -> Any:
-        """The sum as a tree of float64."""
+        """Returns the sum as a tree of float64."""
         ...
 
     def sensitivity_factor(self, dimension: int) -> float:
@@ -68,12 +68,12 @@ class Engine(Protocol):
     def sums(
         self, params: rnn.Params, cohort: Any, bound: Array, tracked: Array, key: Any
     ) -> RoundSums:
-        """The cohort's sums, with each update clipped to `bound`. `below` compares with the norm
-        `tracked` (adaptive clipping); secure aggregation's rounding is drawn from `key`."""
+        """Returns the cohort's sums, with each update clipped to `bound`. `below` compares the
+        norms with `tracked` (adaptive clipping); secure aggregation rounds with `key`."""
         ...
 
     def sensitivity_factor(self, dimension: int) -> float:
-        """The aggregator's factor; 1 if it adds up in the clear."""
+        """The aggregator's factor; 1 if updates are added up in the clear."""
         ...
 
 
@@ -92,9 +92,9 @@ class LocalEngine:
     """Computes the users' updates on this machine.
 
     Args
-        aggregator  None adds up integers inside the compiled loop; otherwise every weighted update
-                    is passed on in turn, as a device would send it
-        block       users whose text is in memory at a time, a multiple of `users_at_once`
+        aggregator  gets every weighted update in turn, as a device would send it; if None, updates
+                    are added up as integers inside the compiled loop
+        block       users in memory at a time, rounded up to a multiple of `users_at_once`
         bits        the clip norm is at most 2^bits steps of the integers that are added up
     Cost            memory: parameters, one 64-bit sum and `users_at_once` updates, however large
                     the cohort
@@ -149,7 +149,7 @@ class LocalEngine:
     def _added_up(
         self, params: rnn.Params, cohort: Sequence[UserWork], bound: Array, tracked: Array
     ) -> RoundSums:
-        """Sums updates exactly, as integers; if nothing is clipped, as floats, with rounding."""
+        """Sums updates exactly, as integers; without a clip norm, as floats, which are rounded."""
         clipped = math.isfinite(float(bound))
         if len(cohort) > fixed_point.MOST_UPDATES:
             raise ConfigError(
@@ -180,7 +180,7 @@ class LocalEngine:
         for start in range(0, len(cohort), at_once):
             part = cohort[start : start + at_once]
             updates, counted = self._each(params, *_stacked(part, at_once, room), bound, tracked)
-            # Padding is not a device, and sends nothing.
+            # Padding rows are not devices, so leave them out.
             sent = jax.tree.map(itemgetter(slice(len(part))), updates)
             total = aggregator.add(total, sent, key)
             rest = [a + b for a, b in zip(rest, counted[1:], strict=True)]
@@ -267,7 +267,7 @@ class LocalEngine:
         def add(sums: RoundSums, part: list[Array]) -> tuple[RoundSums, None]:
             work, used, weight, there = part
             updates, counted = self._updates_of(params, work, used, weight, there, bound, tracked)
-            # Padding has no user: adding its zeros would only take time.
+            # Skip padding, since adding its zeros would only take time.
             total = jax.lax.cond(
                 there.sum() > 0,
                 lambda old: self._sum_of(old, updates, scale),

@@ -2,7 +2,7 @@
 
 A round releases one row of integers: the sum of updates, in steps of 2^-32 of the clip norm
 (rounded up to a power of two), and the count for the adaptive clip norm, in steps of 2^-32 users.
-Noise is added to the row; anything computed from it afterwards reveals no more than the row.
+Noise is added to the row; anything computed from the noised row reveals no more than that row.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dlm.federated.training.engine import Engine, LocalEngine, RoundSums
 
 ARITHMETIC = f"integers, {GRID_BITS} bits"  # part of the settings that a run must keep
 MOST_COST = 1.001  # largest factor by which rounding may raise rho
-MOST_LOOSE_REPORTS = 1 << 14  # the sum of this many is exact to half a step in double precision
+MOST_LOOSE_REPORTS = 1 << 14  # a sum of this many reports is exact to half a step in a double
 _COUNT_UNIT = 2.0**GRID_BITS
 
 
 @dataclass(frozen=True)
 class GridRelease:
-    """The noise on the sums of a run. `count_stddev`, in users, is for the count that adapts the
-    clip norm, None if that is fixed. Sums that are not whole steps (if not `on_grid`) are rounded
-    to them."""
+    """Adds noise to the sums of a run. `count_stddev`, in users, is that of the count that adapts
+    the clip norm; None if the norm is fixed. Unless sums are `on_grid`, that is whole steps, they
+    are rounded first."""
 
     noise: DiscreteNoise
     estimator: Estimator
@@ -47,13 +47,13 @@ class GridRelease:
         return sum(map(np.size, jax.tree.leaves(params))) + (self.count_stddev is not None)
 
     def factor(self, size: int, sensitivity: float) -> float:
-        """The factor by which the grid raises the sensitivity, at least 1; PrivacyError if rho
-        would be more than a thousandth larger."""
+        """Returns the factor, at least 1, by which the grid raises the sensitivity. Raises
+        PrivacyError if rho would grow by more than a thousandth."""
         clipped = float(self.estimator.sensitivity(1.0)) * self.estimator.denominator
         largest = self.multiplier * clipped * 2.0**GRID_BITS
         if self.count_stddev is not None:
             largest = max(largest, self.count_stddev * _COUNT_UNIT)
-        least = 2.0 ** (GRID_BITS - 1)  # the fewest steps in the clip norm; those in half a user
+        least = 2.0 ** (GRID_BITS - 1)  # fewest steps in a clip norm; also the steps in half a user
         # Rounding to the grid can move the sums of neighbouring data sets a step further apart.
         loose = 1.0 if self.on_grid else 1 + 2 * math.sqrt(size) / least
         factor = loose + self.noise.added(size, largest) / (sensitivity * least)
@@ -69,13 +69,13 @@ class GridRelease:
     def noised(
         self, state: DiscreteState, sums: RoundSums, bound: float
     ) -> tuple[Any, float, DiscreteState]:
-        """(noised average, noised centred count, next state); PrivacyError if there are too many
-        reports for a sum off the grid to be exact to half a step."""
+        """Returns (noised average, noised centred count, next state). Raises PrivacyError if there
+        are too many reports for an off-grid sum to be exact to half a step."""
         if not self.on_grid and float(sums.users) > MOST_LOOSE_REPORTS:
             raise PrivacyError(
                 f"a round has {int(sums.users):,} users; a sum that is decoded or averaged before "
                 f"noise is added is exact for at most {MOST_LOOSE_REPORTS:,} users. Lower the "
-                "report goal or q, or add up in the clear with estimator = fixed"
+                "report goal or q, or use estimator = fixed without secure aggregation"
             )
         unit, over = steps_per_unit(bound, GRID_BITS), self.estimator.denominator
         total = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), sums.update)
@@ -91,7 +91,7 @@ class GridRelease:
             steps = np.append(steps, np.int64(count))
             parts.append((1, self.count_stddev * _COUNT_UNIT))
         drawn, state = self.noise.step(state, parts)
-        steps += drawn  # not the other way round: the noise may be a buffer of its stream
+        steps += drawn  # not drawn += steps: `drawn` may be a buffer of the noise's stream
         averages, at = [], 0
         for leaf in leaves:
             part = steps[at : at + leaf.size] / (unit * over)
@@ -102,7 +102,7 @@ class GridRelease:
 
 
 def is_on_grid(engine: Engine, estimator: Estimator) -> bool:
-    """Whether an engine's sums are whole steps that can be released unchanged."""
+    """Tells whether an engine's sums are whole steps, so that they need no rounding."""
     return (
         type(engine) is LocalEngine
         and engine.aggregator is None
@@ -112,7 +112,7 @@ def is_on_grid(engine: Engine, estimator: Estimator) -> bool:
 
 
 def described() -> dict[str, str]:
-    """The grid and the generator, for records."""
+    """Describes the grid and the generator, for records."""
     return {
         "grid": f"2^-{GRID_BITS} of the clip norm, which is rounded up to a power of two",
         "generator": GENERATOR,

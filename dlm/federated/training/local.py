@@ -1,4 +1,4 @@
-"""A user's device in a round: some steps of SGD from the model that it received."""
+"""Computes a device's part of a round: a few steps of SGD from the model that it received."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ class UserWork(NamedTuple):
 
 
 def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Generator) -> UserWork:
-    """A user's utterances, packed for one round in an `order` that makes a run reproducible.
+    """Packs a user's utterances for one round, with random choices from `order`.
 
-    Text without any token (such as digits, if words consist of letters) is one empty batch, for
-    which a device sends zeros: the success of a round must not reveal what a user wrote.
+    Text without any token (such as digits, if words consist of letters) becomes one empty batch,
+    for which a device sends zeros: a round's success must not reveal what a user wrote.
     """
     if any(len(ids) for ids in utterances):
         packed = tokens.pack(
@@ -104,10 +104,10 @@ def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Gen
 
 
 class UserUpdate(NamedTuple):
-    """A device's result: update and figures. Without noise, only the clipped `update` may leave
-    the device. The norm is the one before clipping (of the last step, if each batch is clipped); if
-    the device's numbers overflowed, `finite` is False and the update is zeros; `ln_prob` sums ln
-    P(target) over the steps."""
+    """A device's update and figures, all without noise: only the clipped `update` may leave the
+    device. `norm` is the norm before clipping (in the last step, if each batch is clipped). If the
+    device's numbers overflowed, `finite` is False and the update is zeros. `ln_prob` sums
+    ln P(target) over the steps."""
 
     update: rnn.Params
     norm: Array
@@ -125,7 +125,7 @@ def user_update(
     model: rnn.RnnConfig,
     config: LocalConfig,
 ) -> UserUpdate:
-    """One device's training.
+    """Trains on one device's text.
 
     Shapes
         batches  (n, batch_size, unroll + 1)  int32; padding from row `used` on
@@ -139,8 +139,8 @@ def user_update(
     gradient = jax.value_and_grad(rnn.batch_loss, has_aux=True)
 
     def one(index: Array, carry: tuple) -> tuple:  # type: ignore[type-arg]
-        # `moved` is the model itself, or its difference from the start if that is clipped in every
-        # step: rounding in start + (moved - start) could otherwise exceed the bound.
+        # `moved` is the model itself or, if every step is clipped, the model's difference from the
+        # start, since rounding in start + (moved - start) could exceed the bound.
         moved, state, seen, ln_prob, targets = carry
         place = index % used
         if config.packing == "stream":

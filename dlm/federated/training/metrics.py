@@ -1,4 +1,4 @@
-"""Accuracy, sentence likelihood and perplexity of a model on unseen text."""
+"""Measures accuracy, sentence likelihood and perplexity of a model on unseen text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dlm.federated.training.clip import Array
 @dataclass(frozen=True)
 class Metrics:
     """Counts over some text, which can be added, and figures derived from them. `words` counts
-    targets except the ends of utterances, `known` those in the vocabulary, `correct` those of them
-    that the model ranks first. The rest are sums of ln P: over words, known words, and ends."""
+    targets except the ends of utterances; `known`, words in the vocabulary; `correct`, known words
+    that the model ranks first. The other fields sum ln P over words, known words, and ends."""
 
     sentences: int
     words: int
@@ -33,17 +33,17 @@ class Metrics:
 
     @property
     def top1_in_vocabulary(self) -> float:
-        """Share of known words that the model ranks first; without ends (GDP 1, BLT 4.1)."""
+        """Share of known words that the model ranks first; ends do not count (GDP 1, BLT 4.1)."""
         return self.correct / self.known if self.known else math.nan
 
     @property
     def top1(self) -> float:
-        """Share of words that the model ranks first; unknown words are wrong (DPF appendix B)."""
+        """Share of words that the model ranks first; unknown words are errors (DPF appendix B)."""
         return self.correct / self.words if self.words else math.nan
 
     @property
     def sll_excluding_oov(self) -> float:
-        """Mean over sentences of the sum of ln P of their known words: SLL^e of FNG 7.1."""
+        """SLL^e of FNG 7.1: the mean per sentence of the sum of ln P over known words."""
         return self.ln_known / self.sentences if self.sentences else math.nan
 
     @property
@@ -79,7 +79,7 @@ def _counts(
     words = (targets >= 0) & ~ends
     known = words & ~oov
     right = known & (logits.argmax(-1) == targets)
-    # Sums per row: the caller adds up the rows in float64.
+    # Return sums per row, since the caller adds up rows in float64.
     return (
         words.sum(1),
         known.sum(1),
@@ -99,7 +99,7 @@ def evaluate(
     batch_size: int = 64,
     max_tokens: int = 4096,
 ) -> Metrics:
-    """Metrics of the model on utterances, each read from its beginning: the sum of `each`."""
+    """Returns the model's metrics summed over utterances, each read from its beginning."""
     found = each(params, config, utterances, oov=oov, batch_size=batch_size, max_tokens=max_tokens)
     return sum(found, NOTHING)
 
@@ -114,15 +114,15 @@ def each(
     max_tokens: int = 4096,
     says_begin: bool = True,
 ) -> Iterator[Metrics]:
-    """Metrics of the model on each utterance, in their order.
+    """Yields the model's metrics on each utterance, in order.
 
     Args
         utterances  ids without marks
-        oov         for each id, whether it counts as out of vocabulary: with pieces, the pieces of
-                    a word outside the vocabulary (FNG 7.1). By default, ids that are 0
-        max_tokens  tokens of an utterance; longer ones are cut
+        oov         whether each id counts as out of vocabulary, as do the pieces of a word outside
+                    the vocabulary (FNG 7.1); by default, only id 0 does
+        max_tokens  tokens to use of an utterance; longer utterances are cut
         says_begin  whether `<s>`, which never follows a word, keeps its probability; otherwise the
-                    rest is rescaled, as in sampling
+                    other ids share it, as in sampling
     Cost   batches in the given order, padded to their longest utterance (rounded up to a power of
            two); sort by length to save time
     """

@@ -1,4 +1,4 @@
-"""The parts that compute and add up a run's updates, for its report."""
+"""Names the parts that compute and add up a run's updates, for the run's report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parts_of(engine: Engine) -> dict[str, str]:
 
 
 def unknown_parts(engine: Engine) -> list[str]:
-    """Parts whose types are not dlm's own: nothing shows what they bound."""
+    """Returns the parts whose types are not dlm's own, so that their bounds are unknown."""
     if type(engine) not in (LocalEngine, DevicesEngine):
         return [f"unknown engine {type(engine).__name__}"]
     inner = getattr(engine, "aggregator", None)

@@ -1,5 +1,5 @@
-"""The models of the papers, by name, with their printed parameter counts. What was inferred, and
-how, is noted at each; a test checks every count."""
+"""The models of the papers, by name, with their printed parameter counts. Each model's note says
+what was inferred, and how; a test checks every count."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dlm.federated.training.rnn import RnnConfig
 
 @dataclass(frozen=True)
 class Preset:
-    """A model of a paper: its place there, its parameters as `printed`, in millions, our reading of
-    it, and what was inferred or why the count cannot be met."""
+    """A model of a paper: `paper` names the place, `printed` the parameters in millions; `config`
+    is our reading, and `note` says what was inferred or why the count cannot be met."""
 
     paper: str
     printed: str
@@ -48,7 +48,7 @@ PRESETS: dict[str, Preset] = {
         "FNG Table 2, P_4KG",
         "2.71",
         _cifg(4_000, 1080, 280, layers=2, cell="lstm", groups=5),
-        "the count is that of four gates in five groups and a whole projection; three gates in "
+        "the count fits four gates in five groups and an ungrouped projection; three gates in "
         "five groups would give 2.46 million",
     ),
     "fng-p16ks": Preset("FNG Table 2, P_16KS", "2.00", _cifg(16_000, 670, 96), ""),

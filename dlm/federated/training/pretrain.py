@@ -1,4 +1,4 @@
-"""Pretrains on public text (GDP 2.3), which costs no privacy; users' text comes afterwards."""
+"""Pretrains a network on public text (GDP 2.3), which costs no privacy."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def pretrain(
     order: np.random.Generator,
     progress: Callable[[int, float], None] | None = None,
 ) -> rnn.Params:
-    """The parameters after this many steps of Adam on public text, whose rows `order` draws anew in
-    each pass; ConfigError without text. `progress` gets steps and mean loss every 100 steps."""
+    """Trains for this many steps of Adam on public text, whose rows `order` shuffles in each pass.
+    Raises ConfigError without text. `progress` gets the step and mean loss every 100 steps."""
     rows = [windows(sequence(ids), unroll) for ids in utterances if len(ids)]
     if not rows:
         raise ConfigError(
@@ -48,7 +48,7 @@ def pretrain(
         change, moments = optimizer.update(slope, moments, params)
         return optax.apply_updates(params, change), moments, loss
 
-    # The first step donates its input; the caller keeps a copy.
+    # The first step donates its input, so give it a copy; the caller keeps the original.
     params = jax.tree.map(jnp.copy, params)
     moments = optimizer.init(params)
     waiting = np.empty(0, np.int64)

@@ -68,7 +68,7 @@ class RnnConfig:
         for name in ("embedding_size", "hidden_size"):
             if getattr(self, name) % self.groups:
                 raise ConfigError(
-                    f"groups = {self.groups} does not divide {name} = {getattr(self, name)}"
+                    f"groups is {self.groups}; expected a divisor of {name} = {getattr(self, name)}"
                 )
 
     @property
@@ -77,12 +77,12 @@ class RnnConfig:
 
     @property
     def recurrent_size(self) -> int:
-        """The number of units of a layer's last step that its gates see."""
+        """The number of units from the previous step that a layer's gates see."""
         return self.embedding_size if self.recurrence == "projected" else self.hidden_size
 
 
 def init(key: Array, config: RnnConfig) -> Params:
-    """Fresh parameters.
+    """Draws initial parameters.
 
     Weights are drawn uniformly within sqrt(6 / (fan-in + fan-out)), embeddings from a normal
     distribution of variance 1/N_e; the forget gate starts open (bias 1), other biases at 0.
@@ -160,12 +160,12 @@ def _rows(table: Array, config: RnnConfig) -> Array:
 def _layer(
     layer: Params, config: RnnConfig, inputs: Array, state: LayerState
 ) -> tuple[Array, LayerState]:
-    """(outputs, last state) of a layer; `inputs` and outputs are (time, batch, N_e) float32."""
+    """Returns (outputs, last state) of a layer; inputs, outputs: (time, batch, N_e) float32."""
     k, size, hidden = config.groups, config.embedding_size, config.hidden_size
     steps, batch, _ = inputs.shape
     gates = config.gates
-    # The weights of all gates side by side, split into those of the inputs and of the state: the
-    # inputs of all steps are known beforehand, so one product is enough for them.
+    # Put the weights of all gates side by side, then split input weights from state weights: the
+    # inputs of all steps are known beforehand, so one product serves all steps.
     kernel = jnp.concatenate([layer[gate]["kernel"] for gate in gates], axis=-1)
     of_input, of_state = kernel[:, : size // k], kernel[:, size // k :]
     in_gates = config.layer_norm == "gates"
@@ -212,7 +212,7 @@ def _layer(
 def _outputs(
     params: Params, config: RnnConfig, state: State, tokens: Array
 ) -> tuple[Array, Array, State]:
-    """The last layer's output after each token, the softmax's rows, and the layers' states.
+    """Returns the last layer's output after each token, the softmax's rows, and all layers' states.
 
     Shapes
         tokens   (batch, time)        int32  0 <= id < vocab_size
@@ -237,9 +237,9 @@ def _logits(params: Params, config: RnnConfig, outputs: Array, rows: Array) -> A
 
 
 def run(params: Params, config: RnnConfig, state: State, tokens: Array) -> tuple[Array, State]:
-    """Logits of the word after each token, and the state after the last.
+    """Returns the logits of the word after each token, and the state after the last token.
 
-    Feeding a sequence in parts, passing on the state, gives the same logits.
+    A sequence that is fed in parts, with the state passed on, gives the same logits.
 
     Shapes
         tokens   (batch, time)              int32  0 <= id < vocab_size
@@ -251,7 +251,7 @@ def run(params: Params, config: RnnConfig, state: State, tokens: Array) -> tuple
 
 
 def apply(params: Params, config: RnnConfig, tokens: Array) -> Array:
-    """Logits of `run` for sequences that start from a zero state."""
+    """Returns the logits of `run` for sequences that start from a zero state."""
     return run(params, config, initial_state(config, tokens.shape[0]), tokens)[0]
 
 
@@ -262,7 +262,7 @@ def ln_probabilities(logits: Array) -> Array:
 def batch_loss(
     params: Params, config: RnnConfig, state: State, batch: Array
 ) -> tuple[Array, tuple[State, Array]]:
-    """Mean cross-entropy of the targets of a batch; 0 without targets.
+    """Returns the mean cross-entropy of a batch's targets; 0 without targets.
 
     Shapes
         batch    (rows, time + 1)  int32  -1 for no token

@@ -1,6 +1,6 @@
 """Rounds of federated learning: `init` creates a server's state, `apply` advances it by one round.
 
-Both are pure: the same state and cohort give the same bits. The state has no sum without noise,
+Both are pure: the same state and cohort give the same bits. The state contains no unnoised sum,
 only released updates and buffers of noise (GDP 3).
 """
 
@@ -62,7 +62,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ReleaseConfig:
-    """The bound, the noise and the average of a round's sum.
+    """How a round's sum is bounded, noised and averaged.
 
     Fields (unit; bound; suggested; meaning)
         clip_norm         C or S; > 0; largest L2 norm of an update; inf only without noise
@@ -72,8 +72,8 @@ class ReleaseConfig:
                           the participants, at least `denominator`
         denominator       users; > 0; q W or the report goal m (fixed), q W_min (clipped)
         adaptive          None, or how the clip norm follows the updates
-        schedule          (round, clip norm) in increasing order: from that round on, C and the
-                          noise change together, so z and the cost of a round stay the same
+        schedule          (round, clip norm) pairs in order: from each round on, C and the noise
+                          change together, so z and the privacy cost of a round stay the same
     Paper   DPF Algorithm 1 and Figures 4 and 8; GDP Algorithm 1
     """
 
@@ -97,17 +97,17 @@ class ReleaseConfig:
                 )
             if math.isinf(bound) and (self.noise_multiplier > 0 or self.adaptive is not None):
                 raise PrivacyError(
-                    "noise protects nobody without a finite clip norm; an infinite one was given"
+                    "a clip norm is infinite, and noise protects nobody without a finite clip norm"
                 )
         if self.estimator not in ("fixed", "clipped"):
             raise ConfigError(f"estimator is {self.estimator!r}; expected fixed or clipped")
         at = [round_index for round_index, _ in self.schedule]
         if at != sorted(set(at)) or (at and at[0] < 1):
             raise ConfigError(
-                f"the schedule's rounds are {at}; expected increasing numbers, from 1 up"
+                f"the schedule's rounds are {at}; expected increasing numbers of 1 or more"
             )
         if self.schedule and self.adaptive is not None:
-            raise ConfigError("give either a schedule of clip norms or an adaptive one, not both")
+            raise ConfigError("both a schedule and an adaptive clip norm were given; give only one")
         if self.adaptive is not None and self.estimator != "fixed":
             raise ConfigError(
                 f"estimator is {self.estimator}; expected fixed, which an adaptive clip norm needs"
@@ -120,7 +120,7 @@ class ReleaseConfig:
         return kind(self.denominator)
 
     def update_multiplier(self) -> float:
-        """Noise multiplier of the updates: z, or z_Delta where a count is noised beside them."""
+        """The noise multiplier of the updates: z, or z_Delta if a count is noised, too."""
         if self.adaptive is None or self.noise_multiplier == 0:
             return self.noise_multiplier
         return split_noise(self.noise_multiplier, self.adaptive.count_stddev)
@@ -136,9 +136,9 @@ class TrainingState(NamedTuple):
         params     the model; made from noised sums, if there is noise
         optimizer  state of the server's optimizer, made from released updates only
         bound      float32  C: the clip norm of the next round
-        ln_norm    float32  ln of the norm that follows the quantile; ln C^0 if nothing adapts
-        noise      the `DiscreteState`, or None in a run without noise. Whoever has it knows what
-                   hides the users, so it is never released
+        ln_norm    float32  ln of the norm that tracks the quantile; ln C^0 if C is not adaptive
+        noise      the `DiscreteState`, or None in a run without noise. Whoever has the state can
+                   subtract the noise, so the state is never released
     """
 
     round: Array
@@ -150,8 +150,8 @@ class TrainingState(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """Figures without noise of a round's users, shown only in simulations. `clipped` and `refused`
-    (inf or nan) count users; `mean_ln_prob` is the mean per target, over the steps."""
+    """Exact figures about a round's users, shown only in simulations. `clipped` and `refused` (inf
+    or nan) count users; `mean_ln_prob` is the mean of ln P(target) over all steps."""
 
     users: int
     clipped: int
@@ -160,8 +160,8 @@ class Raw(NamedTuple):
 
 
 class Diagnostics(NamedTuple):
-    """A round's figures; all except `raw` (for simulations) come from released values: the round
-    (counted from 0), C, the quantile's estimate after it, and the released average's L2 norm."""
+    """A round's figures: its number (counted from 0), clip norm C, the estimate of the quantile
+    after the round, and the L2 norm of the released average. Only `raw` has unreleased values."""
 
     round: int
     clip_norm: float
@@ -171,7 +171,7 @@ class Diagnostics(NamedTuple):
 
 
 class FederatedAlgorithm(NamedTuple):
-    """A pair of pure functions; `init` gets the run's root key of noise, or None without noise."""
+    """A pair of pure functions; `init` gets the root key of a run's noise, None without noise."""
 
     init: Callable[[rnn.Params, Key | None], TrainingState]
     apply: Callable[[TrainingState, Any], tuple[TrainingState, Diagnostics]]
@@ -186,13 +186,13 @@ def make_algorithm(
     simulation: bool,
     aggregation_key: Callable[[int], Any] | None = None,
 ) -> FederatedAlgorithm:
-    """Federated learning with this release, optimiser, engine and noise: FedAvg (McMahan 2017; DPF
-    Algorithm 1; GDP Algorithm 1, PrivateSum as in GDP 3). `simulation` lets `Diagnostics` hold
-    figures without noise.
+    """Builds federated learning with this release, optimiser, engine and noise: FedAvg (McMahan
+    2017; DPF Algorithm 1; GDP Algorithm 1, PrivateSum as in GDP 3). `simulation` allows figures
+    without noise in `Diagnostics`.
 
     Raises
-        PrivacyError  noise without a mechanism, or the reverse; a clip norm that changes under
-                      noise that is correlated over rounds and cannot restart
+        PrivacyError  noise without a mechanism, or a mechanism without noise; a clip norm that
+                      changes although the noise is correlated over rounds and cannot restart
     """
     noised = release.noise_multiplier > 0
     if noised != (mechanism is not None):

@@ -134,7 +134,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """[model]: a paper's network, or the settings of one."""
+    """[model]: the name of a paper's network, or the settings of any network."""
 
     preset: str = setting(
         "",
@@ -226,7 +226,7 @@ class PrivacySettings:
         object.__setattr__(self, "restarts", tuple(self.restarts))
 
     def release(self, users_a_round: float) -> ReleaseConfig:
-        """The release of sums, if this many users are expected per round."""
+        """Returns how sums are released if this many users are expected per round."""
         over = self.denominator or users_a_round
         adaptive = None
         if self.adaptive:
@@ -298,8 +298,8 @@ class SamplingSettings:
         return self.q * users if self.kind == "poisson" else float(self.report_goal)
 
     def most_users(self, users: int) -> int:
-        """The maximum number of users in a round: all of them with Poisson sampling, which rejects
-        no large cohort."""
+        """The maximum number of users in a round: for Poisson sampling, whose draws may have any
+        size, all users."""
         return users if self.kind == "poisson" else self.report_goal
 
 
@@ -367,7 +367,7 @@ class TrainingSettings:
         flags: Mapping[str, Mapping[str, Any]] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> TrainingSettings:
-        """Settings of a TOML file; flags and variables DLM_FEDERATE_<TABLE>_<NAME> override them.
+        """Reads a TOML file; flags and variables DLM_FEDERATE_<TABLE>_<NAME> override its values.
 
         Paths in the file are relative to its folder.
 
@@ -397,7 +397,7 @@ class TrainingSettings:
         environ: Mapping[str, str] | None = None,
         within: str = "",
     ) -> TrainingSettings:
-        """Settings of a file's tables `found`; messages put `within` before a name; see `read`."""
+        """Like `read`, for a file's parsed tables `found`; messages put `within` before names."""
         tables = dict(zip(_names(), _TABLES, strict=True))
         unknown = sorted(set(found) - set(tables))
         if unknown:
@@ -432,8 +432,8 @@ class TrainingSettings:
         return dataclasses.replace(settings, data=data, pretrain=pretrain)
 
     def binding(self) -> dict[str, Any]:
-        """The settings that must be the same when a run resumes: without paths of files, whose
-        contents are compared, and without settings that change no number."""
+        """Returns the settings that may not change when a run resumes. It leaves out file paths,
+        since contents are compared, and settings that do not affect the result."""
         found = dataclasses.asdict(self)
         for name in ("stop_after", "checkpoint_every", "evaluate_every"):
             del found["run"][name]

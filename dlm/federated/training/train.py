@@ -63,15 +63,15 @@ from dlm.record.sidecar import read_record, sidecar
 
 GENERATOR = "threefry2x32"
 TEXT_DIGEST = "text_sha256"  # key in the record of the pretraining text
-DIVERGED = 10  # factor by which the model is worse than guessing
-_ANY_KEY = jax.random.key(0)  # only for shapes
+DIVERGED = 10  # a model that is worse than guessing by this factor has diverged
+_ANY_KEY = jax.random.key(0)  # for computing shapes, which no key affects
 LARGEST = 1e6  # with a parameter of this size or more, a network has diverged
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """The report of a round, once it counts; `evaluation` is on held-out users, None in rounds
-    without one; `seconds` excludes its time."""
+    """The report of a round that counts. `evaluation` is on held-out users, or None if the round
+    had none; `seconds` excludes the time of the evaluation."""
 
     diagnostics: Diagnostics
     evaluation: metrics.Metrics | None
@@ -99,22 +99,22 @@ class RoundReport:
 
 
 class Training(FederatedRun[RoundReport]):
-    """One run.
+    """A run that trains a network.
 
     Args
         folder      folder of the run, or an open `RunFolder`; a run in it resumes
-        encode      words of an utterance -> ids, given with `vocab_size`; by default the words of
+        encode      words of an utterance -> ids, given with `vocab_size`; by default the encoder of
                     `settings.data.vocabulary`
-        vocabulary_record  `Provenance.public` says that `encode` has no user's text, and who says
-                    so. By default, the record of the wordpieces whose method `encode` is; another
-                    encoder has none, and a run with a guarantee is refused
-        engine, aggregator  where updates are computed, locally by default, and how they are added
+        vocabulary_record  `Provenance.public` names who attests that `encode` has no user's text.
+                    By default, the record of the wordpieces of which `encode` is a method; any
+                    other encoder has no record, and a run with a guarantee is refused
+        engine, aggregator  compute the updates, by default locally, and add them up
     Raises
         ConfigError   the settings, users or vocabulary differ from the folder's run; too few users
                       for the rounds of a new run
-        PrivacyError  a ledger or noise is not the checkpoint's; a run with a guarantee has a
-                      vocabulary or pretraining text that has none, and that nobody attests as
-                      public; the grid is too coarse for this many numbers
+        PrivacyError  the ledger or noise belongs to another checkpoint; a run with a guarantee
+                      uses a vocabulary or pretraining text without a guarantee that nobody attests
+                      as public; the grid is too coarse for this many numbers
         FormatError   a file is damaged
     """
 
@@ -171,7 +171,7 @@ class Training(FederatedRun[RoundReport]):
             vocabulary = RunVocabulary.of(encode, record)
         if vocab_size is None:
             raise ConfigError(
-                "the argument encode needs vocab_size, its number of ids; give that, too"
+                "the argument encode was given without vocab_size, its number of ids; give both"
             )
         self._encode: Any = encode if vocabulary is None else vocabulary.encoder()
         self._vocabulary, self._vocabulary_record = vocabulary, record
@@ -186,7 +186,7 @@ class Training(FederatedRun[RoundReport]):
             raise ConfigError(
                 f"none of {len(users)} users is left for training; lower data.held_out"
             )
-        # A run that has begun did both at its start.
+        # A run that has begun was checked, and read its public text, at its start.
         if not self._has_begun:
             self._check_population()
             self._take_text()
@@ -248,7 +248,7 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def run(self, until: int | None = None) -> Iterator[RoundReport]:
-        """See `FederatedRun.run`; by default up to `run.stop_after`."""
+        """Runs rounds, by default up to `run.stop_after`; see `FederatedRun.run`."""
         return super().run(until or self.settings.run.stop_after or None)
 
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundReport:
@@ -261,15 +261,15 @@ class Training(FederatedRun[RoundReport]):
             evaluation = self.evaluate()
         if why := self._diverges(diagnostics, evaluation):
             self._over = (
-                f"after round {index + 1} the model diverges: {why}. The run has ended there. "
-                "Start a new one in another folder with a lower local.learning_rate or "
+                f"after round {index + 1} the model diverges: {why}. The run has ended; start a "
+                "new run in another folder with a lower local.learning_rate or "
                 "server.learning_rate, or less noise; the privacy costs of both add up"
             )
         return RoundReport(diagnostics, evaluation, seconds)
 
     def _diverges(self, diagnostics: Diagnostics, evaluation: metrics.Metrics | None) -> str | None:
-        """In what way the model is worse than guessing, if it is, judged by released values and
-        held-out users; in simulations also by training users."""
+        """Says in what way the model is worse than guessing (None if it is not), judged by released
+        values and held-out users; in simulations also by training users."""
         largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(self.state.params))
         if not largest < LARGEST:
             return f"a parameter is {largest:.3g}, larger than any in a network that learns"
@@ -339,8 +339,8 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def _sensitivity(self, gap: int, most: int) -> float | None:
-        """The sensitivity of all planned rounds, for mechanisms that accounting does not know by
-        name."""
+        """Returns the sensitivity of all planned rounds; None for mechanisms that accounting knows
+        by name."""
         if self.mechanism is None or self.mechanism.name in ("gaussian", "tree", "tree-restart"):
             return None
         if (gap, most) not in self._sensitivities:
@@ -373,7 +373,7 @@ class Training(FederatedRun[RoundReport]):
     def _report(
         self, rounds: int, released: Arrays, *, at: datetime | None = None, data_name: str = ""
     ) -> PrivacyReport:
-        """The report of the rounds done, or of planned ones too; its record is about `released`."""
+        """Reports on this many rounds, done or planned; the record is about `released`."""
         content = {STATE_DIGEST: checkpoint.digest(released)}
         if self._vocabulary is not None:
             content[VOCABULARY_DIGEST] = content_digest(self._vocabulary.content)
@@ -394,8 +394,8 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def _record(self, public: Arrays) -> Provenance:
-        """The record of all planned rounds, an overestimate that needs no accounting in each round;
-        at the end, that of the rounds done."""
+        """Returns the record of all planned rounds, an overestimate that saves accounting in every
+        round; at the end, returns the record of the rounds done."""
         if not self.rounds_done:
             return Provenance.none("no round is done yet: the network is as it began")
         rounds = self._rounds_to_account_for if self._ends else self.rounds
@@ -468,7 +468,7 @@ class Training(FederatedRun[RoundReport]):
 
     @property
     def _cohort_size(self) -> int:
-        """The number of users drawn for a round, for samplers that draw a fixed number."""
+        """The number of users in a cohort, for samplers that draw a fixed number."""
         return self.settings.sampling.report_goal
 
     def _check_population(self) -> None:
@@ -492,7 +492,7 @@ class Training(FederatedRun[RoundReport]):
         elif not sure:
             self._progress(
                 f"{users:,} users may run out before the last round: they are drawn at random, and "
-                f"near the end too few may be left with fewer than {most} participations"
+                f"near the end too few of them may have fewer than {most} participations"
             )
 
     def _cohort(self, index: int) -> list[int]:
@@ -525,7 +525,7 @@ class Training(FederatedRun[RoundReport]):
         return users.tokens(user, self._encode, cap=cap, split=self._split)
 
     def _encoding_digest(self) -> str:
-        """A digest of the ids of some of the users' text, and of the wordpieces."""
+        """A digest of the wordpieces, and of the ids of a sample of users' text."""
         found = hashlib.sha256(getattr(getattr(self._encode, "__self__", None), "model", b""))
         for user in range(min(len(self.train_users), 20)):
             for ids in self._tokens(self.train_users, user, 200):
@@ -558,7 +558,7 @@ class Training(FederatedRun[RoundReport]):
         self.state = self.algorithm.init(fresh, self._noise_key())
 
     def _arrays(self) -> tuple[Arrays, Arrays, Mapping[str, Any]]:
-        # The key is not written; see `run`.
+        # The key is never written to a file.
         noise: DiscreteState | None = self.state.noise
         private: Arrays = [] if noise is None else [np.array(noise.round), *noise.buffers]
         facts = {
@@ -612,7 +612,7 @@ def mechanism_of(
     release: ReleaseConfig,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Mechanism | None:
-    """The mechanism of a run's noise, as from `make_mechanism`; None without noise."""
+    """Makes the mechanism of a run's noise with `make_mechanism`; None without noise."""
     privacy, rounds = settings.privacy, settings.run.rounds
     if privacy.mechanism == "none":
         return None

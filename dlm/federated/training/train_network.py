@@ -1,4 +1,4 @@
-"""Trains a network on users' text, from files to a folder, for `dlm federate`."""
+"""Trains a network on users' text, and writes the run to a folder, for `dlm federate`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dlm.federated.users import UserDataset
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """The rounds that count, their report (None without rounds), and whether no round can
-    follow."""
+    """How many rounds count, their report (None without rounds), and whether the run has ended, so
+    that no round can follow."""
 
     rounds_done: int
     report: PrivacyReport | None
@@ -37,8 +37,8 @@ def train_network(
     on_round: Callable[[RoundReport], None] = lambda done: None,
 ) -> TrainedNetwork:
     """Trains a network on users' text, as `run_rounds` does, in the folder `output`. `open_users`
-    gets a folder to sort the text into; only its owner can read it, and it is removed once no
-    rounds are left."""
+    sorts the text into the folder that it gets; only the owner can read this folder, which is
+    removed once no rounds are left."""
 
     def opened(folder: RunFolder) -> Training:
         progress("reading and sorting users' text")
@@ -54,7 +54,7 @@ def train_network(
         return Training(settings, dataset, folder, progress=progress)
 
     if settings.data.has_pieces and settings.run.evaluate_every and settings.data.held_out:
-        progress("accuracy and perplexity are per wordpiece, not comparable with a word model's")
+        progress("accuracy and perplexity are per wordpiece; do not compare them with word models")
     return run_rounds(
         opened, settings, output, data_name=data_name, progress=progress, on_round=on_round
     )
@@ -69,10 +69,10 @@ def run_rounds(
     progress: Callable[[str], None] = lambda line: None,
     on_round: Callable[[RoundReport], None] = lambda done: None,
 ) -> TrainedNetwork:
-    """Trains a network in the folder `output`, or continues the run there, and reports it. If it is
-    stopped at any time, the same call resumes after the last round that counts. Raises
-    TrainingDiverged after the report of the rounds done, or at once if the run had already
-    diverged; also what `Training` raises."""
+    """Trains a network in the folder `output`, or continues its run, and writes the run's report.
+    After a stop at any time, the same call resumes after the last round that counts. Raises
+    TrainingDiverged once the rounds done are reported, or at once if the run had already diverged;
+    also what `Training` raises."""
     if settings.run.simulation:
         progress("a seed is set: this is a simulation, and its model is not private")
     elif settings.privacy.mechanism == "none":
@@ -98,7 +98,7 @@ def run_rounds(
         try:
             for done in training.run():
                 on_round(done)
-        except TrainingDiverged as exc:  # its rounds were done, and are reported as usual
+        except TrainingDiverged as exc:  # the rounds done are reported as usual
             diverged = exc
         progress(f"{training.rounds_done} of {settings.run.rounds} rounds done: {output}")
         report = None
@@ -113,8 +113,8 @@ def run_rounds(
         if not folder.has_ended:
             text = " and users' text" if folder.store.exists() else ""
             progress(
-                f"{output} keeps noise{text} for the rounds that are left. The same command runs "
-                f"them; to run no more, erase what it keeps: dlm privacy erase {output}"
+                f"{output} keeps noise{text} for the rounds that are left. To run them, repeat "
+                f"the command; to run no more, erase what is kept: dlm privacy erase {output}"
             )
         return TrainedNetwork(training.rounds_done, report, folder.has_ended)
 
@@ -127,8 +127,8 @@ def _with_places(exc: TrainingDiverged, folder: RunFolder) -> TrainingDiverged:
 
 
 def _delta_warning(privacy: PrivacySettings, users: int) -> str | None:
-    """A warning if delta is so large that publishing the text of one of `users` at random is (0,
-    delta)-private (Dwork and Roth 2014, 2.3)."""
+    """Returns a warning if delta is so large that publishing the text of one random user out of
+    `users` is (0, delta)-private (Dwork and Roth 2014, 2.3)."""
     if privacy.mechanism == "none" or privacy.delta * users < 1:
         return None
     return (

@@ -1,4 +1,4 @@
-"""A trained network as its run left it: the state on disk, as JAX trees and as plain arrays."""
+"""Loads a trained network from its run's files; converts JAX trees to plain arrays and back."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from dlm.record.signature import require_signed
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained network after the last round that counts, with its privacy record: while rounds
-    remain, the record of all planned ones. `vocabulary` is None for an encoder of neither words nor
+    """A trained network after the last round that counts, with its privacy record, which covers all
+    planned rounds while some remain. `vocabulary` is None if the encoder has neither words nor
     pieces."""
 
     network: rnn.RnnConfig
@@ -39,7 +39,7 @@ class TrainedModel:
 
 
 def why_diverged(folder: RunFolder) -> str:
-    """Why the run in a folder ended early; "" if it did not, or if no run has begun there."""
+    """Says why the run in a folder ended early; "" if no run in it has begun or ended early."""
     if not folder.has_begun:
         return ""
     return str(checkpoint.read(folder.path / CHECKPOINT).facts["state"].get("over", ""))
@@ -48,12 +48,12 @@ def why_diverged(folder: RunFolder) -> str:
 def load_model(
     run: str | os.PathLike[str], *, public_key: str | os.PathLike[str] | None = None
 ) -> TrainedModel:
-    """The network of a run's folder or checkpoint, with its vocabulary and its record, which stays
-    unverified without a public key.
+    """Loads the network of a run's folder or checkpoint, with its vocabulary and its record, which
+    stays unverified without a public key.
 
     Raises
         FormatError   the checkpoint is damaged or has another version
-        PrivacyError  its record is of another checkpoint, was changed, or the key has not signed it
+        PrivacyError  the record belongs to another file or was changed, or the key did not sign it
     """
     run = Path(run)
     place = run / CHECKPOINT if run.is_dir() else run
@@ -86,8 +86,8 @@ def leaves(tree: Any) -> list[npt.NDArray[Any]]:
 
 
 def rebuilt(arrays: Arrays, template: Any, place: Path) -> Any:
-    """The tree with `arrays` as its `leaves`, in the shape of `template`; FormatError for other
-    shapes."""
+    """Returns a tree like `template` with `arrays` as its leaves. Raises FormatError if the arrays
+    have other shapes."""
     check_shapes(arrays, leaves(template), place)
     old, shape = jax.tree.flatten(template)
     found = [

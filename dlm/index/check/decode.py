@@ -96,7 +96,7 @@ def export_arpa(
 
 
 def decode_tables(opened: ShardSet, fault: FaultCallback | None = None) -> Tables:
-    """Every n-gram and blank, and whether each is extended.
+    """Returns every n-gram and blank of a set, and whether each is extended.
 
     Args  fault  called if the files contradict each other; n-grams that cannot be placed are left
                  out. Without it, the first fault raises ShardFormatError
@@ -170,7 +170,7 @@ class _Tree:
         self.levels = shard.plain()
         self.file = layout.file_name("shard", shard.index)
         self.rows = np.zeros((0, 0), U32)
-        # The words of the level above, and where those of each node begin.
+        # The words of the level above, and where each node's words begin.
         self.words = np.zeros(0, U32)
         self.begin = np.zeros(1, I64)
 

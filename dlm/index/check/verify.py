@@ -123,7 +123,7 @@ def verify_files(
     It checks the manifest, the checksum of each file, and what kernels rely on. Rules between
     n-grams need all shards; see `verify`.
 
-    Raises  ConfigError  the set has no shard with that number
+    Raises  ConfigError  the set lacks one of the shards
             OSError      an existing file cannot be read
     """
     report = VerifyReport(Path(directory))
@@ -223,7 +223,7 @@ class _Rules:
     # ------------------------------------------------------------------ rules
 
     def vocabulary(self) -> None:
-        """The words can be in an ARPA file, and include the sentence marks."""
+        """Checks that the words could be in an ARPA file, and include the sentence marks."""
         file = layout.file_name("vocabulary")
         words = self.opened.vocabulary.words
         for i, word in enumerate(words):
@@ -243,23 +243,23 @@ class _Rules:
                 self.report.add(
                     "counts",
                     layout.MANIFEST,
-                    f"it says {count} {k}-grams and {blanks} blanks; "
+                    f"the manifest says {count} {k}-grams and {blanks} blanks; "
                     f"the files hold {len(table) - blank} and {blank}",
                 )
         for shard, entry in zip(self.opened.shards, self.manifest.files[2:], strict=True):
             blank = sum(int(level.blank.sum()) for level in shard.plain())
             if blank != entry.blanks:
                 self.report.add(
-                    "counts", entry.name, f"the manifest says {entry.blanks} blanks; it has {blank}"
+                    "counts", entry.name, f"the manifest says {entry.blanks} blanks; found {blank}"
                 )
 
     def values(self) -> None:
-        """The highest order has no weights; `packed.check` reports invalid numbers."""
+        """Checks that the highest order has no weights; `packed.check` reports invalid numbers."""
         weighted = self.model.tables[-1].log10_backoff != 0
         self.bad("backoff", self.order, weighted, "has a back-off weight at the highest order")
 
     def blanks(self) -> None:
-        """Blanks have no values; the only blank 1-gram is <unk>, if the model lacks it."""
+        """Checks that blanks have no values, and that no 1-gram but a missing <unk> is a blank."""
         unk = self.manifest.unk_in_model
         for k, table in enumerate(self.model.tables, 1):
             none = MISSING_UNK_LOG10_PROB if k == 1 else np.float32(0)
@@ -284,7 +284,7 @@ class _Rules:
             self.report.add(
                 "model-id",
                 layout.MANIFEST,
-                f"it says model {self.manifest.model}; the files' n-grams are of model {found}",
+                f"the manifest says model {self.manifest.model}; the files hold model {found}",
             )
 
 
@@ -334,7 +334,7 @@ def _compare_with_rebuilt(report: VerifyReport, opened: ShardSet, model: NgramTa
         found = layout.map_columns(opened.directory / entry.name, entry, verify=False)
         for name, (_, parts) in columns.items():
             if not _is_made_of(found[name], pieces(parts)):
-                report.add("columns", file, f"column {name} does not match its n-grams")
+                report.add("columns", file, f"column {name} does not match the n-grams")
 
 
 def _is_made_of(column: NDArray[Any], parts: Iterator[memoryview]) -> bool:
@@ -353,7 +353,7 @@ def _compare_with_arpa(
     arpa: str | os.PathLike[str],
     say: Tell,
 ) -> None:
-    """Every n-gram of the file must be in the set with its values, and no other.
+    """Checks that the set has every n-gram of the file, with equal values, and no other n-gram.
 
     Ids are matched by word, since another file of the same model may number its words differently.
     """
@@ -369,7 +369,7 @@ def _compare_with_arpa(
         report.add(
             "arpa-order",
             layout.MANIFEST,
-            f"it says order {model.order}; {place} has order {wanted.order}",
+            f"the set has order {model.order}; {place} has order {wanted.order}",
         )
     ids = _ids_by_word(report, opened.vocabulary, words, place)
     for k, (theirs, ours) in enumerate(zip(wanted.tables, model.tables, strict=False), 1):
@@ -387,7 +387,7 @@ def _compare_with_arpa(
         extra[rank[met]] = False
         for rule, who, at, what in (
             ("arpa-missing", wanted, theirs_kept[~met], f"of {place} are not in the shards"),
-            ("arpa-value", wanted, here[differs], f"have other values than in {place}"),
+            ("arpa-value", wanted, here[differs], f"differ in value from {place}"),
             ("arpa-extra", model, np.flatnonzero(extra), f"are not in {place}"),
         ):
             if len(at):
@@ -405,8 +405,8 @@ def _ids_by_word(
     lost = [words[i] for i in np.flatnonzero(ids < 0)]
     more = [word for word in vocabulary.words[1:] if word not in theirs]
     for found, what in (
-        (lost, f"words of {place} are not in it"),
-        (more, f"of its words are not in {place}"),
+        (lost, f"words of {place} are not in the vocabulary"),
+        (more, f"words of the vocabulary are not in {place}"),
     ):
         if found:
             named = ", ".join(repr(word.decode("utf-8", "replace")) for word in found[:NAMED])

@@ -15,19 +15,20 @@ if TYPE_CHECKING:
     from dlm.kenlm.reader import NgramReader
 
 MIB = 1 << 20
-PARSER_BYTES = 64 * MIB  # text and arrays of ArpaReader
-WORD_BYTES = 300  # a word in the vocabulary of the reader, and the arrays of the 1-grams
-ROOT_BYTES = 30  # a root of a shard: its number, the size and the place of its record
-LEAST_BYTES = 160 * MIB  # bytes for everything else
+PARSER_BYTES = 64 * MIB  # for the text and arrays of ArpaReader
+WORD_BYTES = 300  # per word, for the reader's vocabulary and the arrays of the 1-grams
+ROOT_BYTES = 30  # per root of a shard, for its number, and the size and place of its record
+LEAST_BYTES = 160 * MIB  # for everything else
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The division of a memory limit.
+    """How a memory limit is divided.
 
     durable        spill to disk, and keep a journal; else everything stays in memory
-    sort_bytes     per sorter; read_bytes  for runs being read; each at least 8 MiB
-    block_rows     rows that a kernel gets or gives at once
+    sort_bytes     memory of each sorter, at least 8 MiB
+    read_bytes     memory for the runs that are being read, at least 8 MiB
+    block_rows     rows that a kernel takes or returns at once
     capacity_rows  rows sorted at a time, instead of what sort_bytes allows; for tests
     """
 
@@ -44,7 +45,7 @@ class Budget:
 
     @classmethod
     def of(cls, memory_bytes: int, counts: Sequence[int], threads: int, shards: int = 1) -> Budget:
-        """The budget of a model with these counts under a limit; `ConfigError` if it is too low."""
+        """Divides the limit for a model with these counts; raises ConfigError if it is too low."""
         least = least_bytes(counts, shards, threads)
         fixed = least - LEAST_BYTES
         if memory_bytes < least:
@@ -92,7 +93,7 @@ def credible_counts(reader: NgramReader) -> list[int]:
 
 
 def least_bytes(counts: Sequence[int], shards: int = 1, threads: int = 1) -> int:
-    """The least memory of a build: words, and per thread a shard's roots (up to all 2-grams)."""
+    """Returns the least memory of a build: for its words, and for each thread a shard's roots."""
     roots = sum(counts[1:2]) * min(threads, shards) // shards
     return LEAST_BYTES + WORD_BYTES * counts[0] + ROOT_BYTES * roots
 
@@ -104,10 +105,9 @@ def in_memory_bytes(counts: Sequence[int]) -> int:
 
 
 def spill_bytes(counts: Sequence[int]) -> int:
-    """The approximate maximum of bytes on disk for a model's n-grams while it is sharded.
+    """Returns about the most disk space, in bytes, that a model's n-grams take during sharding.
 
-    At first, each n-gram is stored in two sort orders. Later, nodes and n-grams are stored twice
-    while they are assigned to shards, and then while each shard is written. Blanks do not count.
+    First, each n-gram is stored in two sort orders. Later, nodes and n-grams are stored twice.
     """
     twice = sum(2 * count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1)
     return int(

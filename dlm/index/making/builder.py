@@ -1,4 +1,4 @@
-"""The streaming builder: its stages in order, and the files they produce."""
+"""Runs the stages of the streaming builder in order, and writes the files of a shard set."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def build(
 ) -> dict[str, Any]:
     """Writes the files of a shard set except the manifest; returns the manifest's content.
 
-    Args  reader  of a model that passed `stages.check_header`; nothing was read from it yet
-          folder  where the files are written, and the journal
-          spill   for everything else: an empty folder, or what a killed build left
-          key     identifies a build that can resume; None keeps no journal
+    Args  reader  an unread reader of a model that passed `stages.check_header`
+          folder  folder for the files and the journal
+          spill   folder for everything else: empty, or as a killed build left it
+          key     identifies a build that can resume; if None, no journal is kept
           slots   (4096,) the shard of each slot; None balances them
     """
     journal = Journal(folder, key if budget.durable else None)
@@ -129,7 +129,7 @@ def resume(
     budget: Budget,
     say: Callable[[str], None],
 ) -> None:
-    """Restores what an earlier build finished; else, or if `journal` is None, removes its files."""
+    """Restores what an earlier build finished; without a usable journal, removes all its files."""
     problem = None
     if journal is not None:
         problem = journal.load(work, budget) or _files_problem(folder, work)
@@ -149,9 +149,9 @@ def resume(
 def rebuild(
     source: stages.NgramSource, slots: NDArray[np.uint16], shards: int, coding: Coding
 ) -> Iterator[tuple[str, Columns]]:
-    """The columns of every file of a model with these slots, in the manifest's order.
+    """Yields the columns of every file of a model with these slots, in the manifest's order.
 
-    The columns of one file are in memory until the next are requested; nothing is written.
+    One file's columns stay in memory until the next file is requested; nothing is written.
 
     Trusts  no n-gram of `source` is repeated or lacks its prefix
     """
@@ -249,7 +249,7 @@ def write_file(path: Path, kind: str, columns: Columns, work: Work) -> tuple[int
 
 
 def finish_words(c: Context) -> None:
-    """Makes flags and values of the 1-grams, and the ids of the original and quantised model."""
+    """Makes flags and values of the 1-grams, and the model's id before and after quantisation."""
     work, info = c.work, c.work.info
     prob, backoff = work.array("word-prob"), work.array("word-backoff")
     extended = np.zeros(c.words, np.bool_)
@@ -310,7 +310,7 @@ def low_columns(c: Context) -> dict[str, Any]:
     work = c.work
     values, extended = work.array("word-values"), work.array("word-extended")
     sizes = work.array("pair-sizes") if c.order > 1 else np.zeros(c.words, I64)
-    # How many words may have a weight or a list; one more entry stands for all others.
+    # `count` words may have a weight or a list; one more entry stands for all other words.
     count = int(np.flatnonzero((sizes > 0) | (values[:, 1] != 0)).max(initial=-1)) + 1
     weights = np.zeros(count + 1, F32)
     weights[:count] = values[:count, 1]
@@ -383,8 +383,8 @@ def low_columns(c: Context) -> dict[str, Any]:
 def _pairs_of_words(
     c: Context, begin: NDArray[np.int64]
 ) -> Iterator[tuple[int, int, NDArray[np.uint32]]]:
-    """(first word, the word after the last, their pairs as rows of `join`), for some words at a
-    time."""
+    """Yields (first word, the word after the last, the words' pairs as rows of `join`) for ranges
+    of words."""
     first, count = 0, len(begin) - 1
     while first < count:
         after = int(np.searchsorted(begin, begin[first] + c.budget.block_rows, side="right")) - 1
@@ -397,7 +397,7 @@ def _pairs_of_words(
 def _key_widths(
     keys: NDArray[np.uint32], begin: NDArray[np.int64], key_bits: int
 ) -> NDArray[np.int64]:
-    """The bits of the largest id in each list, at least 1, for keys of `key_bits`."""
+    """Returns the bits of each list's largest id, at least 1; the keys have `key_bits` bits."""
     widths, some = np.ones(len(begin) - 1, I64), np.diff(begin) > 0
     # An id of few bits, mirrored, ends with zeros.
     joined = np.bitwise_or.reduceat(keys, begin[:-1][some] - begin[0])
@@ -448,7 +448,7 @@ class ShardLevels:
                     pass
 
     def rows(self, index: int) -> list[tuple[Column, Column]]:
-        """The nodes and entries of a shard by level; call it for one shard after another."""
+        """Returns a shard's nodes and entries by level; shards must be requested in order."""
         return [
             (self._taken(index, k, 0), self._taken(index, k, 1)) for k in range(self._c.order - 2)
         ]
@@ -478,6 +478,6 @@ def pack_shard(
     c: Context, rows: Sequence[tuple[Column, Column]], codes: Sequence[LevelCode], pairs: int,
     name: str,
 ) -> TreeColumns:  # fmt: skip
-    """The columns of a shard from its nodes and entries by level, rows of `kernels.route`; `pairs`
-    is the number of 2-grams, including blanks; `name` is as in `TreePacker`."""
+    """Packs a shard's columns from its nodes and entries by level, which are rows of
+    `kernels.route`; `pairs` counts 2-grams, including blanks; `name` is as in `TreePacker`."""
     return TreePacker(rows, codes, pairs, c.key_bits, c.work, c.budget.block_rows, name).pack()

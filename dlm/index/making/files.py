@@ -1,6 +1,6 @@
 """Writes files of a shard set from columns that do not fit in memory.
 
-Arrow writes placeholders of the right length; the real column is written in place of each.
+Arrow writes placeholders of the right length; the real columns are written in their place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dlm.index.layout import COLUMNS, FORMAT_VERSION
 from dlm.spill.column import Column
 
 Part = NDArray[Any] | Column
-# Name of a column -> its dtype, and its parts in order; the columns are in the format's order.
+# Maps a column's name to the dtype and the parts in order; columns are in the format's order.
 Columns = Mapping[str, tuple[Any, Sequence[Part]]]
 _STEP_BYTES = 4 << 20
 
@@ -83,7 +83,7 @@ def write_parts(path: Path, kind: str, columns: Columns) -> tuple[int, str]:
         if dtype not in COLUMNS[kind][name]:
             raise ValueError(f"column {name} of {kind} cannot have type {dtype}")
         length = sum(map(len, parts))
-        # Pages that nobody touches take no memory.
+        # Pages that are never touched take no memory.
         empty = pa.py_buffer(mmap.mmap(-1, max(length * dtype.itemsize, 1)))
         if length:
             true[empty.address] = pieces(parts)

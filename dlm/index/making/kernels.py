@@ -1,7 +1,7 @@
 """The kernels of the streaming builder, which turn blocks of rows into blocks of rows.
 
-A kernel that runs out of a block, or of room, returns which one, and is called again with the next:
-`at` and other arrays keep its progress.
+A kernel returns when it needs another block, or room for output, and says which; it is then called
+again. `at` and other arrays keep its progress.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -17,7 +17,7 @@ from dlm.ngram.memory_kernels import mirrored
 DONE, FULL, ROWS, SUFFIXES, ENTRIES, PAIRS = -1, 0, 1, 2, 3, 4
 PARENTS, PARENT_KEYS, NODES, LIST = 1, 2, 3, 4
 
-# Places in `at` of `join`.
+# Indices into the array `at` of `join`.
 (
     A, Q, X, P, E, D, R, PHASE, BLANK, CHILDREN, FOLLOWING, PROB, BACKOFF, HELD, HELD_CHILDREN,
     HELD_RANK, GROUP, GROUP_COUNT, NUMBER, BLANKS, TWICE, MISSING, SLOT_U, SLOT_V, SLOT, TWICE_KEPT,
@@ -30,7 +30,7 @@ BLANK_CODE = 0x7FFFFFFF  # no probability has these bits, which are a NaN's
 
 @kernel("uint32[:, :], uint32[:], uint32[:], int64, out uint32[:, :]")
 def suffix_rows(ids, prob, backoff, key_bits, out):  # type: ignore[no-untyped-def]
-    """Rows (n, k + 2) of n-grams (n, k >= 2): words in suffix order, then the bits of values."""
+    """Fills rows (n, k + 2) from n-grams (n, k), k >= 2: words in suffix order, then value bits."""
     k = ids.shape[1]
     for i in range(len(ids)):
         out[i, 0] = ids[i, k - 2]
@@ -43,7 +43,7 @@ def suffix_rows(ids, prob, backoff, key_bits, out):  # type: ignore[no-untyped-d
 
 @inlined
 def _compare(x, i, y, j, width):  # type: ignore[no-untyped-def]
-    """-1, 0, 1: row i of x is below, equal to or above row j of y in the first `width` numbers."""
+    """Returns -1, 0 or 1: row i of x is below, equal to or above row j of y in `width` columns."""
     for c in range(width):
         if x[i, c] != y[j, c]:
             return -1 if x[i, c] < y[j, c] else 1
@@ -76,17 +76,17 @@ def join(  # type: ignore[no-untyped-def]
     node_bytes,
     gram_bytes,
 ):
-    """Order k of the model, with blanks and flags, from three streams in suffix order.
+    """Makes order k of the model, with blanks and flags, from three streams in suffix order.
 
     Args    k, top   the order, and whether it is the highest
-            ended    (5,) by number of the stream: whether this block is its last
+            ended    (5,) by the stream's number: whether its current block is the last
             node_bytes, gram_bytes  what a node and an n-gram add to the load of their slot
     Shapes
         rows      (n, k + 2)  k-grams of the file in suffix order, bits of probability and weight
         suffixes  (n, k + 1)  distinct k-grams that order k + 1 requires; nodes below each
         entries   (n, > k + 1) order k + 1 in list order; its last column the value, see below
         pairs     (n, 4)      the 2-grams of the file in suffix order, where k is 3
-        at        (JOIN_STATE,);  current, held (k,): the n-gram at hand, its suffix
+        at        (JOIN_STATE,);  current, held (k,): the current n-gram, and the current suffix
         out_entries    k > 3: (n, k + 1) list order, value;  k = 3: (n, 5), with the place in the
                        list of 2-grams before the value;  k = 2: (n, 4) suffix order, bits of the
                        probability, and 1 extended | 2 node | 4 blank
@@ -96,8 +96,8 @@ def join(  # type: ignore[no-untyped-def]
         twice, missing (m, k) repeated n-grams; contexts that are not n-grams of the file
     Returns      FULL, or the number of the stream whose block is used up, or DONE
 
-    A value is the bits of the probability without its sign, and as its lowest bit whether it is
-    extended; a blank has BLANK_CODE in place of a probability.
+    A value holds the probability's bits without the sign and, as its lowest bit, whether the n-gram
+    is extended; a blank has BLANK_CODE in place of a probability.
     """
     while True:
         if at[PHASE] == 0:
@@ -146,7 +146,7 @@ def join(  # type: ignore[no-untyped-def]
                 at[CHILDREN] = suffixes[at[Q], k]
                 at[Q] += 1
             at[PHASE] = 1
-        if at[PHASE] == 1:  # the same n-gram again?
+        if at[PHASE] == 1:  # skip repetitions of the n-gram
             while True:
                 if at[A] >= len(rows):
                     if not ended[ROWS]:
@@ -166,7 +166,7 @@ def join(  # type: ignore[no-untyped-def]
                     at[TWICE_KEPT] += 1
                 at[A] += 1
             at[PHASE] = 2
-        if at[PHASE] == 2:  # what follows it
+        if at[PHASE] == 2:  # count the entries that follow the n-gram
             while True:
                 if at[X] >= len(entries):
                     if not ended[ENTRIES]:
@@ -185,7 +185,7 @@ def join(  # type: ignore[no-untyped-def]
                     at[FOLLOWING] += 1
                 at[X] += 1
             at[PHASE] = 3
-        if at[PHASE] == 3:  # its suffix
+        if at[PHASE] == 3:  # keep the n-gram's suffix, and write the n-gram
             new = not at[HELD]
             if k > 2 and not new:
                 for c in range(k - 1):
@@ -194,7 +194,7 @@ def join(  # type: ignore[no-untyped-def]
                         break
             if k > 2 and new:
                 if k == 3:
-                    # How many pairs with this first word, listed or required, sort before it.
+                    # Count the pairs with this first word, listed or required, that sort earlier.
                     while True:
                         if at[P] >= len(pairs):
                             if not ended[PAIRS]:
@@ -277,7 +277,7 @@ def _put_suffix(at, held, out_suffixes, k):  # type: ignore[no-untyped-def]
 
 @inlined
 def _note_missing(at, entries, missing, k):  # type: ignore[no-untyped-def]
-    """Records an entry's context that is missing; a blank's is not a fault of the file."""
+    """Records an entry's missing context; if the entry is a blank, that is no fault of the file."""
     x = at[X]
     if np.int64(entries[x, entries.shape[1] - 1]) >> np.int64(1) == BLANK_CODE:
         return
@@ -291,7 +291,7 @@ def _note_missing(at, entries, missing, k):  # type: ignore[no-untyped-def]
         at[MISSING_KEPT] += 1
 
 
-# Places in `at` of `route`.
+# Indices into the array `at` of `route`.
 LISTED, FILLED, LEFT_NODES, LEFT_ENTRIES, FROM, R_PARENT, R_KEY, R_NODE, R_ENTRY = range(9)
 ROUTE_STATE = 9
 
@@ -314,10 +314,10 @@ def route(  # type: ignore[no-untyped-def]
     out_entries,
     counts,
 ):
-    """The shard of each node and entry of a level, and the places of the entries.
+    """Finds the shard of each node and entry of a level, and entries' places in the parents' lists.
 
-    Args    direct   whether the nodes are roots: no parents, and entries know their places
-            ended    (5,) by number of the stream
+    Args    direct   whether the nodes are roots, which have no parents; entries then have places
+            ended    (5,) as in `join`
     Shapes
         parents, nodes   (n, 5) as `join` makes them, of two consecutive orders
         parent_keys, entries  (n, 2) key, value; where `direct`, entries are (n, 3), with the place
@@ -348,7 +348,7 @@ def route(  # type: ignore[no-untyped-def]
                     low = at[FROM]
                     if not whole:
                         key = entries[e, 0]
-                        # Doubling steps, then halving: places rise within a list.
+                        # Steps double, then are halved, since places rise within a list.
                         step = np.int64(1)
                         high = low
                         while high < at[LISTED] and listed[high] < key:

@@ -1,6 +1,6 @@
 """Packs the columns that `packed.columns` and `packed.tree` read, a piece at a time.
 
-Each function gives bit for bit what packing whole arrays gives (tests/index/oracle.py).
+Results equal those of packing whole arrays, bit for bit (tests/index/oracle.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BitStream:
         self._last = U64(0)
 
     def room(self, bits: int) -> tuple[NDArray[np.uint64], int]:
-        """Words for the next `bits` bits, which are 0, and the bit at which they begin."""
+        """Returns 64-bit words with room for `bits` bits, which are 0, and where the bits begin."""
         begin = self._bits % 64
         words = room(begin + bits)
         words[0] = self._last
@@ -58,7 +58,7 @@ class BitStream:
 
 
 def zero_words(path: Path | None, bits: int) -> NDArray[np.uint64]:
-    """Words as from `columns.room`, in memory or in a preallocated, unlinked file at `path`."""
+    """Makes words as `columns.room` does, in memory or in a preallocated, unlinked file."""
     if path is None:
         return room(bits)
     count = len(room(0)) + (bits + 63) // 64
@@ -71,7 +71,7 @@ def zero_words(path: Path | None, bits: int) -> NDArray[np.uint64]:
 def put_roots(
     path: Path | None, numbers: Bits, sizes: NDArray[np.int64], pairs: int
 ) -> tuple[int, NDArray[np.uint64], NDArray[np.int64]]:
-    """A tree's size in bits, its words (see `zero_words`), and where each root's record begins.
+    """Starts a tree; returns its size in bits, its words, and where each root's record begins.
 
     Shapes  numbers, sizes (R,)  of each root: its 2-gram's number, rising; its record's bits
     """
@@ -97,7 +97,7 @@ class LevelValues:
         self.probs.add(magnitude[magnitude != BLANK_CODE])
 
     def join(self, other: LevelValues) -> None:
-        """Adds the values of `other`, for the same level, which is not used again."""
+        """Adds the values of `other`, which is for the same level and must not be used again."""
         self.probs.join(other.probs)
         self.weights.join(other.weights)
 
@@ -138,8 +138,8 @@ def tree_columns(
 
 
 class _Piece(NamedTuple):
-    """The rows of some nodes of a level; where they, the n-grams after them and the nodes below
-    begin and end."""
+    """The rows of some nodes of a level; and the range of these nodes, of the n-grams after the
+    nodes, and of the nodes below."""
 
     rows: Rows
     nodes: tuple[int, int]
@@ -152,7 +152,7 @@ class TreePacker:
     `kernels.route` for each level. It finds the sizes of all records, from the longest contexts
     to the roots, then writes the records, from the roots down: the rows are never all in memory.
 
-    Args  name  name of its intermediate files in `work`
+    Args  name  how the names of its intermediate files in `work` begin
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class TreePacker:
         self._value_bits = [code.prob.bits + code.flag_bits for code in codes]
         self._pairs, self._key_bits = pairs, key_bits
         self._work, self._rows, self._name = work, rows, name
-        # For each level, the roots last: the sizes of its records in bits, and weights' codes.
+        # For each level, with the roots last: the bits of each record, and the codes of weights.
         self._sizes: list[Column] = []
 
     def pack(self) -> TreeColumns:
@@ -192,8 +192,8 @@ class TreePacker:
             below, after = (np.cumsum(chunk[:, i], dtype=I64) for i in (3, 4))
             ends, (x, y, z), first = below + after, end, 0
             while first < len(chunk):
-                # A piece has at least one node, with at most as many nodes below it, and n-grams
-                # after it, as there are words.
+                # A piece has at least one node. Each node has at most as many nodes below it, and
+                # n-grams after it, as there are words.
                 before = int(ends[first - 1]) if first else 0
                 last = max(int(np.searchsorted(ends, before + self._rows, "right")), first + 1)
                 begin, end = end, (x + last, y + int(after[last - 1]), z + int(below[last - 1]))

@@ -90,7 +90,7 @@ def build_shard_set(
         arpa       an ARPA file, plain, gzip, zstd or xz; or a KenLM binary file
         output     folder to make; it must not exist, or be empty
         encoding   "exact", or "compact": smaller, and its values quantised
-        bits       per quantised value, or 32 to keep values as they are; compact only
+        bits       bits of a quantised value, or 32 to keep values as they are; compact only
         slot_load  queries recorded for each slot, which are balanced instead of the bytes stored
         slots      (4096,) the shard of each slot, instead of a balanced table
         repair     add missing prefixes (`ngrams.with_prefixes`); the model is first rewritten with
@@ -103,8 +103,7 @@ def build_shard_set(
     Guarantees
         The folder appears complete or not at all: it is written next to `output`, synced and
         renamed. The same model and arguments give the same bytes, whatever the memory.
-        If a build from a file spills and is killed or interrupted, running it again with the same
-        arguments resumes from its last finished stage.
+        If a build from a file spills and is killed, the same call resumes after its last stage.
     Cost    memory: the limit, which must hold the words, 300 bytes each, and the word pairs of as
             many shards as threads, 30 bytes each; with `repair`, first some 400 bytes per n-gram
     """
@@ -163,11 +162,11 @@ def _streamed(
     threads: int,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes a set's files in bounded memory; returns the manifest. `_repair` gives `original`."""
+    """Writes a set's files in bounded memory; returns the manifest. `_repair` made `original`."""
     search = None if memory_bytes is None else memory_bytes // 4
     folder = place.spill.parent
     with open_ngrams(arpa, memory_bytes=search, folder=folder, progress=say) as reader:
-        if original is None:  # else `_repair` has checked it
+        if original is None:  # otherwise, `_repair` has checked the header
             stages.check_header(reader)
         counts = credible_counts(reader)
         if memory_bytes is None:
@@ -219,9 +218,9 @@ def _streamed(
 
 
 def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Writes the model in `arpa` to `path` with the prefixes that it lacks; returns its source.
+    """Adds missing prefixes to the model in `arpa`, writes it to `path`; returns source facts.
 
-    An ArpaError names places in `arpa`; afterwards the builder has nothing to refuse.
+    Faults raise ArpaError here, with their lines in `arpa`; the builder then finds no faults.
     """
     say(f"reading {os.fspath(arpa)} to repair it")
     with open_ngrams(arpa, progress=say) as reader:
@@ -264,7 +263,8 @@ def check_destination(destination: Path) -> None:
 class BuildFolders:
     """The folders that a build writes to.
 
-    folder    the set, and the journal;  spill  everything else
+    folder    for the set and the journal
+    spill     for everything else
     repaired  path beside which a repaired model's temporary folder is made
     keeps     whether a later build may use the existing files
     """
@@ -302,7 +302,7 @@ class BuildFolders:
 
 @contextmanager
 def building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterator[BuildFolders]:
-    """Folders to write in; the set's is beside `destination`, and locked against a second builder.
+    """Yields the folders to write in; the set's folder, beside `destination`, is locked meanwhile.
 
     The lock distinguishes a killed build from a running one. An error removes everything; a signal
     leaves what a later build can resume from.

@@ -1,10 +1,10 @@
-"""The stages of a streaming build, each using what earlier ones left in a `Work`.
+"""Runs the stages of a streaming build; each uses what earlier stages left in a `Work`.
 
-`read` sorts the n-grams of each order; `join_order` closes an order and finds its nodes, from the
-highest down; `route_level` gives each node and n-gram its shard. Names in the work: `suffix-K` and
-`list-K` are order K sorted, `needed-K` the n-grams that it must have for K + 1, `entries-K` and
-`nodes-K` its columns, `shard-nodes-K` and `shard-entries-K` the same by shard. This module has over
-500 lines, since each stage reads what the previous one named.
+`read` sorts the n-grams of each order; `join_order`, from the highest order down, adds an order's
+blanks and finds its nodes; `route_level` finds the shard of each node and n-gram. In the work,
+`suffix-K` and `list-K` are order K in two sort orders, `needed-K` are n-grams that order K + 1
+needs in order K, `entries-K` and `nodes-K` are order K's columns, and `shard-nodes-K` and
+`shard-entries-K` are these by shard. Over 500 lines: each stage reads what the previous one named.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 U32 = np.uint32
 I64 = np.int64
 F32 = np.float32
-# Approximate bytes of a node and an n-gram in a shard, which the balance uses.
+# Approximate bytes of a node, and of an n-gram, in a shard; used to balance the shards.
 NODE_BYTES = 6
 GRAM_BYTES = 6
-MOST_NGRAMS = (1 << 32) - 1  # per order: places have 32 bits
-FAULTS_KEPT = 1 << 16  # missing contexts, and repeated n-grams, of an order
+MOST_NGRAMS = (1 << 32) - 1  # per order, since an n-gram's number has 32 bits
+FAULTS_KEPT = 1 << 16  # limit of missing contexts, and of repeated n-grams, kept per order
 
 Rows = NDArray[np.uint32]
 
@@ -110,11 +110,11 @@ class NgramSource(Protocol):
 
     @property
     def counts(self) -> Sequence[int]:
-        """N-grams by order."""
+        """The number of n-grams of each order."""
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words, once the 1-grams are read."""
+        """The words; complete only after the 1-grams were read."""
 
     def batches(self) -> Iterable[NgramBatch]:
         """The n-grams, order by order from 1."""
@@ -145,7 +145,7 @@ def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
                     ending = sorter
                     sorting[at] = pool.submit(c.budget.finish, ending)
                     if c.budget.durable:
-                        sorting[at].result()  # the next order uses its memory
+                        sorting[at].result()  # waits, since the next order uses the memory
                 at += 1
                 sorter = None
                 if at <= top:
@@ -192,7 +192,7 @@ def _unigrams(
     source: NgramSource,
     first: list[tuple[Rows, NDArray[np.float32], NDArray[np.float32]]],
 ) -> tuple[Rows, NDArray[np.uint64]]:
-    """Numbers the words; returns the new ids by those in `source`, and the hash sums of 1-grams."""
+    """Numbers the words; returns the new id of each id in `source`, and the 1-grams' hash sums."""
     work, info = c.work, c.work.info
     vocabulary = source.vocabulary
     words = vocabulary.words
@@ -384,8 +384,8 @@ def _fault(c: Context, order: int, kind: str, count: int, ids: Rows) -> None:
 
 
 def raise_faults(c: Context, path: str) -> None:
-    """Raises the `ArpaError` that `ngrams.sorted_tables` would, if there are faults; reads the
-    file again to find the line."""
+    """If there are faults, raises the `ArpaError` that `ngrams.sorted_tables` would raise, after
+    reading the file again to find the line."""
     faults = sorted(c.work.info["faults"])  # the lowest order; "missing" before "twice"
     if not faults:
         return
@@ -453,7 +453,7 @@ def code_levels(c: Context) -> None:
 
 
 def level_values(c: Context, k: int) -> LevelValues:
-    """The values of contexts of k words, and of the n-grams that follow them."""
+    """Collects the weights of contexts of k words, and the values of n-grams after the contexts."""
     found = LevelValues(c.coding.prob_table)
     for nodes in c.work.columns[f"nodes-{k}"].chunks(c.budget.block_rows):
         found.add_nodes(nodes[:, 1])
@@ -463,7 +463,7 @@ def level_values(c: Context, k: int) -> LevelValues:
 
 
 def codes_of_model(c: Context, found: Sequence[LevelValues]) -> list[LevelCode]:
-    """The code of each level, from its values."""
+    """Chooses the code of each level by the level's values."""
     blanks = c.work.info["blanks"][2:]
     return [values.code(values is found[-1], blanks[i]) for i, values in enumerate(found)]
 

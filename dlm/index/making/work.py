@@ -1,4 +1,4 @@
-"""The results that a streaming build keeps between stages, by name, and row streams for kernels.
+"""Keeps the results of a streaming build between stages, by name, and streams rows to kernels.
 
 Finished stages are recorded on disk, so that a killed build can resume: `journal.json` in the
 build's folder has the input, the arguments, and all results of finished stages, with checksums. It
@@ -46,7 +46,7 @@ class Work:
         return self.columns[name]
 
     def file(self, name: str) -> Path | None:
-        """The file for a column that is not yet part of the build; None: in memory."""
+        """Returns the path for a column's file; None if the columns are in memory."""
         return None if self.folder is None else self.folder / name
 
     def keep(self, name: str, array: Array) -> None:
@@ -77,7 +77,7 @@ class Work:
 
 
 class BlockStream:
-    """Blocks of rows, one at a time, as a stream for a kernel."""
+    """Passes blocks of rows to a kernel, one block at a time."""
 
     def __init__(self, blocks: Iterator[NDArray[np.uint32]], width: int) -> None:
         self._blocks = blocks
@@ -99,7 +99,7 @@ class BlockStream:
 
 
 class RowReader:
-    """Rows from blocks of any size, returned in any requested number."""
+    """Reads rows from blocks of any size, as many rows at a time as are requested."""
 
     def __init__(self, blocks: Iterator[NDArray[np.uint32]]) -> None:
         self._blocks = blocks
@@ -107,7 +107,7 @@ class RowReader:
         self._at = 0
 
     def take(self, count: int) -> Iterator[NDArray[np.uint32]]:
-        """The next `count` rows, in pieces that are overwritten when the next is taken."""
+        """Yields the next `count` rows in pieces; taking a piece overwrites the previous one."""
         while count > 0:
             if self._block is None or self._at == len(self._block):
                 self._block, self._at = next(self._blocks), 0
@@ -123,7 +123,7 @@ class RowReader:
 
 
 def describe_input(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The identity of an input: size, time, XXH3 of its ends; None for a pipe."""
+    """Identifies an input by path, size, time and XXH3 of both ends; returns None for a pipe."""
     place = Path(path)
     if is_parts_folder(place):
         place /= PARTS_INDEX  # this file names the parts and their sizes
@@ -154,7 +154,7 @@ def build_key(source: dict[str, Any], arguments: dict[str, Any]) -> dict[str, An
 
 
 class Journal:
-    """The journal of one build, in its `folder`; a `key` of None keeps none."""
+    """The journal of one build, in `folder`; if `key` is None, no file is written."""
 
     def __init__(self, folder: Path, key: dict[str, Any] | None) -> None:
         self._path = folder / JOURNAL
@@ -184,7 +184,7 @@ class Journal:
         self.done = []
 
     def load(self, work: Work, budget: Budget) -> str | None:
-        """Restores what the journal, if any, lists (see `done`); returns why it cannot, or None."""
+        """Restores what the journal, if any, lists (see `done`); returns the problem, or None."""
         try:
             text = self._path.read_text()
         except FileNotFoundError:
@@ -192,7 +192,7 @@ class Journal:
         try:
             content = json.loads(text)
             if content["key"] != self._key:
-                return "it is for another input or other arguments, or from another version of dlm"
+                return "the journal is for another input, other arguments or another version of dlm"
             assert work.folder is not None
             # The names come from a file, so nothing outside the folder may be opened.
             for name, manifest in content["columns"].items():

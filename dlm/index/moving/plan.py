@@ -1,4 +1,4 @@
-"""Plans which slots move when a shard set gets more or fewer shards, or is balanced again. Pure.
+"""Plans which slots move when a shard set is rebalanced, or gets more or fewer shards.
 
 A slot is never split, and a move rewrites the files of two shards. So the plan moves as few slots
 as needed to bring every shard within a bound of the mean. A shard that stays heavier, because of
@@ -33,7 +33,7 @@ class SlotPlan:
 
     before, after  (4096,)  the shard of each slot
     origin         (shards,)  for each new shard, the old one whose slots it starts with; -1: none.
-                   Shards keep their numbers, except where the number of a removed shard is free
+                   Shards keep their numbers, except those that take a removed shard's number
     """
 
     before: Table
@@ -42,11 +42,11 @@ class SlotPlan:
 
     @property
     def moved(self) -> NDArray[np.int64]:
-        """The slots that move, ascending: those that were not in their shard before."""
+        """The slots that move, ascending: those that their new shard did not hold before."""
         return np.flatnonzero(self.origin[self.after] != self.before)
 
     def flows(self, weight: Weight) -> list[tuple[int, int, int, int]]:
-        """(old shard, new shard, slots, weight) of the moves, the heaviest first."""
+        """Returns the moves as (old shard, new shard, slots, weight), the heaviest first."""
         moved = self.moved
         pairs = np.stack([self.before[moved], self.after[moved]]).T.astype(np.int64)
         ways, which, slots = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
@@ -67,20 +67,20 @@ def plan_slots(
 ) -> SlotPlan:
     """Moves few slots, so that no shard weighs more than `bound` times the mean.
 
-    A slot that outweighs the mean keeps a shard to itself, and the mean is then that of the others.
+    A slot that outweighs the mean keeps a shard to itself; the mean is then taken over the others.
 
-    Slots of removed shards go first, the heaviest first, each to the lightest shard. Then, while a
-    shard is above the bound, the heaviest one gives a slot to the lightest: the largest slot that
-    keeps the giver above the mean and the taker below it or, if none does, the one that leaves the
-    heavier of the two lightest. A shard without such a slot keeps its slots. No slot moves twice.
+    Slots of removed shards move first, the heaviest first, each to the lightest shard. Then, while
+    a shard is above the bound, the heaviest shard gives a slot to the lightest: the largest slot
+    that keeps the giver above the mean and the taker below it; if there is none, the slot that
+    brings both closest together. A shard without such a slot keeps its slots. No slot moves twice.
 
-    Shapes      table, weight (4096,)  the shard of each slot; its bytes, or queries recorded for it
+    Shapes      table, weight (4096,)  each slot's shard; each slot's bytes, or recorded queries
     Args        removed  numbers of the removed shards, as many as the set loses; by default the
-                         last ones. Kept shards numbered `shards` or above take their numbers
+                         last ones. Kept shards numbered `shards` or above take over these numbers
     Raises      ConfigError  an impossible number of shards, or choice of removed ones
     Guarantees  the same plan for the same arguments, on every machine; nothing moves if every shard
-                is within the bound and none is removed. Slots without weight count, but so little
-                that they only break ties: every new shard gets some
+                is within the bound and none is removed. Slots without weight count a little, which
+                only breaks ties, so that every new shard gets some of these slots
     """
     check_shards(shards)
     if len(table) != SLOTS or len(weight) != SLOTS:
@@ -97,7 +97,7 @@ def plan_slots(
     number = np.full(int(table.max()) + 1, -1)
     number[origin[origin >= 0]] = np.flatnonzero(origin >= 0)
     own = number[table]
-    # In addition to its weight, every slot weighs the least possible amount.
+    # Each slot counts slightly more than its weight, so that slots without weight break ties.
     scaled = weight.astype(np.int64) * SLOTS + 1
     free = own >= 0
     load = loads_of(own[free], scaled[free], shards)
@@ -116,7 +116,7 @@ def plan_slots(
         slots = np.flatnonzero((own == giver) & free)
         slot = _slot_to_move(scaled, slots, int(load[giver]), int(load[taker]), mean)
         if slot is None:
-            # The lightest shard only gets heavier, so the giver will not have such a slot later.
+            # The lightest shard only gets heavier, so this giver will have no slot to give later.
             stuck[giver] = True
             continue
         own[slot], free[slot] = taker, False
@@ -128,7 +128,7 @@ def plan_slots(
 def _slot_to_move(
     weight: Weight, slots: NDArray[np.int64], giver: int, taker: int, mean: int
 ) -> int | None:
-    """The best of a shard's ascending `slots` to move, by the weights of `giver` and `taker`."""
+    """Picks the best of the giver's slots to move, given both shards' loads; None if none helps."""
     own = weight[slots]
     room = min(giver - mean, mean + 1 - taker)
     fits = own <= room
@@ -142,7 +142,7 @@ def _slot_to_move(
 
 
 def _mean_of_others(weight: Weight, shards: int) -> int:
-    """The mean over the shards that are left once each slot above the mean fills one by itself."""
+    """Returns the mean load of other shards once each slot above the mean has a shard to itself."""
     total, left = int(weight.sum()), shards
     for heavy in np.sort(weight)[::-1][: shards - 1].tolist():
         if heavy * left <= total:
@@ -175,24 +175,24 @@ def _origins(before: int, shards: int, removed: Sequence[int] | None) -> NDArray
 
 
 def loads_of(table: Table, weight: Weight, shards: int) -> NDArray[np.int64]:
-    """(shards,) the weight of each shard."""
+    """Returns (shards,) the summed weight of each shard's slots."""
     load = np.zeros(shards, np.int64)
     np.add.at(load, table, weight)
     return load
 
 
 def imbalance_of(load: NDArray[np.int64], servers: NDArray[np.int64] | None = None) -> float:
-    """The busiest server's load over the mean, if `servers` (shards,) share each shard's load."""
+    """Divides the busiest server's load by the mean, with `servers` (shards,) servers per shard."""
     each = np.ones(len(load), np.int64) if servers is None else servers
     total = int(load.sum())
     return float((load / each).max() * int(each.sum()) / total) if total else 1.0
 
 
 def replicas_needed(load: NDArray[np.int64], weight: Weight) -> NDArray[np.int64]:
-    """(shards,) servers for each shard: 1 or, if it is hot, so many that none of them is busier
-    than the busiest server of the other shards.
+    """Returns (shards,) the servers that each shard needs: 1; for a hot shard, so many that each is
+    at most as busy as the busiest server of the other shards.
 
-    Args  load  of each shard;  weight  of each slot
+    Args  load  load of each shard;  weight  weight of each slot
     """
     servers = np.ones(len(load), np.int64)
     hot = load > HOT * max(_mean_of_others(weight, len(load)), 1)

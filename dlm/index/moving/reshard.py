@@ -1,7 +1,7 @@
 """Makes a shard set from another one of the same model, with another slot table.
 
-Only shards whose slots change are made, from the set's own files: the records below the roots of
-their slots are copied, one run of bits per root. All other files are hard links.
+Only shards whose slots change are made: the records of their roots are copied from the old set's
+files, one run of bits per root. All other files are hard links.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KERNELS = (
 )
 # Maximum bytes of memory per root of a shard: for checking a file, and for listing the roots.
 ROOT_MEMORY = 130
-WORD_MEMORY = 32  # bytes per word: where its 2-grams begin, twice
+WORD_MEMORY = 32  # bytes per word, for two copies of where its 2-grams begin
 # Bytes on disk per byte of `SourceSet.slot_bytes` while one shard is made, for its records.
 SPILLED = 2
 # Speed of making files with two threads on a virtual machine of 2024; for estimates.
@@ -63,7 +63,7 @@ BYTES_PER_S = 16 << 20
 
 @dataclass(frozen=True)
 class Resharded:
-    """A new set, and the names of its files: made, hard-linked, or copied from the old set."""
+    """A new set, and the names of its files that were made, hard-linked or copied."""
 
     manifest: Manifest
     made: tuple[str, ...]
@@ -72,7 +72,7 @@ class Resharded:
 
 
 def unchanged(before: NDArray[Any], after: NDArray[Any], shards: int) -> dict[int, int]:
-    """New shard -> the old one that has exactly the same slots, and so the same file."""
+    """Maps each new shard to an old one that has exactly the same slots, and so the same file."""
     old = {(before == shard).tobytes(): shard for shard in np.unique(before).tolist()}
     found = {shard: old.get((after == shard).tobytes()) for shard in range(shards)}
     return {shard: same for shard, same in found.items() if same is not None}
@@ -90,19 +90,19 @@ def reshard(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> Resharded:
-    """Makes the set of the same model in `shards` shards, with this slot table, in `output`.
+    """Makes a set of the same model in `output`, with `shards` shards and this slot table.
 
     Args    slots       (4096,)  the shard of each slot
             output      folder to make; it must not exist, or be empty
-            slot_bytes  of `source`
+            slot_bytes  what `source.slot_bytes` returned
             memory_bytes  limit, as in `making.build_shard_set`; mapped files are not counted
             spill       folder for one shard's records; None: beside the output
             progress    called with a line for each stage
     Raises  ConfigError, OSError, ShardFormatError
     Guarantees
         The files, byte for byte, and the name of the set are those of a build from the model's ARPA
-        file with this slot table. A shard with the slots of an old one has its file: a hard link,
-        or a copy where links are not possible.
+        file with this slot table. A shard with the slots of an old shard gets the old file, as a
+        hard link or, where links are not possible, as a copy.
         The folder appears whole or not at all. After a kill, a run with the same arguments
         resumes after the last finished file.
     """
@@ -157,7 +157,7 @@ def reshard(
 
 
 class _Maker:
-    """Writes the new set's files in the manifest's order; those in the journal already exist."""
+    """Writes the new set's files in the manifest's order; skips files that the journal lists."""
 
     def __init__(self, source: SourceSet, c: Context, journal: Journal, folder: Path) -> None:
         self._source, self._c, self._journal, self._folder = source, c, journal, folder
@@ -169,7 +169,7 @@ class _Maker:
         name = layout.file_name(kind, index)
         if name in self._journal.done:
             return
-        (self._folder / name).unlink(missing_ok=True)  # from a run killed before it noted the file
+        (self._folder / name).unlink(missing_ok=True)  # a killed run may have left the file
         is_link = link_or_copy(self._source.directory / entry.name, self._folder / name)
         self._add(replace(entry, index=index, name=name), "linked" if is_link else "copied")
 
@@ -211,7 +211,7 @@ class _Maker:
 
 
 def _check_memory(source: SourceSet, weight: NDArray[np.int64], memory_bytes: int | None) -> None:
-    """Checks that there is memory for shards of this `weight`, from `SourceSet.slot_bytes`."""
+    """Raises ConfigError if `memory_bytes` is too low for shards of these approximate bytes."""
     roots = [tree_shape(shard.arrays["shape"]).roots for shard in source.shards]
     largest = int(weight.max()) / max(int(weight.sum()), 1)
     most = max(max(roots), int(sum(roots) * largest))

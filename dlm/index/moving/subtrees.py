@@ -1,4 +1,4 @@
-"""The data that a shard set stores under each slot: its weight, and the places of its records."""
+"""Finds what a shard set stores under each slot: how many bytes, and where the records are."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Roots:
-    """Some roots, (R,): the bit addresses (8 * byte address) where their records begin and end, the
-    numbers of their 2-grams, and their slots."""
+    """Arrays (R,) about some roots: where the records begin and end, as bit addresses (8 * byte
+    address), the numbers of the roots' 2-grams, and the roots' slots."""
 
     begins: Ints
     ends: Ints
@@ -52,7 +52,7 @@ class SourceSet:
 
     @classmethod
     def open(cls, directory: Path, say: Callable[[str], None] = lambda line: None) -> SourceSet:
-        """Raises ShardFormatError if a file is missing or damaged, or contradicts the manifest."""
+        """Opens a set; raises ShardFormatError if files are missing, damaged or contradictory."""
         manifest = read_manifest(directory)
         say(f"checking {directory}")
         vocabulary = manifest.file("vocabulary")
@@ -69,7 +69,7 @@ class SourceSet:
         return max(self.manifest.order - 2, 0)
 
     def roots(self, shard: int) -> Roots:
-        """The roots of a shard, in their order: 22 bytes each."""
+        """Returns the roots of a shard, in stored order; each takes 22 bytes."""
         arrays = self.shards[shard].arrays
         shape = tree_shape(arrays["shape"])
         numbers = np.empty(shape.roots, np.uint32)
@@ -81,7 +81,7 @@ class SourceSet:
         return Roots(begins, ends, numbers, slots_of(*pairs_of(self.low.arrays, numbers)))
 
     def roots_in(self, slots: NDArray[np.bool_], shards: Sequence[int]) -> Roots:
-        """The roots of these shards whose slots are chosen, in the order they have in one shard."""
+        """Returns the roots of these shards whose slots are chosen, ordered as in one shard."""
         found = []
         for shard in shards:
             roots = self.roots(shard)
@@ -95,8 +95,8 @@ class SourceSet:
         return every.at(np.argsort(every.numbers, kind="stable"))
 
     def count(self, roots: Roots) -> tuple[Ints, Ints]:
-        """Counts the content below some roots: (levels, 3) nodes, n-grams and blanks of each level;
-        and (R,) approximate bytes."""
+        """Counts what is below some roots: (levels, 3) the nodes, n-grams and blanks of every
+        level, and (R,) the approximate bytes of each root."""
         counts = np.zeros((self.levels, 3), np.int64)
         found = np.zeros((len(roots), 2), np.int64)
         words = self.manifest.vocabulary_size
@@ -108,7 +108,7 @@ class SourceSet:
         return counts, found @ np.array([NODE_BYTES, GRAM_BYTES])
 
     def slot_bytes(self, say: Callable[[str], None] = lambda line: None) -> Ints:
-        """(4096,) the approximate bytes under each slot, by which a build balances shards."""
+        """Returns (4096,) the approximate bytes under each slot, with which a build balances."""
         total = np.zeros(SLOTS, np.int64)
         for shard in range(self.manifest.shards):
             say(f"measuring the slots of shard {shard}")

@@ -46,7 +46,7 @@ def _words(bits: int) -> int:
 
 def _prob_limit(bits: int, base: int, table: NDArray[np.float32], name: str) -> int:
     """The limit that codes must stay below."""
-    _require(bits <= PROB_BITS, f"{name}: its codes have too many bits")
+    _require(bits <= PROB_BITS, f"{name}: the codes have too many bits")
     if not len(table):
         _require(base <= _INFINITY, f"{name}: the base is too large")
         return _INFINITY + 1 - base
@@ -69,7 +69,7 @@ def _backoff_limit(bits: int, table: NDArray[np.float32], name: str) -> int:
 
 
 def _table_size(bits: int, table: NDArray[np.float32], name: str) -> int:
-    _require(0 < len(table) <= 1 << bits < 1 << BACKOFF_BITS, f"{name} must fit its codes")
+    _require(0 < len(table) <= 1 << bits < 1 << BACKOFF_BITS, f"{name} must fit the bits of a code")
     return len(table)
 
 
@@ -103,7 +103,7 @@ def check_low(a: Arrays, words: int, order: int) -> int:
         or np.array_equal(
             unpack_words(a["word_value"], words)[1][1:], np.arange(1, words) < entries
         ),
-        "word_value: if 2-grams have one flag, exactly the words before E must be EXTENDED",
+        "word_value: if 2-grams have one flag, exactly the words below entries must be EXTENDED",
     )
     limit = _backoff_limit(s["word_backoff_bits"], a["word_backoff_table"], "word_backoff_table")
     shift = stride - s["word_backoff_bits"]
@@ -143,14 +143,14 @@ def check_low(a: Arrays, words: int, order: int) -> int:
 
 
 def check_tree(a: Arrays, levels: int, words: int, pairs: int, nodes: int) -> int:
-    """Checks the tree of a shard of a model with this many words and 2-grams, including blanks;
-    returns its n-grams, with blanks.
+    """Checks a shard's tree, for a model with this many words, and 2-grams including blanks;
+    returns how many n-grams, including blanks, the tree has.
 
     Args  nodes  the number of nodes that the shard should have
     """
     shape = tree_shape(a["shape"])
     _require(shape.levels == levels, f"there must be {levels} levels")
-    _require(shape.key_bits == key_bits_of(words), "key_bits must be those of the words")
+    _require(shape.key_bits == key_bits_of(words), "key_bits must fit word ids")
     _require(
         sum(level["nodes"] for level in shape.level) == nodes, f"there must be {nodes} nodes in all"
     )
@@ -185,7 +185,7 @@ def _limits(a: Arrays, shape: TreeShape) -> list[int]:
     limits = []
     for depth, s in enumerate(shape.level):
         where = f"level {depth}"
-        _require(s["flag_bits"] <= 2 and s["grams"] < 1 << 32, f"{where}: too many flags or grams")
+        _require(s["flag_bits"] <= 2 and s["grams"] < 1 << 32, f"{where}: bad flag_bits or grams")
         _require((s["flag_bits"] == 0) == (depth + 1 == shape.levels), f"{where}: bad flag_bits")
         table = part_of(a, shape, depth, "prob_table")
         name = f"{where}: prob_table"

@@ -1,4 +1,4 @@
-"""Checks of everything that the kernels trust about lists and records.
+"""Checks everything that the kernels trust about lists and records.
 
 A value is read only after its place was checked, so nothing is read outside a column.
 """
@@ -34,15 +34,15 @@ from dlm.ngram.memory_kernels import bit_length, field, get, load64, mask_of, mi
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
-# What is known of the family at hand of each length: how many words follow the shorter context; the
-# contexts and buckets still to come, and the bucket at hand; the directory (0: none), bits of its
-# distances, the first bucket. Of the bucket at hand: contexts, those to come, the bit of their
-# keys, bits of a key and of a distance, the last key seen.
+# The state of the current family of each length: how many words follow the shorter context; how
+# many contexts and buckets are left; the current bucket's number; the directory (0: none), the bits
+# of its distances, the first bucket. For the current bucket: the number of contexts, and how many
+# are left; the bit of the keys, the bits of a key and of a distance, and the last key read.
 (
     S_SIZE, S_COUNT, S_BUCKETS, S_BUCKET, S_DIRECTORY, S_STEP, S_FIRST, S_IN, S_LEFT, S_KEYS,
     S_WIDTH, S_INNER, S_LAST,
 ) = range(13)  # fmt: skip
-LONGEST_STEP = 48  # bits of a distance
+LONGEST_STEP = 48  # maximum bits of a distance
 FAULTS = ("", "directory", "keys", "values", "place", "head", "weight", "family")
 DIRECTORY, KEYS, VALUES, PLACE, HEAD, WEIGHT, FAMILY = range(1, 8)
 
@@ -58,7 +58,7 @@ def good_backoff(code, limit):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64, int64, int64, int64")
 def check_backoffs(address, count, shift, stride, width, limit):  # type: ignore[no-untyped-def]
-    """The first of `count` fields at shift + i * stride that is no code of a weight; -1: none."""
+    """Returns the first i whose field at shift + i * stride is no code of a weight, or -1."""
     for i in range(count):
         if not good_backoff(get(address, np.int64(i) * stride + shift, width), limit):
             return i
@@ -67,9 +67,9 @@ def check_backoffs(address, count, shift, stride, width, limit):  # type: ignore
 
 @kernel("int64, int64, int64")
 def check_words_value(address, words, runs):  # type: ignore[no-untyped-def]
-    """The first block of `word_value` that breaks a rule, or -1.
+    """Returns the first block of `word_value` that breaks a rule, or -1.
 
-    Args  words, runs  how many there are in all
+    Args  words, runs  how many words, and runs of equal probabilities, there are in all
     """
     begun = _0
     blocks = (words + BLOCK_WORDS - 1) // BLOCK_WORDS
@@ -89,7 +89,7 @@ def check_words_value(address, words, runs):  # type: ignore[no-untyped-def]
 def check_list(  # type: ignore[no-untyped-def]
     at, n, key_bits, of_words, words, value_bits, flag_bits, prob_limit
 ):
-    """0 if the list of n keys at bit `at` follows the rules; else which of FAULTS it has.
+    """Returns 0 if the list of n keys at bit `at` follows the rules; else an index into FAULTS.
 
     Each key, or with `of_words` the word that it stands for, must be below `words`.
     """
@@ -129,7 +129,7 @@ def check_list(  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64[:], int64[:], int64[:], int64, int64, int64, int64")
 def check_key_lists(address, places, begin, widths, words, value_bits, flag_bits, prob_limit):  # type: ignore[no-untyped-def]
-    """The first list that breaks a rule, or -1, and which of FAULTS it has."""
+    """Returns the first list that breaks a rule, or -1; and its fault's index in FAULTS."""
     for i in range(len(begin) - 1):
         n = np.int64(begin[i + 1]) - np.int64(begin[i])
         bits = list_bits(n, widths[i], np.int64(value_bits))
@@ -146,7 +146,7 @@ def check_key_lists(address, places, begin, widths, words, value_bits, flag_bits
 
 @inlined
 def check_words(level, bit, size, width, most):  # type: ignore[no-untyped-def]
-    """The fault of a list of words, whose ranks are below `most`; 0: none."""
+    """Returns the fault of a list of words, whose ranks must be below `most`; 0: no fault."""
     value_bits, flag_bits = of(level, N_VALUE_BITS), of(level, N_FLAG_BITS)
     limit = of(level, N_PROB_LIMIT)
     if width == 0:
@@ -160,7 +160,7 @@ def check_words(level, bit, size, width, most):  # type: ignore[no-untyped-def]
 
 @inlined
 def check_family(s, bit, end, size, count, key_bits):  # type: ignore[no-untyped-def]
-    """Makes a family the one at hand; returns the bit of its first bucket, or -1 for a fault."""
+    """Makes a family the current one; returns the bit of its first bucket, or -1 for a fault."""
     s[S_SIZE], s[S_COUNT], s[S_BUCKETS], s[S_BUCKET] = size, count, min(count, _1), _0
     s[S_DIRECTORY], s[S_LEFT], s[S_LAST] = _0, _0, -_1
     if count <= DIRECT:
@@ -173,7 +173,7 @@ def check_family(s, bit, end, size, count, key_bits):  # type: ignore[no-untyped
 
 @inlined
 def check_bucket(s, at, end):  # type: ignore[no-untyped-def]
-    """The bit of the first record of the next bucket; -1: it has a fault."""
+    """Opens the next bucket; returns the bit of its first record, or -1 for a fault."""
     if s[S_DIRECTORY]:
         far = field(s[S_DIRECTORY] + s[S_BUCKET] * s[S_STEP], s[S_STEP])
         s[S_IN], s[S_INNER], s[S_KEYS] = open_bucket(at)
@@ -226,11 +226,11 @@ def check_end(s, at):  # type: ignore[no-untyped-def]
 def check_records(  # type: ignore[no-untyped-def]
     levels, tree, bits, roots, root_key_bits, pairs, words, key_bits, most, counts
 ):
-    """The first root whose records break a rule, and which of FAULTS; -1: none.
+    """Returns the first root whose records break a rule, or -1; and its fault's index in FAULTS.
 
-    Args    bits, roots   of the tree;  pairs  2-grams of the model, at most
-    Shapes  most (L,)     words that follow contexts of a length, at most
-            counts (L, 2) added to: contexts, and words that follow them, by length
+    Args    bits, roots   numbers of the tree's bits and roots;  pairs  number of 2-grams
+    Shapes  most (L,)     by length, the most words that may follow contexts, in total
+            counts (L, 2) added to: contexts, and words that follow contexts, by length
     """
     top = np.int64(len(counts))
     stack = np.zeros((DEPTHS, 13), np.int64)
@@ -298,7 +298,7 @@ def check_records(  # type: ignore[no-untyped-def]
             if size:
                 width = field(at, np.int64(WIDTH_BITS)) + _1
                 at += np.int64(WIDTH_BITS)
-            # No rank needs more bits than a word, and these bits must suffice for the list.
+            # No rank needs more bits than a word id, and the rank's bits must suffice for the list.
             if at > end or width > max(bit_length(words - _1), _1) or size > _1 << width:
                 return root, np.int64(HEAD)
         length = words_bits(size, width, of(level, N_VALUE_BITS))

@@ -1,6 +1,6 @@
-"""Packed columns: fixed-width fields, and values by table.
+"""Converts values to and from the fields of packed columns, directly or by a table.
 
-Everything is chosen from the data alone, so that one model has one packed form.
+All widths and tables depend on the data alone, so that one model has one packed form.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ BACKOFF_BITS = 32
 
 
 def room(bits: int) -> Words:
-    """Zeroed words for `bits` bits, and the spare word after them."""
+    """Returns zeroed 64-bit words for `bits` bits, with the spare word that ends a column."""
     return np.zeros((bits + 63) // 64 + 1, np.uint64)
 
 
 def bits_of(largest: int) -> int:
-    """Bits that `largest` needs; 0 for 0."""
+    """Returns how many bits `largest` needs, which is 0 for 0."""
     return int(largest).bit_length()
 
 
 def magnitudes_of(log10_prob: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """The bits of probabilities, without their sign."""
+    """Returns the bits of log10 probabilities as numbers, without the sign bit."""
     bits: NDArray[np.uint32] = np.ascontiguousarray(log10_prob).view(np.uint32)
     return bits & np.uint32((1 << PROB_BITS) - 1)
 

@@ -52,8 +52,8 @@ def get_all(address, first_bit, stride, width, out):  # type: ignore[no-untyped-
         bit += stride
 
 
-# By width of a key: how many keys one load holds, ones at their lowest and highest bits, and what
-# turns a bit number into the number of a key (DIVIDE / 2**16 is 1 / width, rounded up).
+# By the width of a key: how many keys one load holds; masks of the keys' lowest, and highest, bits;
+# the factor that turns a bit's index into a key's (DIVIDE / 2**16 is 1 / width, rounded up).
 _WIDTHS = range(33)
 LANES = np.array([57 // max(w, 1) for w in _WIDTHS], np.int64)
 ONES = np.array([sum(1 << (i * w) for i in range(57 // max(w, 1))) for w in _WIDTHS], np.int64)
@@ -65,7 +65,7 @@ DIVIDE = np.array([-(-(1 << 16) // max(w, 1)) for w in _WIDTHS], np.int64)
 
 @inlined
 def directory_bits(entries):  # type: ignore[no-untyped-def]
-    """Leading bits of a key that choose its bucket, in a list of `entries`; 0: no directory."""
+    """Returns how many leading bits of a key choose its bucket; 0 if a list has no directory."""
     return bit_length(entries) - np.int64(3) if entries > DIRECT else np.int64(0)
 
 
@@ -80,11 +80,11 @@ def list_bits(entries, key_bits, value_bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_key(keys, width, low, high, target):  # type: ignore[no-untyped-def]
-    """The place of `target` among the keys low .. high - 1 of `width` bits, from bit `keys`, or -1.
+    """Gives the index of `target` among keys low .. high - 1 of `width` bits at bit `keys`, or -1.
 
-    Several keys are compared at once: in the difference of a word and a word of targets, a key
-    that is equal is a lane of zeros, and subtracting one from each lane borrows at the lowest such
-    lane first (Mycroft 1987).
+    Several keys are compared at once, as lanes of one 64-bit number. XOR with copies of `target`
+    turns an equal key into a lane of zeros; subtracting 1 from every lane then borrows at the
+    lowest such lane first (Mycroft 1987).
     """
     if width == 0:
         return low if low < high else np.int64(-1)
@@ -106,9 +106,9 @@ def find_key(keys, width, low, high, target):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_few(bit, width, count, target):  # type: ignore[no-untyped-def]
-    """Place of `target` among `count` keys of `width` bits from bit `bit` on, else `count` or more.
+    """Returns the index of `target` among `count` keys of `width` bits at `bit`; else >= `count`.
 
-    Like `find_key`, but without a branch for keys in two loads, which would be hard to predict.
+    Unlike `find_key`, it searches two loads without a branch, which would be hard to predict.
     """
     lanes = LANES[width]
     ones = ONES[width]
@@ -121,7 +121,7 @@ def find_few(bit, width, count, target):  # type: ignore[no-untyped-def]
     second = (y - ones) & ~y & highs
     begin = np.int64(0) if equal else lanes
     equal = equal if equal else second
-    # Where none is equal, trailing_zeros says 64, and so the place is 2 * lanes or more.
+    # If no key is equal, trailing_zeros returns 64, so the index is 2 * lanes or more.
     place = begin + ((trailing_zeros(equal) * DIVIDE[width]) >> np.int64(16))
     if count > lanes + lanes and equal == 0:
         place = find_key(bit, width, lanes + lanes, count, target)
@@ -131,11 +131,11 @@ def find_few(bit, width, count, target):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_list(words, at, key_bits, value_bits, keys, values, first, n):  # type: ignore[no-untyped-def]
-    """Writes a list of n keys and their values, from `first` on.
+    """Writes n keys and their values, from index `first` on, as a list.
 
-    A list of more than DIRECT keys begins with a directory: for each bucket, chosen by the leading
-    bits of a key, the number of entries before it. Then follows each bucket: the rest of its keys,
-    then their values, so that one search reads adjacent cache lines. A short list is one bucket.
+    The leading bits of a key choose its bucket. A list of more than DIRECT keys begins with a
+    directory: for each bucket, the number of entries in earlier buckets. Then each bucket has its
+    keys' other bits, followed by the values, in adjacent cache lines. A short list is one bucket.
     """
     leading = directory_bits(n)
     rest = key_bits - leading
@@ -188,8 +188,8 @@ def get_list(at, key_bits, value_bits, keys, values, first, n):  # type: ignore[
 
 @kernel("int64[:], int64[:], int64, out int64[:]")
 def key_list_bits(begin, widths, value_bits, out):  # type: ignore[no-untyped-def]
-    """out[i + 1] - out[i] = bits of key list i, which has begin[i + 1] - begin[i] entries, with
-    keys of widths[i] bits."""
+    """Sets out[i + 1] - out[i] to the bits of list i, which has begin[i + 1] - begin[i] entries,
+    with keys of widths[i] bits."""
     total = np.int64(0)
     out[0] = 0
     for i in range(len(begin) - 1):
@@ -217,7 +217,7 @@ def get_key_lists(address, bits, begin, widths, value_bits, keys, values):  # ty
 
 @inlined
 def rank_bits(entries, parent_size):  # type: ignore[no-untyped-def]
-    """Bits of a rank in a list of `entries`; 0 if its parent's is as long: ranks are places."""
+    """Returns the bits of a rank in a list; 0 if the list is as long as its parent's."""
     return np.int64(0) if entries == parent_size else bit_length(parent_size - _ONE)
 
 
@@ -235,7 +235,7 @@ def mix(state, number, multiplier):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], uint32[:], uint32[:]")
 def hash_ngrams(rows, prob, backoff):  # type: ignore[no-untyped-def]
-    """Two sums modulo 2**64 of hashes of the n-grams (n, k), which do not depend on their order.
+    """Returns two sums, modulo 2**64, of hashes of the n-grams (n, k), whose order does not matter.
 
     `prob` and `backoff` (n,) are the bits of the values. DO NOT CHANGE: on disk; "Model id" in
     shards/FORMAT.md.

@@ -1,6 +1,6 @@
-"""The low orders, packed: 1-grams by id, and for each word a list of the 2-grams it begins. The
-weight of a 2-gram is in the tree of a shard. Words with a weight come first, sorted by falling
-probability: so few words need an entry, many share a probability, and ids are short."""
+"""Packs the low orders: 1-grams by id, and for each word a list of the 2-grams that begin with the
+word. A 2-gram's weight is in a shard's tree. Words with a weight come first, sorted by falling
+probability, so that few words need an entry, many share a probability, and ids are short."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOW_SHAPE = (
 )
 # DO NOT CHANGE: on disk.
 BLOCK_WORDS = 16  # words in one number of `word_value`
-FIRST, EXTENDED = 32, 48  # where its flags begin: a word begins a run; a word is extended
+FIRST, EXTENDED = 32, 48  # the bits where flags begin: a word begins a run; a word is extended
 # Flag bits of a pair: STORED alone, if all stored pairs and all words of `entries` are extended and
 # no pair is a blank, since STORED then gives the state length. Otherwise two bits of the state
 # length (NOT_EXTENDED: the pair is stored, and has the state length of its last word), and BLANK.
@@ -48,7 +48,7 @@ class LowPlain:
     """1- and 2-grams in plain arrays: V words and P pairs, blanks included.
 
     Shapes  log10_prob, log10_backoff  (V,)
-            extended                   (V,)  whether the word matters to the right of itself
+            extended                   (V,)  whether the word matters to words on its right
             begin                      (V + 1,)  where the pairs of each word begin, and the end
             key                        (P,)  key of the second word, rising in each list
             pair_log10_prob            (P,)
@@ -67,8 +67,8 @@ class LowPlain:
 def order_of_words(
     log10_prob: NDArray[np.float32], log10_backoff: NDArray[np.float32]
 ) -> NDArray[np.int64]:
-    """The words (V,) in the order of their ids: the unknown word, those with a weight, the others;
-    the more probable first, equal ones in their old order."""
+    """Returns the old ids (V,) in the new order: the unknown word, words with a weight, all others;
+    the more probable first, equally probable words in the old order."""
     return np.lexsort((-log10_prob, log10_backoff == 0, np.arange(len(log10_prob)) > 0))
 
 
@@ -81,8 +81,8 @@ _MIRRORED_BYTES = np.array([int(f"{byte:08b}"[::-1], 2) for byte in range(256)],
 
 
 def mirrored(numbers: NDArray[Any], bits: int) -> NDArray[np.uint32]:
-    """Numbers (n,) below 2**bits with their bits in reverse order: keys of ids, and ids of keys.
-    Keys of small ids are spread evenly (van der Corput 1935), in one order whatever the bits."""
+    """Reverses the bits of numbers (n,) below 2**bits: turns ids into keys, and keys into ids. Keys
+    of small ids are spread evenly (van der Corput 1935); `bits` does not change their order."""
     of_bytes = _MIRRORED_BYTES[np.ascontiguousarray(numbers, np.uint32).view(np.uint8)]
     whole: NDArray[np.uint32] = of_bytes.view(np.uint32).byteswap()
     return whole >> np.uint32(32 - bits)
@@ -91,7 +91,7 @@ def mirrored(numbers: NDArray[Any], bits: int) -> NDArray[np.uint32]:
 def pack_words(
     log10_prob: NDArray[np.float32], extended: NDArray[np.bool_]
 ) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
-    """`word_value` and `word_prob_table` of words (V,): an entry per run of equal probabilities."""
+    """Returns `word_value`, and `word_prob_table` with an entry per run of equal probabilities."""
     bits = log10_prob.view(np.uint32)
     first = np.append(True, bits[1:] != bits[:-1])
     rows = np.zeros((2, -(-len(bits) // BLOCK_WORDS), BLOCK_WORDS), np.bool_)
@@ -106,7 +106,7 @@ def pack_words(
 def unpack_words(
     blocks: NDArray[np.uint64], words: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The run of each word, and whether it is extended."""
+    """Returns the run of each word, and whether the word is extended."""
     both = blocks.view(np.uint16).reshape(-1, 4)[:, 2:]
     rows = np.unpackbits(np.ascontiguousarray(both.T).view(np.uint8), axis=1, bitorder="little")
     first, extended = rows[:, :words].astype(np.bool_)
@@ -114,15 +114,15 @@ def unpack_words(
 
 
 def extended_from(a: Arrays) -> int:
-    """The first extended word, 0 or 1, if all words of `entries` are extended, except perhaps 0."""
+    """Returns the first extended word, 0 or 1, if words 1 .. `entries` - 1 are extended."""
     return 1 - (int(a["word_value"][0]) >> EXTENDED & 1)
 
 
 def word_lists(
     a: Arrays, s: dict[str, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """For `entries`: each word's first pair and the first bit of its list, both (E + 1,) with the
-    end; and the width of its keys in bits, (E,)."""
+    """Returns, for words with an entry, the first pair and the list's first bit, both (E + 1,) with
+    the end; and the width of the list's keys in bits, (E,)."""
     address, count = a["word_entry"].ctypes.data, s["entries"]
     stride, at = entry_bits_of(s), 0
     found = []
@@ -141,13 +141,13 @@ def entry_bits_of(s: dict[str, int]) -> int:
 def pairs_of(
     a: Arrays, numbers: NDArray[np.integer]
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """The ids of both words of the 2-grams with these rising numbers. Trusts that they
-    exist, and that `a` was checked."""
+    """Returns the ids of both words of the 2-grams with these ascending numbers. Trusts that these
+    2-grams exist, and that `a` was checked."""
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     begin, place, widths = word_lists(a, s)
     first, b = np.searchsorted(begin, numbers, "right") - 1, key_bits_of(s["words"])
     second = np.empty(len(numbers), np.uint32)
-    # Words whose lists are unpacked together.
+    # The lists of the words between two cuts are unpacked together.
     cuts = np.unique(np.searchsorted(begin, np.arange(0, s["pairs"], PIECE)))
     for low, high in pairwise([*cuts.tolist(), s["entries"]]):
         keys = _keys_and_values(a, s, place, begin, widths, low, high)[0]

@@ -3,7 +3,7 @@
 A record holds how many words follow the context, its weight, the list of those words, and then the
 contexts with one older word, each as a record: what a search reads next is nearby ("Records" in
 shards/FORMAT.md). A `level` is the address of the `tree.level_numbers` of the contexts of one
-length; a bit is eight times an address unless stated. Over 600 lines: writers are next to readers.
+length; bits are numbered from address 0 unless noted. Over 600 lines: writers are next to readers.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -33,7 +33,7 @@ from dlm.ngram.memory_kernels import (
     trailing_zeros,
 )
 
-# The numbers of a level with which its records are read: `tree.level_numbers`.
+# Indices of the numbers by which a level's records are read; see `tree.level_numbers`.
 (
     N_FLAG_BITS,
     N_VALUE_BITS,  # flags and probability
@@ -45,10 +45,10 @@ from dlm.ngram.memory_kernels import (
     LEVEL_PLACES,
 ) = range(8)
 RAW = 1 << 32  # a flag above the bits of a weight that no table holds
-DEPTHS = 16  # of a stack of contexts, each with one older word more than the one before
+DEPTHS = 16  # size of a stack of contexts, each one word longer than the previous one
 # DO NOT CHANGE: on disk.
-WIDTH_BITS, STEP_BITS = 5, 6  # of the fields that hold the widths of a family's keys and distances
-LONGEST = 1 << 28  # a context has fewer words after it, and fewer contexts with one older word
+WIDTH_BITS, STEP_BITS = 5, 6  # bits of the fields for the widths of a family's keys and distances
+LONGEST = 1 << 28  # above the number of words after a context, and of contexts with one older word
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
@@ -63,7 +63,7 @@ def gamma_bits(number):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_gamma(words, bit, number):  # type: ignore[no-untyped-def]
-    """Writes a zero per bit below the top one (28 at most), a one, those bits; returns the end."""
+    """Writes a zero per bit below the top one (at most 28), a one, these bits; returns the end."""
     more = bit_length(number) - _1
     rest = ((number & mask_of(more)) << _1) | _1
     put(words, bit, _2 * more + _1, rest << more)
@@ -72,7 +72,7 @@ def put_gamma(words, bit, number):  # type: ignore[no-untyped-def]
 
 @inlined
 def read_gamma(bit):  # type: ignore[no-untyped-def]
-    """A number of 29 bits at most, and the bits of its code."""
+    """Reads a number of at most 29 bits; returns the number, and the length of its code in bits."""
     x = load64(bit >> _3) >> (bit & np.int64(7))
     zeros = trailing_zeros(x)
     return (_1 << zeros) + ((x >> (zeros + _1)) & mask_of(zeros)), _2 * zeros + _1
@@ -83,10 +83,10 @@ def read_gamma(bit):  # type: ignore[no-untyped-def]
 
 @inlined
 def read_head(bit, parent_size, is_root):  # type: ignore[no-untyped-def]
-    """The number of words that follow a context, and the bits of this number.
+    """Reads how many words follow a context; returns this number, and the bits that it takes.
 
-    A root has the gamma code of one more. Others, if `parent_size` words follow the shorter
-    context, have a one if all do; else a zero and the gamma code of how many, `parent_size` for 0.
+    A root stores the gamma code of the number + 1. Another context stores a one for `parent_size`,
+    else a zero and the number's gamma code, with `parent_size` in place of 0.
     """
     if is_root:
         size, width = read_gamma(bit)
@@ -102,10 +102,10 @@ def read_head(bit, parent_size, is_root):  # type: ignore[no-untyped-def]
 
 @inlined
 def open_record(level, bit, parent_size, is_root):  # type: ignore[no-untyped-def]
-    """The fields at the beginning of a record.
+    """Reads the fields at the beginning of a record.
 
     Returns  (words that follow, bits of a rank, contexts with one older word, weight, bit of the
-             list of words). The weight is its place in the table of the level, or its bits with RAW
+             list of words). The weight is an index into the level's table, or RAW | its bits
     """
     size, head = read_head(bit, parent_size, is_root)
     bit += head
@@ -131,25 +131,25 @@ def open_record(level, bit, parent_size, is_root):  # type: ignore[no-untyped-de
 
 @inlined
 def width_before(bit):  # type: ignore[no-untyped-def]
-    """Bits of a rank in a root's list that begins at `bit`, from the field before it."""
+    """Reads how many bits a rank has in a root's list at `bit`; the field precedes the list."""
     return field(bit - np.int64(WIDTH_BITS), np.int64(WIDTH_BITS)) + _1
 
 
 @inlined
 def words_bits(size, width, value_bits):  # type: ignore[no-untyped-def]
-    """Bits of the list of the words that follow: values alone where ranks have no bits."""
+    """Returns the bits of a list of words, which has only values if ranks have no bits."""
     if width == 0:
         return size * value_bits
     return list_bits(size, width, value_bits)
 
 
-# A family: the contexts with one older word, by their ids or keys; or the roots, whose 2-grams'
-# numbers serve as both.
+# A family holds the contexts with one older word, by the word's id or key; or the roots, where the
+# number of the 2-gram serves as id and key.
 
 
 @inlined
 def open_few(bit, count):  # type: ignore[no-untyped-def]
-    """Opens a family of at most DIRECT: bits of an id and of a distance, and the bit of the ids."""
+    """Opens a family of at most DIRECT; returns an id's bits, a distance's, and where ids begin."""
     width = field(bit, np.int64(WIDTH_BITS)) + _1
     bit += np.int64(WIDTH_BITS)
     step = _0
@@ -161,8 +161,8 @@ def open_few(bit, count):  # type: ignore[no-untyped-def]
 
 @inlined
 def open_many(bit, count, key_bits):  # type: ignore[no-untyped-def]
-    """Opens a larger family: bits of a key in its buckets and of a distance; where the directory
-    and the first bucket begin."""
+    """Opens a larger family; returns the bits of a key in its buckets and of a distance, and where
+    the directory and the first bucket begin."""
     leading = directory_bits(count)
     step = field(bit, np.int64(STEP_BITS))
     bit += np.int64(STEP_BITS)
@@ -171,7 +171,7 @@ def open_many(bit, count, key_bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def open_bucket(bit):  # type: ignore[no-untyped-def]
-    """How many contexts a bucket has, the bits of a distance, and where the keys begin."""
+    """Opens a bucket; returns its number of contexts, a distance's bits, and where keys begin."""
     count, width = read_gamma(bit)
     count -= _1
     bit += width
@@ -184,7 +184,7 @@ def open_bucket(bit):  # type: ignore[no-untyped-def]
 
 @inlined
 def record_at(bit, width, step, count, place):  # type: ignore[no-untyped-def]
-    """The bit of the record of one of `count` contexts (one or more) whose keys are at `bit`."""
+    """Returns the bit of record number `place` of `count` contexts whose keys are at `bit`."""
     bit += count * width
     far = field(bit + (place - _1) * step, step) if place else _0
     return bit + (count - _1) * step + far
@@ -199,14 +199,14 @@ def ask_bucket(bit, count, key, key_bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def bucket_of(bit, count, key, key_bits):  # type: ignore[no-untyped-def]
-    """The bit that the search reads next, and the bits of a key there."""
+    """Returns the bit of the bucket that may hold a key, and the bits of a key in the bucket."""
     rest, step, directory, first = open_many(bit, count, key_bits)
     return first + field(directory + (key >> rest) * step, step), rest
 
 
 @inlined
 def find_in_bucket(bit, width, key):  # type: ignore[no-untyped-def]
-    """The bit of the record of a key in a bucket; -1: none."""
+    """Finds a key in a bucket; returns the bit of its record, or -1."""
     count, step, bit = open_bucket(bit)
     place = find_key(bit, width, _0, count, key & mask_of(width))
     return record_at(bit, width, step, count, place) if place >= 0 else place
@@ -214,7 +214,7 @@ def find_in_bucket(bit, width, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_among_few(bit, count, word):  # type: ignore[no-untyped-def]
-    """The bit of the record of a word in a family of at most DIRECT, by its id; -1: none."""
+    """Finds a word's id in a family of at most DIRECT; returns the bit of its record, or -1."""
     if count == 0:
         return np.int64(-1)
     width, step, bit = open_few(bit, count)
@@ -226,7 +226,7 @@ def find_among_few(bit, count, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_child(bit, count, word, key, key_bits):  # type: ignore[no-untyped-def]
-    """The bit of the record of a word among the `count` of a family at `bit`; -1: none."""
+    """Finds a word in the family of `count` contexts at `bit`; returns its record's bit, or -1."""
     if count <= DIRECT:
         return find_among_few(bit, count, word)
     bucket, rest = bucket_of(bit, count, key, key_bits)
@@ -243,8 +243,8 @@ def id_of(key, key_bits, is_root):  # type: ignore[no-untyped-def]
 
 @inlined
 def few_bits(keys, sizes, first, count, key_bits, is_root):  # type: ignore[no-untyped-def]
-    """Bits of an id and of a distance in a family of at most DIRECT, given the keys and the sizes
-    of the records from `first` on."""
+    """Returns the bits of an id and of a distance in a family of at most DIRECT, whose keys and
+    record sizes begin at index `first`."""
     width = _1
     far = _0
     for i in range(first, first + count):
@@ -256,7 +256,7 @@ def few_bits(keys, sizes, first, count, key_bits, is_root):  # type: ignore[no-u
 
 @inlined
 def next_bucket(keys, i, end, rest):  # type: ignore[no-untyped-def]
-    """Where the contexts of the bucket of context i end."""
+    """Returns the index after the last context in the same bucket as context i."""
     bucket = np.int64(keys[i]) >> rest
     while i < end and np.int64(keys[i]) >> rest == bucket:
         i += 1
@@ -265,7 +265,7 @@ def next_bucket(keys, i, end, rest):  # type: ignore[no-untyped-def]
 
 @inlined
 def bucket_bits(sizes, first, end, width):  # type: ignore[no-untyped-def]
-    """Bits of a bucket before its records, of a distance in it, and of its records."""
+    """Returns the bits of a bucket without records, of a distance in it, and of its records."""
     total = _0
     for i in range(first, end):
         total += sizes[i]
@@ -280,7 +280,7 @@ def bucket_bits(sizes, first, end, width):  # type: ignore[no-untyped-def]
 
 @inlined
 def many_bits(keys, sizes, first, count, key_bits):  # type: ignore[no-untyped-def]
-    """Bits of the buckets of a family of more than DIRECT with their records."""
+    """Returns the bits of all buckets, with their records, of a family of more than DIRECT."""
     rest = key_bits - directory_bits(count)
     buckets = _1 << directory_bits(count)
     bits = _0
@@ -291,7 +291,7 @@ def many_bits(keys, sizes, first, count, key_bits):  # type: ignore[no-untyped-d
         bits += own + total
         buckets -= _1
         i = end
-    return bits + buckets  # an empty one is one bit
+    return bits + buckets  # each empty bucket takes one bit
 
 
 @inlined
@@ -316,11 +316,11 @@ def family_bits(keys, sizes, first, count, key_bits, is_root):  # type: ignore[n
 def size_records(  # type: ignore[no-untyped-def]
     nodes, weights, escape, value_bits, widths, below, below_sizes, key_bits, sizes
 ):
-    """Bits of the record of each context, with all below it.
+    """Computes the bits of each context's record, including all records below it.
 
     Shapes  nodes (D, 6)  rows of `making.kernels.route`;  sizes (D,) filled
             weights (D,)  the codes of their weights
-            widths (D,)   of roots: bits of a rank; else (0,)
+            widths (D,)   the bits of a rank, if the contexts are roots; else (0,)
             below, below_sizes (E,)  the keys of the contexts with one older word, in order, and the
                     bits of their records; none for the longest, whose `key_bits` is 0
     """
@@ -349,20 +349,20 @@ def size_records(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], int64[:], int64")
 def root_bits(keys, sizes, key_bits):  # type: ignore[no-untyped-def]
-    """Bits of the roots (R,), by the numbers of their 2-grams and the bits of their records."""
+    """Returns the bits of all roots (R,), given their 2-grams' numbers and their records' bits."""
     return family_bits(keys, sizes, _0, np.int64(len(keys)), np.int64(key_bits), True)
 
 
 @kernel("out uint64[:], uint32[:], int64[:], int64, out int64[:]")
 def put_roots(words, keys, sizes, key_bits, places):  # type: ignore[no-untyped-def]
-    """Writes the fields before the records of roots; fills `places` (R,) with where each begins."""
+    """Writes the fields that precede roots' records; fills `places` (R,) with the records' bits."""
     put_family(words, _0, keys, sizes, _0, np.int64(len(keys)), np.int64(key_bits), True, places)
     return 0
 
 
 @inlined
 def put_family(words, bit, keys, sizes, first, count, key_bits, is_root, places):  # type: ignore[no-untyped-def]
-    """Writes the fields before the records of a family, and fills in where these begin."""
+    """Writes the fields that precede a family's records; fills `places` with the records' bits."""
     if count == 0:
         return
     if count <= DIRECT:
@@ -437,9 +437,9 @@ def put_records(  # type: ignore[no-untyped-def]
     key_bits,
     below_places,
 ):
-    """Writes the records of some contexts without those below them, whose places it finds.
+    """Writes the records of some contexts, and finds the places of the records below them.
 
-    Shapes  words          bits that are 0 where something is written
+    Shapes  words          must be 0 where something is written
             places (D,)    where each record begins
             ranks, values (G,)  of the words that follow them
             below_places (E,) filled;  the others as in `size_records`
@@ -485,7 +485,7 @@ def put_records(  # type: ignore[no-untyped-def]
 
 @kernel("out uint64[:], int64[:], int64[:], int64[:]")
 def copy_bits(words, places, begins, ends):  # type: ignore[no-untyped-def]
-    """Writes ranges of bits, each to its place in `words`, where bits are 0."""
+    """Copies ranges of bits, each to its place in `words`, where all bits must be 0."""
     for i in range(len(begins)):
         bit = places[i]
         source = begins[i]
@@ -500,8 +500,8 @@ def copy_bits(words, places, begins, ends):  # type: ignore[no-untyped-def]
 
 # ------------------------------------------------------- every record, one after another
 
-# Of the family at hand of each length: contexts left in its bucket, buckets left, bits of a key
-# there (0: a family of at most DIRECT), the number of the bucket, contexts of the family.
+# The state of the current family of each length: contexts left in its bucket, buckets left, bits of
+# a bucket's keys (0: a family of at most DIRECT), the next bucket's number, the family's contexts.
 F_LEFT, F_BUCKETS, F_REST, F_BUCKET, F_COUNT = range(5)
 
 
@@ -583,7 +583,7 @@ def unpack_records(  # type: ignore[no-untyped-def]
         level = levels + ((depth * np.int64(LEVEL_PLACES)) << _3)
         size, width, count, token, at = open_record(level, at, size_at[depth], depth == 0)
         d, g = node[depth], gram[depth]
-        # The bits below RAW are those of a weight that no table holds.
+        # If RAW is set, the bits below it are the weight itself.
         weight[d] = token
         if token < RAW:
             weight[d] = load32(of(level, N_WEIGHT_TABLE) + (token << _2))
@@ -601,7 +601,7 @@ def unpack_records(  # type: ignore[no-untyped-def]
 
 @inlined
 def get_words(bit, size, width, value_bits, ranks, values, first):  # type: ignore[no-untyped-def]
-    """Reads the ranks and values of the words that follow a context, to places from `first` on."""
+    """Reads the ranks and values of the words after a context into arrays, from index `first`."""
     if width == 0:
         for j in range(size):
             ranks[first + j] = j
@@ -613,7 +613,7 @@ def get_words(bit, size, width, value_bits, ranks, values, first):  # type: igno
 
 @kernel("int64, int64, int64, out uint32[:], out int64[:], out int64[:]")
 def list_roots(tree, end, key_bits, keys, begins, ends):  # type: ignore[no-untyped-def]
-    """The roots in their order.
+    """Lists the roots in stored order.
 
     Args    end  the bit at which the records end, from the beginning of `tree`
     Shapes  keys (R,) filled: the numbers of their 2-grams;  begins, ends (R,) filled: the bits of
@@ -656,8 +656,8 @@ def count_records(levels, begins, key_bits, ranks, values, found, counts):  # ty
 
     Shapes  begins (R,)  the bits of their records
             ranks, values (V,)  scratch space: as many as words
-            found (R, 2) filled: contexts of each root, itself counted, and words that follow them
-            counts (top, 3)  added to: contexts by length, words that follow them, blanks of these
+            found (R, 2) filled: contexts in each root's records, and words that follow contexts
+            counts (top, 3)  added to, by length: contexts, words that follow, blanks among words
     Trusts  the records passed `check_records`
     """
     f, size_at = np.zeros((DEPTHS, 5), np.int64), np.zeros(DEPTHS, np.int64)

@@ -22,7 +22,7 @@ from dlm.index.packed.record_kernels import (
     N_WEIGHTS,
 )
 
-# The values of the column `shape`: these, then those of each level.
+# The values of the column `shape`: TREE_SHAPE, then LEVEL_SHAPE for each level.
 TREE_SHAPE = (
     "levels",
     "pairs",  # 2-grams of the model, blanks included
@@ -107,9 +107,9 @@ def part_of(a: Arrays, shape: TreeShape, depth: int, name: str) -> NDArray[Any]:
 
 
 def level_numbers(a: Arrays, shape: TreeShape) -> NDArray[np.int64]:
-    """(levels, LEVEL_PLACES) what the record kernels read about each level; addresses in `a`.
+    """Returns (levels, LEVEL_PLACES) what record kernels read about levels, with addresses in `a`.
 
-    N_PROB_TABLE is the address of the table or, if that is empty, minus the base of the codes.
+    N_PROB_TABLE is the address of the table or, if the table is empty, minus the codes' base.
     N_PROB_LIMIT is 0; `check.check_tree` fills it in.
     """
     numbers = np.zeros((shape.levels, LEVEL_PLACES), np.int64)
@@ -125,7 +125,7 @@ def level_numbers(a: Arrays, shape: TreeShape) -> NDArray[np.int64]:
 
 
 def codes_of(a: Arrays) -> list[LevelCode]:
-    """How the values of each level are stored, in all trees of a model."""
+    """Returns how all trees of a model store the values of each level."""
     shape = tree_shape(a["shape"])
     found = []
     for depth, level in enumerate(shape.level):
@@ -144,7 +144,7 @@ def code_bytes(a: Arrays) -> bytes:
 
 
 def unpack_tree(a: Arrays) -> list[LevelPlain]:
-    """The levels as plain arrays, roots first."""
+    """Unpacks the levels into plain arrays; the level of the roots comes first."""
     shape = tree_shape(a["shape"])
     if not shape.levels:
         return []

@@ -1,6 +1,6 @@
-"""Kernels for what follows a context: the words of its list, and any word's answer from these.
+"""Kernels that list the words stored after a context, and answer any word from such a list.
 
-The searches are plain, one after another: a block is read once, but queried many times.
+The searches run one after another, without prefetching: a block is read once but queried often.
 """
 
 # mypy: disable-error-code="assignment"
@@ -38,14 +38,14 @@ _0, _1, _2 = np.int64(0), np.int64(1), np.int64(2)
 
 @kernel("int64[:], uint8[:], uint32[:], uint32[:], out int64[:], out uint32[:], out float32[:]")
 def find_blocks(view, context_lengths, context_words, pairs, nodes, totals, log10_backoffs):  # type: ignore[no-untyped-def]
-    """The root of each context, the words that follow it, and the weights of its suffixes.
+    """Finds the root of each context, how many words follow it, and the weights of its suffixes.
 
     Shapes  view  of view.tree_view;  context_lengths (C,), two or more each;  context_words (sum,)
-            pairs (C,)  the number of the 2-gram of the last two words of each
-            nodes, totals   (C,) filled: the bit of the record of each root, -1 where nothing is
-                            stored, and how many words follow
-            log10_backoffs  (sum(context_lengths - 1),) filled: of each context the weights of its
-                            last two words, three, ..., all; 0 where there is none
+            pairs (C,)  the number of the 2-gram that ends each context
+            nodes, totals   (C,) filled: the bit of each root's record, -1 where nothing is
+                            stored; how many words follow each context
+            log10_backoffs  (sum(context_lengths - 1),) filled: the weights of each context's last
+                            two words, last three words, ..., all words; 0 where there is no weight
     Trusts  what `kernels.search_trees` trusts
     """
     address = address_of(view)
@@ -83,11 +83,11 @@ def find_blocks(view, context_lengths, context_words, pairs, nodes, totals, log1
 
 @kernel("int64[:], int64[:], uint32[:], uint32[:], int64, out uint32[:], out uint32[:]")
 def list_blocks(view, nodes, totals, skips, most, counts, ranks):  # type: ignore[no-untyped-def]
-    """The rising ranks of the words that follow each context, without the first `skips` of each;
-    at most `most` in all.
+    """Lists the ranks, ascending, of the words that follow each context, without its first `skips`
+    words; at most `most` ranks in all.
 
     Shapes   nodes, totals (C,) as `find_blocks` fills them;  skips (C,)
-             counts (C,) filled: how many stand in `ranks`;  ranks (n,) filled
+             counts (C,) filled: how many ranks each context has;  ranks (n,) filled
     Returns  the sum of the counts, at most n
     """
     level = first_level(address_of(view))
@@ -103,7 +103,7 @@ def list_blocks(view, nodes, totals, skips, most, counts, ranks):  # type: ignor
         after, values = np.empty(total, np.uint32), np.empty(total, np.uint64)
         size, width, _, _, bit = open_record(level, nodes[c], _0, True)
         get_words(bit, size, width, record, after, values, _0)
-        for i in range(count):  # see `text.kernels.begin_next`
+        for i in range(count):  # not as a slice: see `text.kernels.begin_next`
             ranks[given + i] = after[skip + i]
         given += count
     return given
@@ -111,7 +111,7 @@ def list_blocks(view, nodes, totals, skips, most, counts, ranks):  # type: ignor
 
 @kernel("int64[:], uint32[:], uint32[:], out uint32[:]")
 def find_stored(view, first, second, pairs):  # type: ignore[no-untyped-def]
-    """The number of each two words' 2-gram if something is stored under it, else NO_RANK.
+    """Finds the number of each word pair's 2-gram if anything is stored under it, else NO_RANK.
 
     Shapes  view  of view.low_view;  first, second, pairs (n,), the last filled
     Trusts  ids below the vocabulary's size
@@ -128,15 +128,15 @@ def find_stored(view, first, second, pairs):  # type: ignore[no-untyped-def]
 
 @kernel("int64[:], int64, uint32[:], out uint32[:]")
 def words_of_ranks(view, last, ranks, words):  # type: ignore[no-untyped-def]
-    """The words (n,) at these places (n,), which rise, among those that follow a word.
+    """Finds the words (n,) that have these ranks (n,) among the words that follow a word.
 
     Shapes   view  of view.low_view
-    Returns  whether all places are there, and rise
+    Returns  whether all ranks exist, and ascend
     """
     low = low_of(address_of(view))
     _, size, bit, width = list_after(low, last)
     step, keys, rest = open_list(bit, size, width)
-    bucket = _0  # the one that holds the rank, and where its entries begin and end
+    bucket = _0  # the bucket that holds the rank; its entries are begin .. end - 1
     begin, end = _0, size
     if step:
         begin, end = two_fields(bit, step)
@@ -154,12 +154,12 @@ def words_of_ranks(view, last, ranks, words):  # type: ignore[no-untyped-def]
 
 @kernel("int64[:], uint8[:], uint32[:], float32[:], out float32[:, :]")
 def sum_backoffs(view, context_lengths, context_words, log10_backoffs, sums):  # type: ignore[no-untyped-def]
-    """The weights added to the 1-gram and to the 2-gram of a word that follows no longer suffix.
+    """Sums the weights to add to a word's 1-gram, or 2-gram, where that is the longest match.
 
     Shapes  view            of view.low_view
             log10_backoffs  as `find_blocks` fills them
-            sums            (C, 2) filled: the weights added from the longest context down to one
-                            word; down to two
+            sums            (C, 2) filled: the sum of the weights from the longest context down to
+                            one word; the sum down to two words
     """
     low = low_of(address_of(view))
     end = _0
@@ -192,7 +192,7 @@ def find_word(words, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def list_of(low, last):  # type: ignore[no-untyped-def]
-    """Size, bit and key bits of the list of a context's last word; an empty list if that is -1."""
+    """Returns size, bit and key bits of the list of a context's last word; empty for -1."""
     if last < 0:
         return _0, _0, _1
     _, size, bit, width = list_after(low, last)
@@ -201,8 +201,8 @@ def list_of(low, last):  # type: ignore[no-untyped-def]
 
 @inlined
 def score_low(low, listed, sums, word):  # type: ignore[no-untyped-def]
-    """Score, matched order, n-gram length and state length of a word that only the low orders
-    have, by what `list_of` found."""
+    """Returns score, matched order, n-gram length and state length of a word that only the low
+    orders have; `listed` is what `list_of` returned."""
     prob, reaches = alone(low, word)
     if listed[0]:
         place, value = find_pair(low, *listed, word)
@@ -257,12 +257,12 @@ def score_after(  # type: ignore[no-untyped-def]
 ):
     """Answers for any words after one context.
 
-    Shapes      view   of view.low_view;  last  the context's last word, -1 where it has
-                       none
+    Shapes      view   of view.low_view;  last  the context's last word, -1 if the context is
+                       empty
                 sums   (2,)  of the context, as `sum_backoffs` gives them
-                words  (n,) rising, and their answers: all words stored after the last two
+                words  (n,) ascending, and their answers: all words stored after the last two
                 asked  (Q,);  out_... (Q,) filled
-    Guarantees  what `kernels.score_groups` does, if the answers to `words` are its own
+    Guarantees  answers equal those of `kernels.score_groups`, if the answers to `words` do
     Trusts      ids below the vocabulary's size
     """
     low = low_of(address_of(view))
@@ -285,7 +285,7 @@ def score_after(  # type: ignore[no-untyped-def]
 
 @kernel("int64[:], int64, float32[:], uint32[:], float32[:], uint8[:], int64")
 def score_one_after(view, last, sums, words, log10_prob, state_length, word):  # type: ignore[no-untyped-def]
-    """`score_after` of one word: its score and its state length."""
+    """Does what `score_after` does for one word; returns its score and its state length."""
     place = find_word(words, np.uint32(word))
     if place >= 0:
         return log10_prob[place], np.int64(state_length[place])
@@ -313,7 +313,7 @@ def score_all_after(  # type: ignore[no-untyped-def]
     out_ngram,
     out_state,
 ):
-    """`score_after` for every word of the vocabulary by id, each list read once; out_... (V,)."""
+    """Does what `score_after` does for all words, reading each list once; out_... (V,), by id."""
     low = low_of(address_of(view))
     for w in range(len(out_prob)):
         prob, reaches = alone(low, np.int64(w))

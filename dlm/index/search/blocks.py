@@ -1,4 +1,4 @@
-"""Everything stored after a context, with which a client with the low orders can score any word.
+"""Holds all that is stored after a context; with the low orders, a client can then score any word.
 
 A *block* holds the words after the last two words of a context, all from one shard: their answers
 after the whole context, and the weights for scoring every other word.
@@ -44,7 +44,7 @@ class ContextBlock:
     words: NDArray[np.uint32]
     answers: Answers
     source: int = FULL
-    words_before: tuple[int, ...] = field(init=False)  # the context as numbers
+    words_before: tuple[int, ...] = field(init=False)  # the context's ids as Python ints
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "words_before", tuple(self.context.tolist()))
@@ -58,15 +58,15 @@ class ContextBlock:
         ranks: NDArray[np.uint32],
         answers: Answers,
     ) -> ContextBlock:
-        """Args    log10_backoffs, ranks, answers  of one context, as in `StoredWords`
-        Raises  ProtocolError  no word has one of the ranks
+        """Makes the block of one context; the last three arguments are as in `StoredWords`.
+        Raises ProtocolError if no word has one of the ranks.
         """
         last = int(context[-1]) if len(context) else -1
         words = np.empty(len(ranks), np.uint32)
         if last >= 0 and not kernels.words_of_ranks(low.view, last, ranks, words):
             raise ProtocolError(
-                f"a server sent {len(ranks)} ranks among the words after word {last}; they must "
-                "ascend, and be below the number of those words. Restart the server with the "
+                f"a server sent {len(ranks)} ranks for the words after word id {last}; expected "
+                "ascending ranks below the number of these words. Restart the server with the "
                 "files of its manifest"
             )
         place = np.argsort(words)
@@ -86,7 +86,7 @@ class ContextBlock:
     def low_only(
         cls, low: LowOrders, context: NDArray[np.uint32], source: int = FULL
     ) -> ContextBlock:
-        """The block of a context after which nothing (BIGRAM_FALLBACK: nothing known) is stored."""
+        """Makes a block without stored words: none exist or (BIGRAM_FALLBACK) no shard answered."""
         known = context[-1:] if source == BIGRAM_FALLBACK else context
         more = np.zeros(max(len(known) - 1, 0), np.float32)
         none = np.zeros(0, np.uint32)
@@ -94,7 +94,7 @@ class ContextBlock:
         return cls(low, context, made.sums, none, made.answers, source)
 
     def score(self, asked: NDArray[np.uint32]) -> Answers:
-        """Answers to words, whose ids are below the vocabulary's size."""
+        """Returns the answers to words; trusts that ids are below the vocabulary's size."""
         out = Answers.empty(len(asked))
         a = self.answers
         kernels.score_after(

@@ -1,9 +1,9 @@
-"""The search in the trees of shards, and its combination with that in the low orders.
+"""Searches the trees of shards, and combines the results with those of the low orders.
 
-A block of contexts, then of words, goes through the stages together, and each stage prefetches the
-cache lines that the next one reads. A block of contexts is walked down (`open_trees` to
-`add_weights`); then the words asked of them are searched. Nothing here checks an index: the callers
-named under `Trusts` check first.
+Contexts, then words, go through the stages in blocks, and each stage prefetches the cache lines
+that the next one reads. A block of contexts is walked down (`open_trees` to `add_weights`); then
+the words queried after these contexts are searched. No kernel checks an index: the callers named
+under `Trusts` check first.
 """
 
 # mypy: disable-error-code="assignment"
@@ -52,20 +52,20 @@ from dlm.jit import inlined, kernel
 from dlm.ngram.kernels import slot_of
 from dlm.ngram.memory_kernels import field, mask_of, of, prefetch, two_fields
 
-# Columns of the tables that hold the state of a block, as in `low_kernels`. A walk down a context:
-# its longest part that is a node; what the next stage reads: the bit of a record or
-# bucket, bits of a key there, a family and its size, a key.
+# Columns of the tables that hold the state of a block, as in `low_kernels`. For a walk down a
+# context: the words in its longest part that is a node; then what the next stage reads, which is
+# the bit of a record or bucket, the bits of a key in it, a family, the family's size, and a key.
 W_DEEPEST, W_RECORD, W_REST, W_FAMILY, W_COUNT, W_KEY = range(6)
 L_WIDTH = 5  # bits of a rank in a list of ranks; `low_kernels` has a list's other columns
 Q_AT, Q_RANK, Q_LOW, Q_SIZE, Q_ROW, Q_WORD = range(6)  # of a queried word
 COLUMNS = 8
-DEPTHS = 16  # of arrays by context length: the largest order + 1
+DEPTHS = 16  # rows of arrays by context length: the largest order + 1
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
-# Shapes of the state of a block, c a context of it, k words of that, i a queried word:
+# Shapes of the state of a block, where c is a context, k counts words, and i is a queried word:
 #   total  (CONTEXTS * DEPTHS,) float32, at c * DEPTHS + k: the weights added from the longest
-#          context down to k words; lists, of these rows: the list of the words that follow k words
+#          context down to k words; lists, at the same rows: the list of words after k words
 #   walk   (CONTEXTS, COLUMNS);  active, large (CONTEXTS,): the contexts that go on
 #   query  (WORDS, COLUMNS);  live (WORDS,): the words that go on
 
@@ -77,7 +77,7 @@ _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 def open_trees(  # type: ignore[no-untyped-def]
     trees, slots, chosen, context_begin, context_words, pairs, block, here, walk, active
 ):
-    """1. The family of all roots of the tree that owns each context; returns how many remain."""
+    """1. Opens the family of roots in each context's tree; returns how many contexts go on."""
     kept = _0
     for i in range(here):
         end = context_begin[chosen[block + i] + 1]
@@ -195,11 +195,11 @@ def ask_rank(lists, row, query, i, rank):  # type: ignore[no-untyped-def]
 def ask_words(  # type: ignore[no-untyped-def]
     row, begin, end, ranks, total, lists, query, live, asked, log10_backoff, log10_prob
 ):
-    """5. Completes what the low orders know of words begin .. end - 1, and asks for their ranks in
-    their root's list, at `row`; returns how many go on. A branch would be hard to predict.
+    """5. Adds weights to the low orders' answers to words begin .. end - 1; prefetches where these
+    words are in the root's list, at `row`; returns how many words go on, without a branch.
 
-    A rank may come from a client: one with more bits than the list's, such as NO_RANK, is not in
-    the list.
+    A rank may come from a client; a rank of more bits than the list's, such as NO_RANK, counts as
+    absent from the list.
     """
     size, width, added = lists[row, L_SIZE], lists[row, L_WIDTH], total[row]
     for word in range(begin, end):
@@ -233,7 +233,7 @@ def ask_ranks(k, record, lists, query, live, asked):  # type: ignore[no-untyped-
 
 @inlined
 def find_ranks(k, record, lists, query, live, asked):  # type: ignore[no-untyped-def]
-    """6b. Finds each word in the list after k words; returns how many are found."""
+    """6b. Finds each word in the list after k words; returns how many words are found."""
     found = _0
     for j in range(asked):
         i = np.uint64(live[j])
@@ -253,7 +253,7 @@ def read_values(  # type: ignore[no-untyped-def]
     level, k, total, lists, query, live, found, log10_prob, matched_order, ngram_length,
     state_length,
 ):  # fmt: skip
-    """6c. Reads what is stored with each word; returns how many remain."""
+    """6c. Reads what is stored with each word; returns how many words go on."""
     kept = _0
     flag_bits, record = record_bits(level)
     for j in range(found):
@@ -289,24 +289,24 @@ def search_trees(  # type: ignore[no-untyped-def]
     ngram_length,
     state_length,
 ):
-    """Completes what the low orders know of words after contexts of two words or more.
+    """Completes the low orders' answers to words after contexts of two words or more.
 
-    Shapes  trees   (B,)  address of each shard's view.tree_view; a single one has all slots
+    Shapes  trees   (B,)  address of each shard's view.tree_view; a single tree owns all slots
             slots   (4096,)  the shard of each slot;  chosen (n,) the contexts that are searched
             context_begin, context_words, word_begin  as in `low_kernels.search_low`
-            pairs (C,), ranks (Q,) uint32  as it fills them; other values are found nowhere
+            pairs (C,), ranks (Q,) uint32  as `search_low` fills them; other values are not found
             log10_backoff, log10_prob (Q,) float32, matched_order, ngram_length, state_length (Q,)
                     uint8  as `search_low` fills them; all but the first are brought up to date.
-                    With zeros in all, the low orders can be added later, by `complete`
+                    If all are zeros, `complete` can add the low orders later
     Trusts  what `search_low` trusts, except `pairs` and `ranks`
     Paper
-        DLM Algorithm 4, the word searched from the shallow end: with blanks in place of missing
-        suffixes, a word that is absent at one depth is absent below it. Differs: the client holds
-        the low orders, and adds them
+        DLM Algorithm 4, but a word is searched from the shortest context up: with blanks in place
+        of missing suffixes, a word that is absent after a context is absent after all longer
+        contexts. Unlike in the paper, the client holds the low orders, and adds them
     """
     # Keys and levels are the same in all trees of a model.
     keys, levels = keys_of(trees[0]), first_level(trees[0])
-    # Few allocations: each takes as long as scoring a word.
+    # There are few allocations, since each takes as long as scoring a word.
     tables = np.empty((CONTEXTS * DEPTHS + CONTEXTS + WORDS + 1, COLUMNS), np.int64)
     lists, walk = tables[: CONTEXTS * DEPTHS], tables[CONTEXTS * DEPTHS :]
     query = tables[CONTEXTS * DEPTHS + CONTEXTS :]
@@ -371,14 +371,14 @@ def search_trees(  # type: ignore[no-untyped-def]
 def complete(  # type: ignore[no-untyped-def]
     low_prob, low_backoff, low_matched, low_length, low_state, prob, matched, length, state
 ):
-    """The four values of an answer, from that of the low orders and that of a tree without them."""
+    """Combines the low orders' answer and the tree's answer; returns the answer's four values."""
     if matched == 0:
         prob = np.float32(np.float32(prob + low_backoff) + low_prob)
         matched = low_matched
     return prob, matched, length if length else low_length, state if state else low_state
 
 
-# The types of log10_prob, matched_order, ngram_length and state_length, which answers are put in.
+# The types of the arrays that hold answers: log10_prob, matched_order, ngram_length, state_length.
 ANSWERS = "out float32[:], out uint8[:], out uint8[:], out uint8[:]"
 
 
@@ -400,11 +400,11 @@ def score_groups(  # type: ignore[no-untyped-def]
 ):
     """Scores groups of words that share a context, by the low orders and trees of a set.
 
-    Shapes  trees (B,)  as in `search_trees`; if none, the low orders answer as the whole model
-            the others as in `low_kernels.search_low`; answers (Q,) filled
+    Shapes  trees (B,)  as in `search_trees`; without trees, the low orders are the whole model
+            other arrays as in `low_kernels.search_low`; answers (Q,) filled
     Guarantees
-        equals ngram.backoff.score bit for bit: the back-off weights are added to 0 in float32 from
-        the longest context to the shortest, then the probability
+        scores equal ngram.backoff.score bit for bit: the back-off weights are added to 0 in float32
+        from the longest context to the shortest, then the probability
     """
     queries = len(words)
     backoff = np.empty(queries, np.float32)
@@ -437,8 +437,8 @@ LENGTHS, CONTEXT_LENGTH, IDS = 1, 2, 3
 
 @inlined
 def begins_of(counts):  # type: ignore[no-untyped-def]
-    """Where each of some groups begins, and where the last ends. Fewer than 2^31 counts of 32
-    bits cannot add up to 2^63, so hostile counts never wrap around to the right sum."""
+    """Returns where each group begins, and where the last one ends. Fewer than 2^31 counts of 32
+    bits cannot add up to 2^63, so hostile counts never wrap around to the expected sum."""
     begin = np.empty(len(counts) + 1, np.int64)
     total = _0
     for i in range(len(counts)):
@@ -468,7 +468,7 @@ def score_lengths(  # type: ignore[no-untyped-def]
     state_length,
     needs_shard,
 ):
-    """Calls `score_groups`, given lengths (C,) in place of begins; checks what that trusts.
+    """Calls `score_groups` with lengths (C,) in place of begins; first checks what it trusts.
 
     Returns  0; or the number of a fault, in which case nothing is scored
     """

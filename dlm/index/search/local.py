@@ -50,8 +50,8 @@ class LocalModel(ShardSet):
         Shapes      contexts  (Q, N - 1) uint32  word ids, the most recent in the last column;
                               columns that a context does not reach hold 0
                     lengths   (Q,) uint8  words of each context, 0 .. N - 1;  words  (Q,) uint32
-        Raises      QueryError  a wrong shape or type, a length or an id out of range
-        Guarantees  equals ngram.backoff.score bit for bit
+        Raises      QueryError  a wrong shape or type, or a length or id that is out of range
+        Guarantees  scores equal ngram.backoff.score bit for bit
         """
         self._check(contexts, lengths, words)
         return self._run(_one_each(contexts, lengths, words))
@@ -68,8 +68,8 @@ class LocalModel(ShardSet):
         return run_kernel(self.low.view, self.order, groups, self.trees, self.slots)[0]
 
     def stored_words(self, context: NDArray[np.uint32]) -> StoredWords:
-        """Everything stored after one context, with which `ContextBlock` answers any word; like
-        `Shard.stored_words`.
+        """Returns everything stored after one context, from which `ContextBlock` answers any word;
+        see also `Shard.stored_words`.
 
         Shapes  context (L,) uint32, most recent word last, L from 2 to N - 1
         Trusts  ids below the vocabulary's size
@@ -85,13 +85,13 @@ class LocalModel(ShardSet):
     ) -> NDArray[np.float64]:
         """Scores each line of `text`, as KenLM's `Model.score` does for one.
 
-        Args     text  sentences, one per line, words between spaces, tabs and CR; UTF-8 if it is a
-                       str
+        Args     text  sentences, one per line, with words separated by spaces, tabs or CR; a str is
+                       encoded as UTF-8
                  bos   begin each line with `<s>`, which is not scored
-                 eos   score `</s>` after each
-        Returns  (lines,) float64, log10: the sum of the float32 scores of the words, which equal
-                 those of ngram.backoff.score bit for bit. A text that ends in a line feed has an
-                 empty last line
+                 eos   score `</s>` after each line
+        Returns  (lines,) float64, log10: each line's sum of the words' float32 scores, which equal
+                 ngram.backoff.score bit for bit. A text that ends in a line feed has an empty last
+                 line
         """
         return score_lines(self, as_bytes(text), bos=bos, eos=eos).totals
 

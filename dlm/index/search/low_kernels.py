@@ -1,6 +1,6 @@
-"""The search in the low orders, by which a client answers most queries itself.
+"""Searches the low orders, which lets a client answer most queries itself.
 
-It works in blocks; see `kernels`. Nothing here checks an index; `search_low` says which code does.
+Blocks are as in `kernels`. No kernel checks an index; `search_low` says which code does.
 """
 
 # mypy: disable-error-code="assignment"
@@ -29,18 +29,18 @@ from dlm.ngram.memory_kernels import field, mask_of, mirrored, prefetch, two_fie
 CONTEXTS = 32  # per block
 WORDS = 64
 # Columns of the tables that hold the state of a block. One row is one cache line: separate arrays
-# took twice the time, since their lines evict each other. Array indexes of each word are
-# unsigned: numba adds the length to a signed one below 0, a check that took 5 % of the time.
+# took twice the time, since their lines evict each other. The array indexes used for each word are
+# unsigned: checking whether a signed index is negative, as numba does, took 5 % of the time.
 L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: its first bit and what `open_list` says
-L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # of the list that a pair is searched in: what is read next; its
-#                                  first pair
+L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # of the list in which a pair is searched: what the next stage
+#                                  reads, and the list's first pair
 L_KEY = L_SIZE  # in `older`, the pair's key; L_HIGH has the size until the bucket is known
 Q_AT, Q_SIZE, Q_KEY, Q_CONTEXT, Q_RANK, Q_REST = range(6)  # of a queried word
 COLUMNS = 8
 
 _0, _1, _2 = np.int64(0), np.int64(1), np.int64(2)
 
-# Shapes of the state of a block, c a context of it, i a queried word:
+# Shapes of the state of a block:
 #   lists, older (CONTEXTS, COLUMNS): the lists of the last word, and of the one before it
 #   backoff (CONTEXTS, 2) float32: the weight of the last word, and 0
 #   query (WORDS, COLUMNS);  active (WORDS,), later named found: the contexts, then the words, that
@@ -82,8 +82,8 @@ def open_words(  # type: ignore[no-untyped-def]
     older,
     active,
 ):
-    """2. Opens the list of the last word; prefetches where the pair of the last two should be in
-    the list of the word before; returns how many contexts go on."""
+    """2. Opens the last word's list; prefetches where the last word should be in the list of the
+    second-last word; returns how many contexts go on."""
     pairs = _0
     for c in range(here):
         end = context_begin[block + c + 1]
@@ -163,7 +163,7 @@ def ask_lists(low, word_begin, words, block, context, first, asked, lists, query
             key = mirrored(word, width)
             place = bit + (key >> rest) * step
             prefetch(place >> np.int64(3))
-            # A word above all words of the list has the key of another one.
+            # A word above all words of the list would get the key of another word.
             query[i, Q_KEY] = key & mask_of(rest) if word >> width == 0 else -_1
             query[i, Q_AT] = place
             query[i, Q_CONTEXT] = context
@@ -197,7 +197,7 @@ def find_in_pairs(  # type: ignore[no-untyped-def]
     low, words, first, asked, backoff, query, log10_backoff, matched_order, ngram_length, ranks,
     found, alone_,
 ):  # fmt: skip
-    """7. Finds each word in the last word's list; returns how many are there, how many are not."""
+    """7. Finds each word in the last word's list; returns how many are found, and how many not."""
     pairs = _0
     lonely = _0
     for i in range(asked):
@@ -266,7 +266,7 @@ def search_low(  # type: ignore[no-untyped-def]
     pairs,
     ranks,
 ):
-    """The low orders' answers to words after contexts.
+    """Finds the low orders' answers to words after contexts.
 
     Shapes  view           view.low_view;  order  N
             context_begin  (C + 1,)  where each context begins in context_words
@@ -275,19 +275,19 @@ def search_low(  # type: ignore[no-untyped-def]
             words          (Q,)
             log10_prob     (Q,) float32 filled, like the four after it: of the 2-gram, or, where
                            there is none, of the 1-gram
-            log10_backoff  (Q,) float32  what is added before that: the weight of the context's last
+            log10_backoff  (Q,) float32  the weight to add to log10_prob: that of the context's last
                            word, or 0 where there is a 2-gram
             matched_order, ngram_length, state_length  (Q,) uint8  as far as the low orders know
             needs_shard    (C,) uint8  1 where something is stored under the last two words: then
                            the low orders alone cannot answer
-            pairs          (C,) uint32  filled where that is 1: the number of these words' 2-gram
-            ranks          (Q,) uint32 filled: the place of the word among those that follow the
-                           context's last word; NO_RANK where it does not
+            pairs          (C,) uint32  filled where needs_shard is 1: the number of the 2-gram
+            ranks          (Q,) uint32 filled: the rank of the word among the words that follow the
+                           context's last word; NO_RANK if the word does not follow
     Trusts  ids below the vocabulary's size, lengths below the order, begins in order: checked in
             `kernels.score_lengths`; the columns: checked when they are mapped
     """
     low = low_of(address_of(view))
-    # Few allocations: each takes as long as scoring a word.
+    # There are few allocations, since each takes as long as scoring a word.
     tables = np.empty((2 * CONTEXTS + WORDS, COLUMNS), np.int64)
     lists, older, query = tables[:CONTEXTS], tables[CONTEXTS:-WORDS], tables[-WORDS:]
     rows = np.empty((2, WORDS), np.int64)

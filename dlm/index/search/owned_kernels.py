@@ -1,6 +1,6 @@
-"""Checks and searches a message for one shard in one call, which trusts nothing in the message.
+"""Checks and answers a message to one shard in one call that trusts nothing in the message.
 
-It reports only whether a message is valid; `server.kernels` finds the fault and its place.
+The call reports only whether the message is valid; `server.kernels` finds the fault's place.
 """
 
 # mypy: disable-error-code="assignment"
@@ -39,7 +39,7 @@ def score_owned(  # type: ignore[no-untyped-def]
 ):
     """Calls `search_trees` for untrusted queries, given lengths in place of begins.
 
-    Shapes   view of view.tree_view;  trees (1,) its address
+    Shapes   view of view.tree_view;  trees (1,) the view's address
              slots (4096,)  the shard of each slot
              context_lengths, pairs, word_counts (C,), context_words, ranks (Q,)
              packed (7 Q,) uint8 filled: log10_prob (Q,) float32, then matched_order, ngram_length
@@ -47,7 +47,7 @@ def score_owned(  # type: ignore[no-untyped-def]
              by_order (16,)  added to: the answers by matched order, 0 where it is below 3
              by_slot (4096,)  added to: the answers by slot
     Returns  whether the lengths fit each other, each context has two words or more and fits the
-             order, each has a word, ids and 2-grams are in range, and all slots belong to
+             order, each context has a word, ids and 2-grams are in range, and all slots belong to
              `shard`; if not, nothing is filled
     Trusts   len(packed) == 7 * len(ranks); the columns, as `search_trees` does
     """
@@ -102,8 +102,8 @@ def search_lengths(  # type: ignore[no-untyped-def]
     trees, slots, context_lengths, context_words, pairs, word_counts, ranks,
     log10_prob, matched_order, ngram_length, state_length,
 ):  # fmt: skip
-    """Calls `search_trees` for all contexts, given lengths in place of begins; trusts that they
-    fit. Fills the answers (Q,)."""
+    """Calls `search_trees` for all contexts, given lengths in place of begins; trusts that the
+    lengths add up. Fills the answers (Q,)."""
     log10_prob[:] = 0
     matched_order[:], ngram_length[:], state_length[:] = 0, 0, 0
     search_trees(

@@ -1,4 +1,4 @@
-"""One shard, mapped and ready to answer queries; and the low orders, which clients hold.
+"""Maps one shard so that it can answer queries; and the low orders, which clients hold.
 
 Opening checks the checksum of each file and then every offset, key and value in it.
 """
@@ -76,7 +76,7 @@ class LowOrders:
         with _breaks(path):
             pairs = check_low(a, manifest.vocabulary_size, manifest.order)
             if pairs != manifest.pairs:
-                raise ValueError(f"it has {pairs} 2-grams; the manifest says {manifest.pairs}")
+                raise ValueError(f"found {pairs} 2-grams; the manifest says {manifest.pairs}")
         return cls(manifest, a, low_view(a))
 
     def plain(self) -> LowPlain:
@@ -86,7 +86,7 @@ class LowOrders:
     def stored_pairs(
         self, first: NDArray[np.uint32], second: NDArray[np.uint32]
     ) -> NDArray[np.uint32]:
-        """See `block_kernels.find_stored`."""
+        """Calls `block_kernels.find_stored`; returns the number of each pair, or NO_RANK."""
         pairs = np.empty(len(first), np.uint32)
         block_kernels.find_stored(self.view, first, second, pairs)
         return pairs
@@ -114,7 +114,7 @@ def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True)
     with _breaks(path):
         if len(ends) != count or ends[-1] != len(text) - 1:
             raise ValueError(
-                f"column words has {len(ends)} newlines; expected {count}, the last at its end"
+                f"column words has {len(ends)} newlines; expected {count}, one at the very end"
             )
         table = WordTable.from_arrays(text[~is_end], np.append(0, ends - np.arange(count)))
         return table.vocabulary(unk_in_model=manifest.unk_in_model)
@@ -125,7 +125,7 @@ class FoundBlocks:
     """Contexts of a shard, and where the words after each are stored.
 
     Shapes  context_lengths, context_words, pairs  as in `QueryGroups`
-            nodes (C,)  the root of each, -1 where it has none
+            nodes (C,)  the root of each context, -1 if there is no root
             totals (C,)  number of words that are stored after each
             log10_backoffs (sum(context_lengths - 1),)  as in `StoredWords`
     """
@@ -153,7 +153,7 @@ class Shard:
         self.order = manifest.order
         self.vocabulary_size = manifest.vocabulary_size
         self.view = tree_view(arrays, manifest.vocabulary_size)
-        self.trees = np.array([self.view.ctypes.data], np.int64)  # addresses of this shard alone
+        self.trees = np.array([self.view.ctypes.data], np.int64)  # this shard's tree alone
         self._slots = manifest.slots
 
     @classmethod
@@ -186,7 +186,7 @@ class Shard:
             )  # fmt: skip
             if grams != entry.ngrams + entry.blanks:
                 raise ValueError(
-                    f"it has {grams} n-grams with blanks; the manifest says {entry.ngrams} "
+                    f"found {grams} n-grams with blanks; the manifest says {entry.ngrams} "
                     f"n-grams and {entry.blanks} blanks"
                 )
         return cls(directory, manifest, index, arrays)
@@ -223,11 +223,11 @@ class Shard:
         ranks: NDArray[np.uint32],
         by_slot: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
-        """Packed answers to untrusted queries, (7 Q,) uint8 as in a reply, and (16,) how many
-        matched each order; None if a query breaks a rule of `owned_kernels.score_owned`, or belongs
+        """Returns packed answers to untrusted queries, (7 Q,) uint8 as in a reply, and how many of
+        them matched each order, (16,); None if a query breaks a rule of `score_owned`, or belongs
         to another shard. Adds to `by_slot` (4096,) the queries of each slot.
 
-        The arrays of a `QueryGroups` are passed, since making one takes as long as ten queries.
+        It takes the arrays of a `QueryGroups`, since making a group takes as long as ten queries.
         """
         packed = np.empty(owned_kernels.PACKED_BYTES * len(ranks), np.uint8)
         by_order = np.zeros(MAX_ORDER + 1, np.int64)
@@ -256,7 +256,7 @@ class Shard:
         context_words: NDArray[np.uint32],
         pairs: NDArray[np.uint32],
     ) -> FoundBlocks:
-        """The place of the words after each context; shapes and trust as in `stored_words`."""
+        """Finds where the words after each context are; for shapes and trust see `stored_words`."""
         nodes = np.empty(len(context_lengths), np.int64)
         totals = np.empty(len(context_lengths), np.uint32)
         weights = len(context_words) - len(context_lengths)
@@ -359,13 +359,13 @@ def run_kernel(
     trees: NDArray[np.int64] = NO_TREES,
     slots: NDArray[np.uint16] = _NO_SLOTS,
 ) -> tuple[Answers, NDArray[np.uint8]]:
-    """One call of `kernels.score_groups`; the answers, and per context whether a shard is needed.
+    """Calls `kernels.score_groups`; returns the answers, and which contexts need a shard.
 
     Raises  QueryError  lengths do not match, a context is too long, or an id is out of range
     Trusts  the columns behind `view` are still mapped; the arrays have the types of `QueryGroups`
     """
     queries = len(groups.words)
-    # One allocation for the four answers: a call of a thousand queries takes only about 100
+    # Few allocations are made, since a call of a thousand queries takes only about 100
     # microseconds.
     floats = np.empty(queries, np.float32)
     bytes_ = np.empty((3, queries), np.uint8)
@@ -395,8 +395,8 @@ def _refusal(fault: int, order: int, size: int, groups: QueryGroups) -> str:
     if fault == kernels.LENGTHS:
         return (
             f"{len(groups.context_lengths)} contexts, {len(groups.word_counts)} counts, "
-            f"{len(groups.context_words)} context words and {len(groups.words)} words do not match "
-            "each other: lengths and counts are one per context, and add up to the words"
+            f"{len(groups.context_words)} context words and {len(groups.words)} words disagree; "
+            "expected one length and one count per context, which add up to the words"
         )
     if fault == kernels.CONTEXT_LENGTH:
         return (

@@ -1,8 +1,8 @@
 """The steps of every search: reading a weight, opening a list, finding a child.
 
-All are inlined; nothing here checks an index or keeps a column mapped. They take two kinds of
-addresses: `view`, of the numbers that `search.view` names (for the low orders, or for a tree), and
-`level`, of those of one level of a tree. `Low` and `Keys` hold what a view names.
+These kernels are inlined; none checks an index or keeps a column mapped. They take two kinds of
+addresses: a `view` points to the numbers that `search.view` names (of the low orders, or of a
+tree), a `level` to the numbers of one level of a tree. `Low` and `Keys` hold fields of a view.
 """
 
 # mypy: disable-error-code="assignment"
@@ -48,27 +48,27 @@ _BLOCK = np.int64(BLOCK_WORDS.bit_length() - 1)  # a shift: dividing signed numb
 class Low(NamedTuple):
     """The fields of a view that are read in every step except those down the tree."""
 
-    key_bits: int  # of the trees
+    key_bits: int  # bits of a word's key in the trees
     value: int  # address of the runs of words
     prob_table: int
-    entry: int  # bit of the entries of words
-    entries: int  # of words; one more stands for all others
+    entry: int  # bit address of the entries of words
+    entries: int  # number of words with an entry; one more entry stands for all other words
     entry_bits: int
     begin_bits: int
     place_bits: int
     backoff_bits: int
     backoff_table: int
-    list: int  # bit of the lists of pairs
-    flag_bits: int  # of the value of a pair
+    list: int  # bit address of the lists of pairs
+    flag_bits: int  # bits of the flags in a pair's value
     stored: int  # the bit that says that a pair is a root in some tree
     blank: int  # the bit that says that a pair is a blank; 0 where there are none
-    extended: int  # of pairs with one flag: the words from here to `entries` are extended
-    pair_bits: int  # flags and probability
+    extended: int  # if pairs have one flag: the first extended word; all later entries are too
+    pair_bits: int  # bits of a pair's flags and probability
     pair_prob_table: int
 
 
 class Keys(NamedTuple):
-    """Bits of the keys of all trees of a model: of words, and of the 2-grams of roots."""
+    """The bits of a key in all trees of a model: of a word's key, and of the number of a root."""
 
     key_bits: int
     root_key_bits: int
@@ -111,7 +111,7 @@ def keys_of(view):  # type: ignore[no-untyped-def]
 
 @inlined
 def roots_of(view):  # type: ignore[no-untyped-def]
-    """The bit of the family of all roots, and their number."""
+    """Returns the bit address of the family of all roots, and the number of roots."""
     return of(view, at.TREE) << _3, of(view, at.ROOTS)
 
 
@@ -130,7 +130,7 @@ def below(level):  # type: ignore[no-untyped-def]
 
 @inlined
 def log10_prob_of(code, table):  # type: ignore[no-untyped-def]
-    """log10 P of a code; `table` is from `view.table_or_base`."""
+    """Returns the log10 P that a code stands for; `table` is from `view.table_or_base`."""
     if table > 0:
         return load_float32(table + (code << _2))
     return as_float32((code - table) | _SIGN)
@@ -138,7 +138,8 @@ def log10_prob_of(code, table):  # type: ignore[no-untyped-def]
 
 @inlined
 def open_list(bit, size, key_bits):  # type: ignore[no-untyped-def]
-    """Bits of a directory entry of a list (0: none), where its keys begin, their bits."""
+    """Opens a list; returns the bits of a directory entry (0: no directory), the bit where the keys
+    begin, and the bits of a key."""
     leading = directory_bits(size)
     if leading == 0:
         return _0, bit, key_bits
@@ -148,8 +149,7 @@ def open_list(bit, size, key_bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def open_ranks(bit, size, width):  # type: ignore[no-untyped-def]
-    """Like `open_list`, for ranks of this many bits. Without bits, ranks are places: no
-    directory."""
+    """Opens a list of ranks, as `open_list` does; if `width` is 0, the ranks are not stored."""
     if width == 0:
         return _0, bit, _0
     return open_list(bit, size, width)
@@ -171,7 +171,7 @@ def entry_of(low, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_entry(low, word):  # type: ignore[no-untyped-def]
-    """Prefetches the entry of a word, and the next one, which says where its pairs end."""
+    """Prefetches a word's entry, and the next entry, which says where the word's pairs end."""
     entry = entry_of(low, word)
     prefetch(entry >> _3)
     prefetch((entry + low.entry_bits + low.begin_bits) >> _3)
@@ -179,8 +179,8 @@ def ask_entry(low, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def list_after(low, word):  # type: ignore[no-untyped-def]
-    """The pairs that begin with a word: the number of the first, how many, the bit of the list, the
-    bits of its keys."""
+    """Finds the pairs that begin with a word; returns the number of the first pair, how many there
+    are, the bit address of their list, and the bits of its keys."""
     entry = entry_of(low, word)
     first = field(entry, low.begin_bits)
     size = field(entry + low.entry_bits, low.begin_bits) - first
@@ -191,7 +191,7 @@ def list_after(low, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def word_code(low, word):  # type: ignore[no-untyped-def]
-    """The code of the weight of a word as a context."""
+    """Returns the code of the back-off weight of a one-word context."""
     return field(entry_of(low, word) + low.entry_bits - low.backoff_bits, low.backoff_bits)
 
 
@@ -210,7 +210,7 @@ def ask_alone(low, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def alone(low, word):  # type: ignore[no-untyped-def]
-    """log10 P of a 1-gram, and 1 if it matters to the right."""
+    """Returns the log10 P of a 1-gram, and 1 if the 1-gram matters to the right, else 0."""
     block = load64(low.value + ((word >> _BLOCK) << _3))
     place = word & np.int64(BLOCK_WORDS - 1)
     begun = ones_in((block >> np.int64(FIRST)) & mask_of(place + _1))
@@ -224,13 +224,13 @@ def alone(low, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def width_of(step, rest):  # type: ignore[no-untyped-def]
-    """Bits of a key in a list that `open_list` opened."""
+    """Returns how many bits a key has in a list that `open_list` opened."""
     return rest + max(step - _3, _0)
 
 
 @inlined
 def find_pair(low, size, bit, width, word):  # type: ignore[no-untyped-def]
-    """Place of `word` in a list that `list_after` found, and the bit of its value; -1: none."""
+    """Returns the index of `word` in a list from `list_after`, or -1; and the bit of its value."""
     if word >> width:  # above all words of the list
         return np.int64(-1), bit
     key = mirrored(word, width)
@@ -276,7 +276,7 @@ def ask_bits(bit):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_root(view, pair):  # type: ignore[no-untyped-def]
-    """The bit of the record of the root that has this 2-gram's number; -1 if there is none."""
+    """Returns the bit address of the record of this 2-gram's root; -1 if there is no such root."""
     family, count = roots_of(view)
     return find_child(family, count, pair, pair, of(view, at.ROOT_KEY_BITS))
 
@@ -294,7 +294,7 @@ def log10_weight_of(level, weight):  # type: ignore[no-untyped-def]
 
 @inlined
 def record_bits(level):  # type: ignore[no-untyped-def]
-    """Bits of flags, and of flags and probability, of an n-gram in the lists of a level."""
+    """Returns the bits that an n-gram of a level takes for flags, and for flags and probability."""
     return of(level, N_FLAG_BITS), of(level, N_VALUE_BITS)
 
 

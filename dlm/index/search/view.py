@@ -1,4 +1,4 @@
-"""The views of the packed columns for kernels: addresses and widths in one array of numbers."""
+"""Makes the views of packed columns that kernels take: addresses and widths in one array."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from dlm.index.packed.low import LOW_SHAPE, Arrays, extended_from, key_bits_of
 from dlm.index.packed.tree import level_numbers, tree_shape
 
-# Places in a view: the first two are the same in each view.
+# Indices into a view; the first two are the same in every view.
 WORDS, KEY_BITS = range(2)
-# Places in the view of the low orders.
+# Indices into the view of the low orders.
 (
     WORD_VALUE,
     WORD_PROB_TABLE,
@@ -27,7 +27,7 @@ WORDS, KEY_BITS = range(2)
     EXTENDED_FROM,
     LOW_PLACES,
 ) = range(2, 16)
-# Places in the view of a shard's tree.
+# Indices into the view of a shard's tree.
 (
     PAIRS,
     ROOTS,

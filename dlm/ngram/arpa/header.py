@@ -19,7 +19,7 @@ MAX_HEADER_BYTES = 16 << 20
 HEAD_BYTES = MAX_HEADER_BYTES + (1 << 20)
 # The largest count the header may promise for an order.
 MAX_COUNT = 1 << 40
-# The limit for order 1: ids are uint32, and id 0 may have no row.
+# The largest count for order 1: ids are uint32, and id 0 may have no row.
 MAX_WORDS = (1 << 32) - 2
 
 _COUNT_LINE = re.compile(rb"ngram[ \t]+(-?\d+)[ \t]*=[ \t]*(-?\d+)\Z")
@@ -58,7 +58,7 @@ def read_header(text: LineReader) -> Header:
         raise ArpaError(
             "the file is empty",
             path=text.path,
-            advice="The program that wrote it did not finish; make it again",
+            advice="The program that wrote it did not finish; rebuild the file",
         )
     known = source.recognise(head, text.path, text.compression)
     if known is not None:
@@ -132,9 +132,9 @@ def _next_line(text: LineReader) -> Line | None:
 
 
 def comments_at_head(path: str, head: bytes) -> list[tuple[int, str]]:
-    """(line number, text) of the comments before the counts, as `read_header` takes them, from
-    `head`, the first HEAD_BYTES of a file, which may be compressed; none for a file that is not
-    ARPA. ArpaError if they are longer than a header may be."""
+    """Returns (line number, text) of each comment before the counts, as `read_header` reads it, or
+    nothing if the file is not ARPA. `head` is the first HEAD_BYTES of the file, which may be
+    compressed. Raises ArpaError if the comments are longer than a header may be."""
     text = source.TextSource(path, file=io.BytesIO(head))
     found: list[tuple[int, str]] = []
     number, read, rest, step = 0, 0, b"", b"first"
@@ -161,7 +161,7 @@ def comments_at_head(path: str, head: bytes) -> list[tuple[int, str]]:
         raise ArpaError(
             f"the comments before \\data\\ are longer than {MAX_HEADER_BYTES} bytes",
             path=path,
-            advice="Make the file again with fewer comments",
+            advice="Rebuild the file with fewer comments",
         )
     return []
 

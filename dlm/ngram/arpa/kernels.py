@@ -35,28 +35,28 @@ from dlm.ngram.kernels import (
 )
 from dlm.ngram.memory_kernels import trailing_zeros
 
-# Rows whose words' slots are prefetched before the first row is looked up.
+# The number of rows whose words' slots are prefetched before the first row is looked up.
 _AT_ONCE = 16
 
 _U9, _U10, _U16, _U48, _U64 = (np.uint64(n) for n in (9, 10, 16, 48, 64))
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _ZEROS = np.uint64(0x3030303030303030)
-_NO_DIGIT = np.uint64(0x7676767676767676)  # added to a byte above 9, sets its high bit
+_NO_DIGIT = np.uint64(0x7676767676767676)  # when added, sets the high bit of each byte above 9
 _WHOLE_BYTES = np.uint64(0x78)
 _PAIRS = np.uint64(0x000000FF000000FF)
-# Pairs are two bytes apart: these put pairs 0 and 2, and 1 and 3, in the upper half.
+# Pairs are two bytes apart: these factors put pairs 0 and 2, or 1 and 3, in the upper half.
 _TO_UPPER = np.uint64(100 + (1_000_000 << 32))
 _TO_LOWER = np.uint64(1 + (10_000 << 32))
 _UINT_TENS = 10 ** np.arange(9, dtype=np.uint64)
 # Powers of ten that a double holds exactly.
 _TENS = np.array([float(f"1e{n}") for n in range(23)], np.float64)
 _EXACT_TENS = 22
-# Digits that a uint64 always holds.
+# The number of digits that always fit in a uint64.
 _DIGITS = 19
-# Rounding a double to float32 looks at these bits; at `_HALF` it is midway between two float32.
+# The bits of a double that decide its rounding to float32; they equal `_HALF` at a midpoint.
 _ROUNDED_BITS = np.uint64(0x1FFFFFFF)
 _HALF = np.int64(0x10000000)
-# A bound, in units in the last place, on the error of the double in `read_number`: half of one each
+# A bound, in units in the last place, on the error of the double in `read_number`: half a unit each
 # for converting the digits and for up to two scalings, and less than one for digits left out.
 _DOUBT = np.int64(8)
 _MIN_NORMAL_FLOAT32 = np.float64(2.0**-126)
@@ -75,12 +75,12 @@ SPARE_BYTES = 8
 def read_number(text, at):  # type: ignore[no-untyped-def]
     """The float32 nearest to the decimal number at `at`, ties to even; never -0.0.
 
-    Returns     (whether it is sure, the number as float32, the place after it)
-    Guarantees  a number that is sure equals rows.float32_of of the same text; text that is not a
-                number, overflows, is below the normal range, or is too near the midpoint of two
-                float32 for a double to decide, is not sure. -inf, in any case of letters, is sure;
-                other infinities are not
-    Trusts      a byte after it that is not part of a number, and PAD_BYTES after that
+    Returns     (whether the number is certain, the number as float32, the place after it)
+    Guarantees  a certain number equals rows.float32_of of the same text. Text that is not a number,
+                overflows, is below the normal range, or is too near the midpoint of two float32 for
+                a double to decide, gives no certain number; nor does an infinity, except -inf, in
+                upper or lower case
+    Trusts      after the number, a byte that cannot belong to one, and PAD_BYTES more
     """
     unsure = (False, np.float32(0.0), at)
     negative = text[at] == 45
@@ -88,7 +88,7 @@ def read_number(text, at):  # type: ignore[no-untyped-def]
         at += 1
     begin = at
     value = U0
-    digit = np.uint64(text[at]) - _U48  # what is below "0" wraps around to more than 9
+    digit = np.uint64(text[at]) - _U48  # a byte below "0" wraps around to more than 9
     while digit <= _U9:
         value = value * _U10 + digit
         at += 1
@@ -98,7 +98,7 @@ def read_number(text, at):  # type: ignore[no-untyped-def]
     if text[at] == 46:
         at += 1
         fraction = at
-        # Up to eight digits at once: two neighbours make a pair, and the four pairs the number.
+        # Reads up to eight digits at once: two neighbours make a pair, and four pairs the number.
         some = load64(text, at) ^ _ZEROS
         other = ((some + _NO_DIGIT) | some) & _HIGH_BITS
         zeros = np.uint64(trailing_zeros(np.int64(other)))
@@ -125,7 +125,7 @@ def read_number(text, at):  # type: ignore[no-untyped-def]
             return True, np.float32(-np.inf), at + 3
         return unsure
     if digits > _DIGITS:
-        # Keeps the leading digits; those left out are less than one unit of the last one kept.
+        # Keeps the leading digits; the rest is less than one unit of the last digit kept.
         value = U0
         kept = np.int64(0)
         for i in range(begin, at):
@@ -187,8 +187,8 @@ def read_row_end(text, at, top):  # type: ignore[no-untyped-def]
     """Reads the rest of a row after its words: perhaps a back-off weight, and the end of the line.
 
     Args     at   the delimiter after the last word
-             top  whether nothing longer backs off to it, so that only a weight of 0 is regular
-    Returns  (whether it is regular, the weight as float32, the place of the newline)
+             top  whether the order is the highest, so that only a weight of 0 is regular
+    Returns  (whether the rest is regular, the weight as float32, the place of the newline)
     Trusts   what `read_number` trusts; a newline at or after `at`
     """
     weight = np.float32(0.0)
@@ -229,10 +229,10 @@ def read_ngrams(  # type: ignore[no-untyped-def]
                 top  whether the order is the highest;  unk_in_model  whether id 0 is regular
                 slots, word_begin, word_bytes  as in `find_word`
                 ids (n, order), log10_prob (n,), log10_backoff (n,)  filled from `row` on
-    Returns     (the row after the last that was read, the place of its line), or `end` for the
-                place after the last line
+    Returns     (the row after the last that was read, the place of that row's line, or `end` after
+                the last line)
     Guarantees  a row that was read equals what rows.split_row makes of its line
-    Trusts      PAD_BYTES after `end`: arpa.ArpaReader
+    Trusts      PAD_BYTES after `end`, which arpa.ArpaReader adds
     """
     order = ids.shape[1]
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
@@ -319,7 +319,7 @@ def read_words(  # type: ignore[no-untyped-def]
              state (3,)  WORDS, WORD_BYTES and UNK_ROW, brought up to date
     Returns  what `read_ngrams` returns; a word already in the table makes its row irregular
     Trusts   what `read_ngrams` trusts; room for each row in slots and word_begin, and for the text
-             in word_bytes: wordtable.WordTable.reserve
+             in word_bytes, which wordtable.WordTable.reserve makes
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)
@@ -339,7 +339,7 @@ def read_words(  # type: ignore[no-untyped-def]
             break
         if found == 0 and state[UNK_ROW] < 0:
             state[UNK_ROW] = first_row + row
-            # Both spellings have the same length, so the file's overwrites the stored one.
+            # Both spellings have the same length, so the file's spelling replaces the stored one.
             for i in range(length):
                 word_bytes[i] = text[start + i]
             ids[row, 0] = 0
@@ -367,12 +367,12 @@ def put_rows(ids, log10_prob, log10_backoff, marks, begin, word_begin, word_byte
     """Writes n-grams as the lines of an ARPA section, as far as there is room.
 
     Shapes   ids (n, k)  oldest word first;  log10_prob (n,);  begin  the first row to write
-             log10_backoff (n,)  or empty: no such column
-             marks (n,)  or empty; rows whose mark has LEFT_OUT are passed over
+             log10_backoff (n,)  or empty for no such column
+             marks (n,)  or empty; rows whose mark has LEFT_OUT are skipped
              word_begin (V + 1,);  word_bytes  and PAD_BYTES after the last word, as in WordTable
              text  filled; a few bytes after those written are overwritten, too
     Returns  (the first row that was not written, bytes written)
-    Trusts   ids < V; numbers that are not NaN: writer.write_arpa, estimate.interpolate.rows
+    Trusts   ids < V; numbers that are not NaN (writer.write_arpa, estimate.interpolate.rows)
     """
     order = np.int64(ids.shape[1])
     words = raw(ids.reshape(len(ids) * order))

@@ -1,5 +1,5 @@
-"""Reads the text of an ARPA file by lines and by blocks of whole lines. The place of each (line,
-byte, section) is known, for errors.
+"""Reads the text of an ARPA file by lines and by blocks of whole lines. Each line's number, byte
+offset and section are known, for messages of errors.
 
 A model may also be a folder of parts, whose index says which files make up each section.
 
@@ -41,7 +41,7 @@ INDEX = "model.json"
 FORMAT = "dlm-arpa-parts"
 VERSION = 1
 
-_UNFINISHED = "Writing or copying the model did not finish: copy it or make it again"
+_UNFINISHED = "Writing or copying the model did not finish: copy it again, or rebuild it"
 
 
 class Line(NamedTuple):
@@ -122,7 +122,7 @@ class LineReader:
         return self._source_ended and not self._returned
 
     def head(self) -> bytes:
-        """The first step of the text, which stays available; call it first."""
+        """Returns the first step of the text, which stays available; must be the first call."""
         self._fill()
         return self._here.text[: self._here.end]
 
@@ -132,8 +132,8 @@ class LineReader:
         self._pool = pool
 
     def take_block(self) -> RowBlock | None:
-        """Takes the complete lines that were read; `line` does not count them. None means that the
-        text ends before a line does, or that the line is too long."""
+        """Takes the complete lines that were read; `line` does not count them. Returns None
+        if the text ends within a line, or the line is too long."""
         while True:
             here = self._here
             end = here.text.rfind(b"\n", here.position, here.end) + 1
@@ -270,13 +270,13 @@ class LineReader:
         return _Step(pieces, False, None)
 
     def _next_pieces(self) -> list[bytes]:
-        """The next pieces; begins to read the step after. Each call raises a past OSError again."""
+        """Returns the next pieces and reads ahead. After an OSError, each call raises it again."""
         if self._source_ended:
             return []
         step = self._read() if self._ahead is None else self._ahead.result()
         self._ahead = None
         self._source_ended, self._damage = step.ended, step.damage
-        # Nothing else is read ahead: a thread that waits for a pipe cannot be told to stop.
+        # A pipe is not read ahead: a thread that waits for one cannot be told to stop.
         if self._pool is not None and not step.ended and is_reopenable(self.path):
             self._ahead = self._pool.submit(self._read)
         return step.pieces
@@ -412,7 +412,7 @@ def _index(folder: Path) -> dict[str, Any]:
         raise ArpaError(
             f"the index of a multi-part ARPA file is invalid: {fault}",
             path=str(path),
-            advice="Another version of dlm wrote it, or it was changed: make the model again",
+            advice="Another version of dlm wrote it, or it was changed: rebuild the model",
         )
     return dict(about)
 

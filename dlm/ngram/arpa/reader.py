@@ -27,7 +27,7 @@ from dlm.resources import Closeable
 # The most words to make room for, whatever the header promises; untouched memory is free.
 _BELIEVED_WORDS = 1 << 20
 
-# Blocks of rows at a time: one is in use, the others are parsed or wait.
+# Blocks of rows held at a time: one is in use, the others are being parsed or wait.
 _BLOCKS = 4
 # Threads: one reads and decompresses, the others parse.
 _THREADS = 3
@@ -38,7 +38,7 @@ class ArpaWarning(UserWarning):
 
 
 class ArpaReader(Closeable):
-    r"""The n-grams of an ARPA file, in batches, in one pass and bounded memory.
+    r"""Reads the n-grams of an ARPA file in batches, in one pass and bounded memory.
 
     The header is read at once; `batches` reads the rest. Plain, gzip, zstd and xz files are told
     apart by their first bytes. The unknown word has id 0, spelled `<unk>` or `<UNK>`; the other
@@ -135,10 +135,10 @@ class ArpaReader(Closeable):
     def error_at(
         self, message: str, *, order: int, row: int, advice: str | None = None
     ) -> ArpaError:
-        """The error for a fault in an n-gram that was read before, with its place in the file.
+        """Makes the error for a faulty n-gram that was read earlier, with its place in the file.
 
-        Reads the file again up to that row, the index in the section; a pipe's error has no byte
-        offset. ValueError if that section has not been reached.
+        Reads the file again up to `row`, an index in the section; for a pipe, the error has no
+        byte offset. Raises ValueError if the section has not been reached.
         """
         if order not in self.section_first_line:
             raise ValueError(f"the {order}-gram section has not been read")
@@ -242,7 +242,7 @@ class ArpaReader(Closeable):
         self.close()
 
     def _next_marker(self, order: int) -> Line | None:
-        """The next line with a backslash, after the rows of `order`; blank ones may precede it."""
+        """Returns the next line that begins with a backslash; only blank lines may precede it."""
         blank_before = False
         while (line := self._text.next_line(order)) is not None:
             if line.text.startswith(b"\\"):
@@ -310,7 +310,7 @@ class ArpaReader(Closeable):
                     self._text.fail_long_line(order)
                 self._fail_truncated(order, done)
             self._read_block(block, order, done)
-            # Rows of previous blocks may not have been counted yet when this one was begun.
+            # Rows of previous blocks may not have been counted yet when this one was started.
             rows = min(block.filled, count - done)
             for first in range(0, rows, self._batch_ngrams):
                 piece = slice(first, min(first + self._batch_ngrams, rows))
@@ -329,8 +329,8 @@ class ArpaReader(Closeable):
             self._finish_vocabulary()
 
     def _next_block(self, order: int, most: int) -> RowBlock | None:
-        """The next whole lines, parsed if that needs nothing from previous lines. None means the
-        same as in `LineReader.take_block`, after all previous blocks."""
+        """Returns the next whole lines, parsed unless that needs previous lines. After the previous
+        blocks, None means the same as in `LineReader.take_block`."""
         if self._closed:
             raise ValueError("the reader is closed")
         # A word's id depends on the words before it, so 1-grams are read one block at a time.

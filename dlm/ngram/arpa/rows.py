@@ -55,7 +55,7 @@ class NgramBatch:
         return len(self.log10_prob)
 
 
-# ids, log10_prob and log10_backoff of one order, shaped as in NgramBatch; None: no such column.
+# ids, log10_prob and log10_backoff of one order, as in NgramBatch; None means no such column.
 SectionColumns: TypeAlias = tuple[
     NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None
 ]
@@ -167,7 +167,7 @@ class RowBlock:
         return table.settle(state)
 
     def place_of_row(self, row: int) -> int:
-        """Where the line of a row begins, also for the row after the last one read."""
+        """Returns where a row's line begins; `row` may be the one after the last row read."""
         if row == self.filled:
             return self.position
         ends = np.flatnonzero(self._chars()[self.begin : self.position] == NEWLINE)
@@ -250,7 +250,7 @@ def split_row(line: bytes, order: int, top: bool) -> tuple[float, list[bytes], f
     except RowFault as fault:
         fault.advice = fault.advice or (
             "A row is a log10 probability, the words, and optionally a backoff weight, separated "
-            "by spaces or tabs; if this file was edited or damaged, make it again"
+            "by spaces or tabs; if this file was edited or damaged, rebuild it"
         )
         raise
     if prob > 0:

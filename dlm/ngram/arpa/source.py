@@ -65,7 +65,7 @@ class _Decompressor(Protocol):
 
 
 class _XzStream:
-    """A strict xz reader: several streams and their zero padding, and nothing else after them."""
+    """Reads xz strictly: accepts streams and their zero padding, and nothing else after them."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -116,13 +116,13 @@ class _ZstdStream:
 
 
 class TextSource:
-    """The decompressed bytes of a file, in any of the known compressions.
+    """Reads the decompressed bytes of a file in any known compression.
 
     Args        path   a file, anything that opens and reads as one (a pipe), or `-`: standard input
                 kinds  compressions to decompress; everything else is "plain"
                 file   the open file, if the caller has opened it; it stays open
     Guarantees  the compression is detected from the first bytes, never from the name, however few
-                arrive at once; `compression` names it, and `head` is those bytes
+                arrive at once; `compression` names it, and `head` holds the first bytes
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class TextSource:
             raise
 
     def read(self, size: int) -> bytes:
-        """At least one and at most `size` bytes; none at the end. DamagedStream if the stream is
-        cut short or does not decompress, OSError if the disk failed."""
+        """Returns 1 to `size` bytes, or none at the end. Raises DamagedStream if the stream is cut
+        short or does not decompress, and OSError if the disk failed."""
         try:
             # Small steps lose the least text where a stream turns out to be cut short.
             step = size if self.compression == "plain" else min(size, 1 << 16)
@@ -242,7 +242,7 @@ def damage_advice(path: str, compression: str) -> str:
 
 
 def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | None:
-    """(What a text is, what to do about it), if its start is of a known format other than ARPA."""
+    """Returns (what a text is, what to do), if it starts like a known format other than ARPA."""
     text = text_command(path, compression)
     quoted = shlex.quote(path)
     inner = compression_of(head)

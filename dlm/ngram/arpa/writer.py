@@ -1,4 +1,4 @@
-"""The writer of ARPA files: this module makes all of dlm's ARPA text.
+"""Writes ARPA files: this module makes all of dlm's ARPA text.
 
 `write_arpa` writes a model in memory, `ArpaWriter` writes one order after another as its n-grams
 are made, and `rows_text` makes the rows of model parts that are written elsewhere.
@@ -55,8 +55,8 @@ class OutputFile:
                 xz_preset  0 to 9, for an .xz file
     Raises      OSError    no file can be written beside the path
     Guarantees  the same text gives the same bytes. `commit` replaces the path with everything
-                written, synced; without it, the path stays as it was. The next process removes what
-                a killed one left beside it
+                written, synced; without `commit`, the path stays as it was. Files that killed
+                processes left beside it are removed
     """
 
     def __init__(self, target: Path | IO[bytes], *, xz_preset: int = XZ_PRESET) -> None:
@@ -76,7 +76,7 @@ class OutputFile:
             self._sync = ThreadPoolExecutor(1, thread_name_prefix="dlm-sync")
         try:
             self._packer = self._packer_for(target.suffix.lower(), xz_preset)
-        except BaseException:  # the compressor has written its header
+        except BaseException:  # the compressor writes its header, which may fail
             self.discard()
             raise
 
@@ -134,7 +134,7 @@ class OutputFile:
             self._syncing = self._sync.submit(os.fdatasync, self._file.fileno())
 
     def _wait_for_disk(self) -> None:
-        """Raises the disk's error: the system reports it once, so a later sync would not."""
+        """Waits, and raises the disk's error: the system reports it once, to the first sync."""
         if self._sync is not None:
             self._sync.shutdown()
         self._check_sync()
@@ -178,8 +178,8 @@ def section_head(order: int) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class WordBytes:
-    """`text`: the words by id, one after another, then PADDING; `begin` (V + 1,): where each one
-    begins; `longest`: the number of bytes in the longest."""
+    """`text` has the words by id, one after another, then PADDING; `begin` (V + 1,) says where each
+    word begins; `longest` is the size of the longest word in bytes."""
 
     begin: NDArray[np.int64]
     text: NDArray[np.uint8]
@@ -200,7 +200,7 @@ class RowColumns(NamedTuple):
     """Consecutive n-grams of one order.
 
     Shapes  ids (n, order)  oldest word first;  log10_prob (n,)
-            log10_backoff (n,)  or None: no such column
+            log10_backoff (n,)  or None for no such column
             marks (n,)  or None; rows with kernels.LEFT_OUT are skipped
     """
 
@@ -211,7 +211,7 @@ class RowColumns(NamedTuple):
 
 
 def rows_text(words: WordBytes, rows: RowColumns) -> list[memoryview]:
-    """The lines of some rows, each with its newline, in one piece or a few; ArpaError for a row
+    """Returns the lines of `rows`, newlines included, in one piece or a few; ArpaError for a row
     longer than MAX_LINE_BYTES. Trusts that ids are below V, and that no number is NaN."""
     ids = np.ascontiguousarray(rows.ids)
     log10_prob = np.ascontiguousarray(rows.log10_prob)
@@ -254,7 +254,7 @@ class ArpaWriter:
     `target`, `xz_preset`, errors and guarantees are those of OutputFile, which is committed when
     the block ends, and discarded if it raises.
 
-    Args  counts  n-grams by order;  threads  how many make text, while another writes it
+    Args  counts  n-grams by order;  threads  number of threads that make text; one more writes
     """
 
     def __init__(
@@ -357,8 +357,8 @@ def write_arpa(
                         probability, a weight that is not finite, no `<s>`
             ValueError  arrays of the wrong shape or type;  OSError  the disk failed
     Guarantees
-        ArpaReader reads back the same words, bits and order, -0.0 becoming 0.0; a number has
-        the fewest digits that do so. A path has either its old content or all of the new one,
+        ArpaReader reads back the same words, order and float bits, but 0.0 for -0.0; numbers have
+        the fewest digits that ensure this. A path has either its old content or all of the new one,
         on disk. The row of id 0 is left out of order 1 if the vocabulary has no unknown word
     Trusts  no n-gram is repeated, and order 1 has every word once, in the order of the ids
     """

@@ -1,7 +1,7 @@
 """Scores consecutive words.
 
-A word's context is the context of the word before, plus that word: the pair found when a word is
-scored is the root of the next word's context, and an n-gram that was not found is no context. So
+A word's context is the previous word's context plus the previous word: the pair found for one word
+is the root of the next word's context, and an n-gram that was not found cannot be a context. So
 each list is searched once; separate queries would search it as a context and again for the word.
 """
 
@@ -66,33 +66,33 @@ from dlm.ngram.memory_kernels import (
 
 TOKENS = 256  # per block
 STAGE = 32  # tokens that go through a stage before the next stage begins
-# Columns of the table of a block's tokens, one cache line each, and of that of a stage's searches;
-# see search.kernels.
+# Columns of two tables, whose rows are cache lines: a block's tokens, and a stage's searches. See
+# search.kernels.
 T_SIZE, T_RANK, T_TREE, T_BIT, T_FOUND, T_MATCHED, T_STATE, T_NODES, T_COLUMNS = range(9)
 S_BIT, S_STEP, S_KEYS, S_REST, S_KEY, S_LOW, S_HIGH = range(7)
 S_COLUMNS = 8  # a cache line
-# Of a context that is stored: the bit of the words that follow it, how many they are, the bit of
-# the family below it and how many contexts that has. For one word, the family is a tree's roots.
+# Columns for a stored context: the bit and the size of the list of words after it, and of the
+# family of contexts below it. For one word, the family is a tree's roots.
 C_WORDS, C_SIZE, C_FAMILY, C_COUNT, C_COLUMNS = range(5)
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
 
 class TokenBlock(NamedTuple):
-    """The state of a block of R - 1 tokens and the one before them, which is row 0.
+    """The state of a block of R - 1 tokens, and of the previous token, which is row 0.
 
     Shapes  token    (R, T_COLUMNS)
             context  (R * lengths, C_COLUMNS), address (R * lengths,), weight (R * lengths,)
-                     float32, at row * lengths + k, of the context of k words that ends in the
-                     token: what is stored; the address of its weight, which is read at the end if
-                     it is needed: most are not, and the tables are larger than the near caches; and
-                     its weight, where no table holds it
+                     float32, at row * lengths + k: for the context of k words that ends in the
+                     token, what is stored; the address of its weight; the weight itself, if no
+                     table holds it. Weights are read last, since few of them are needed and the
+                     tables are larger than the near caches
             best     (R,) float32  log10 P so far
             found, live, kept  (R,), alone (2 * STAGE + 1,)  rows that a stage goes through. A row
                      is written before it is known whether it belongs, so that there is no branch
-                     to predict; hence one place more
-            search   (STAGE, S_COLUMNS)  a search, by its place in its stage
-            nothing  address of the weight of no words
+                     to predict; so each array has a spare element
+            search   (STAGE, S_COLUMNS)  the searches of a stage
+            nothing  address of a weight of 0
     """
 
     token: NDArray[np.int64]
@@ -111,7 +111,7 @@ class TokenBlock(NamedTuple):
 
 @inlined
 def make_block(count, order):  # type: ignore[no-untyped-def]
-    """One allocation for all arrays: separate ones took as long as scoring two tokens."""
+    """Makes all arrays in one allocation: separate ones took as long as scoring two tokens."""
     rows = min(count, np.int64(TOKENS)) + _1
     lengths = max(np.int64(order), _2) + _1
     lanes = rows * lengths
@@ -155,7 +155,7 @@ def level_of(levels, k):  # type: ignore[no-untyped-def]
 
 @inlined
 def keep_context(b, level, place, bit, is_root):  # type: ignore[no-untyped-def]
-    """Opens the record at a bit, and asks for what stands below it."""
+    """Opens the record at a bit, and prefetches the family below it."""
     shorter = b.context[place - _1, C_SIZE]
     size, width, count, weight, words_at = open_record(level, bit, shorter, is_root)
     family = words_at + words_bits(size, width, of(level, N_VALUE_BITS))
@@ -179,8 +179,8 @@ def ask_entries(low, words, begin, count):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_lists(low, words, reach, begin, part, asked, before, b):  # type: ignore[no-untyped-def]
-    """1. Prefetches where each word should be in the list of the one before, and opens its own;
-    returns the last one: its first pair, how many, its bit, and what `open_list` returns."""
+    """1. Prefetches where each word should be in the previous word's list, and opens its own list;
+    returns the last list: its first pair, its size, its bit, and what `open_list` returns."""
     first, size, bit, step, keys, rest = before
     for i in range(asked):
         word = np.int64(words[begin + i])
@@ -200,7 +200,7 @@ def ask_lists(low, words, reach, begin, part, asked, before, b):  # type: ignore
 
 @inlined
 def ask_key(search, i, key, bit, step, keys, rest, low, high):  # type: ignore[no-untyped-def]
-    """Prefetches where a key should be in a list: in low .. high - 1, if it has no directory."""
+    """Prefetches where a key should be in a list; without a directory, that is low .. high - 1."""
     at_bit = bit + (key >> rest) * step
     prefetch(at_bit >> _3)
     search[i, S_BIT] = at_bit
@@ -230,8 +230,8 @@ def ask_bucket(search, i, record):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_pairs(part, asked, pair_bits, pairs, b):  # type: ignore[no-untyped-def]
-    """3. Finds the pair of each word and the one before; returns how many are found in all, and how
-    many words stand alone."""
+    """3. Finds the pair of each word and the previous word; returns how many pairs are found so
+    far, and how many words have no pair."""
     lonely = _0
     for i in range(asked):
         t = part + i + _1
@@ -240,7 +240,7 @@ def find_pairs(part, asked, pair_bits, pairs, b):  # type: ignore[no-untyped-def
         at_bit = b.search[i, S_BIT]
         place = find_few(at_bit, width, entries, b.search[i, S_KEY])
         there = np.int64(place < entries)
-        # The number of the pair, and the place of the word among those that follow the one before.
+        # The number of the pair, and the word's rank among those that follow the previous word.
         rank = b.search[i, S_LOW] + place
         b.token[t, T_SIZE] = b.token[t, T_RANK] + rank
         b.token[t, T_RANK] = rank
@@ -298,7 +298,7 @@ def read_alone(low, words, block, lonely, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def choose_live(reach, block, k, pairs, b):  # type: ignore[no-untyped-def]
-    """Puts in `live` the words found after their shorter context, if that of k words is a node."""
+    """Puts in `live` the words found so far whose context of k words is a node."""
     alive = _0
     for j in range(pairs):
         t = b.found[j]
@@ -309,8 +309,8 @@ def choose_live(reach, block, k, pairs, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_words(k, part, asked, b):  # type: ignore[no-untyped-def]
-    """9. Prefetches where each word should be among those that follow its context, by its rank
-    among those that follow the shorter one."""
+    """9. Prefetches where each word should be in its context's list, by its rank in the list of the
+    context without the oldest word."""
     for i in range(asked):
         t = b.live[part + i]
         place = (t - _1) * b.lengths + k
@@ -322,7 +322,7 @@ def ask_words(k, part, asked, b):  # type: ignore[no-untyped-def]
         else:
             width = rank_bits(size, b.token[t, T_SIZE])
         step, keys, rest = open_ranks(bit, size, width)
-        # Where all words of the shorter context follow, ranks are places.
+        # If all words of the shorter context follow, a rank is itself an index.
         low, high = (_0, size) if width else (rank, rank + min(size, _1))
         ask_key(b.search, i, rank, bit, step, keys, rest, low, high)
         b.token[t, T_SIZE] = size
@@ -330,7 +330,7 @@ def ask_words(k, part, asked, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_ranks(record, part, asked, pairs, b):  # type: ignore[no-untyped-def]
-    """11. Finds the words in those lists; returns how many are found in all."""
+    """11. Finds each word in its context's list; returns how many words are found in all."""
     for i in range(asked):
         t = b.live[part + i]
         entries = b.search[i, S_HIGH]
@@ -347,7 +347,7 @@ def find_ranks(record, part, asked, pairs, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def read_values(low, levels, words, block, k, first, pairs, extended, b):  # type: ignore[no-untyped-def]
-    """12. Reads their values; returns how many tokens in `kept` may have k + 1 words of context."""
+    """12. Reads the words' values; returns how many in `kept` may end a context of k + 1 words."""
     level = level_of(levels, k)
     flag_bits, record = record_bits(level)
     for j in range(first, pairs):
@@ -368,7 +368,7 @@ def read_values(low, levels, words, block, k, first, pairs, extended, b):  # typ
 @inlined
 def add_suffixes(low, levels, words, block, k, t, b):  # type: ignore[no-untyped-def]
     """Finds a token's nodes of up to k words; returns how many words the longest has. A suffix that
-    nothing extends was left out before, but is on the way to longer nodes."""
+    nothing extends was skipped earlier, but leads to longer nodes."""
     depth = b.token[t, T_NODES]
     while _2 <= depth and depth < k:
         place = t * b.lengths + depth
@@ -385,9 +385,9 @@ def add_suffixes(low, levels, words, block, k, t, b):  # type: ignore[no-untyped
 
 @inlined
 def ask_contexts(keys, words, block, k, part, asked, b):  # type: ignore[no-untyped-def]
-    """13. Prefetches where the context of k words should be in the family of that of k - 1: one
-    that nothing extends has no weight and no list. Returns how many may be there, in `live`; a
-    family with a directory takes two more steps."""
+    """13. Prefetches where each context of k words should be in the family below k - 1 words, and
+    returns how many may exist, in `live`. A context that nothing extends is left out: it has no
+    weight and no list. A family with a directory takes two more steps."""
     key_bits = keys.root_key_bits if k == 2 else keys.key_bits
     alive = _0
     for j in range(part, part + asked):
@@ -444,7 +444,7 @@ def find_contexts(keys, levels, k, alive, b):  # type: ignore[no-untyped-def]
 def put_answers(  # type: ignore[no-untyped-def]
     order, reach, block, here, b, log10_prob, matched_order, ngram_length, state_length
 ):
-    """15. Adds the weights of the contexts that lack the word, from the longest down, and P."""
+    """15. Adds the weights of the contexts that lack the word, the longest first, then log10 P."""
     for i in range(here):
         longest = min(np.int64(reach[block + i]), b.token[i, T_STATE])
         matched = b.token[i + 1, T_MATCHED]
@@ -471,7 +471,7 @@ def put_answers(  # type: ignore[no-untyped-def]
 
 @inlined
 def begin_next(here, b):  # type: ignore[no-untyped-def]
-    """Puts the last token before the next block."""
+    """Copies the last token of a block to row 0 of the next block."""
     last = here * b.lengths
     for k in range(_1, b.lengths):
         for i in range(C_COLUMNS):  # slices would make numba compile an error path
@@ -488,16 +488,16 @@ def begin_next(here, b):  # type: ignore[no-untyped-def]
 def score_tokens(  # type: ignore[no-untyped-def]
     view, trees, slots, order, words, reach, log10_prob, matched_order, ngram_length, state_length
 ):
-    """Scores each word after those before it.
+    """Scores each word after the words that precede it.
 
     Shapes      view   view.low_view;  order  N
                 trees  (B,)  address of the view.tree_view of each shard of a set
                 slots  (4096,)  the shard of each slot
                 words  (T,)  word ids, sentence after sentence
-                reach  (T,) uint8  words of the sentence before each, N - 1 at most
+                reach  (T,) uint8  how many words precede each in its sentence, at most N - 1
                 log10_prob  (T,) float32 filled, like those after it
                 matched_order, ngram_length, state_length  (T,) uint8
-    Guarantees  equals ngram.backoff.score bit for bit
+    Guarantees  scores equal ngram.backoff.score bit for bit
     Trusts      ids below the vocabulary's size; reach[i] <= reach[i - 1] + 1: checked in text.score
     """
     low = low_of(address_of(view))

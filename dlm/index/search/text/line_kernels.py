@@ -8,7 +8,7 @@ from dlm.jit import kernel
 from dlm.ngram.digit_kernels import COUNT_BYTES, FIXED_BYTES, put_count, put_fixed
 
 TAB, NEWLINE = ord("\t"), ord("\n")
-ROW_BYTES = FIXED_BYTES + 2 * COUNT_BYTES + 3  # of `put_totals`
+ROW_BYTES = FIXED_BYTES + 2 * COUNT_BYTES + 3  # maximum bytes of a row of `put_totals`
 
 
 @kernel("uint32[:], int64[:], int64, int64, int64, int64, int64, out uint32[:], out uint8[:]")
@@ -16,7 +16,7 @@ def lay_out(ids, sentence_begin, begin_id, end_id, bos, eos, order, words, reach
     """Lays out sentences with their marks, one after the other.
 
     Shapes  ids (n,)  words of all sentences;  sentence_begin (S + 1,)  where each begins
-            bos, eos  1: a mark stands there
+            bos, eos  1: each sentence gets a begin mark, or an end mark
             words, reach (T,) filled, T = n + S * (bos + eos): see `kernels.score_tokens`
     """
     longest = np.int64(max(order - 1, 0))
@@ -41,10 +41,10 @@ def lay_out(ids, sentence_begin, begin_id, end_id, bos, eos, order, words, reach
 
 @kernel("float32[:], int64[:], int64, int64, out float64[:]")
 def sum_sentences(log10_prob, sentence_begin, bos, eos, totals):  # type: ignore[no-untyped-def]
-    """Sums over the tokens of each sentence: words and, with `eos`, the sentence end.
+    """Sums the scores of each sentence's tokens: words and, with `eos`, the sentence end.
 
-    Shapes  log10_prob (T,)  of the tokens, as `lay_out` lays them
-            sentence_begin (S + 1,)  where the words of each begin, marks not counted
+    Shapes  log10_prob (T,)  scores of the tokens that `lay_out` laid out
+            sentence_begin (S + 1,)  where each sentence's words begin, marks not counted
             totals (S,) float64 filled: sums of log10_prob, in double precision
     """
     for s in range(len(totals)):

@@ -65,7 +65,7 @@ class TokenCounts:
 
     tokens      (S,)  what is scored: words and sentence ends
     oovs        (S,)  tokens that the vocabulary lacks
-    log10_oovs  (S,)  their share of the sum
+    log10_oovs  (S,)  the sum of log10 P of the OOV tokens alone
     hits        (order + 1,)  tokens of all sentences by the longest n-gram found
     """
 
@@ -81,7 +81,7 @@ class Lines:
 
     words    (T,)  ids; the `<s>` of each sentence comes before its words
     answers  (T,)  the answer for `<s>` means nothing
-    begin    (S + 1,)  where the words of each begin, not counting marks
+    begin    (S + 1,)  where the words of each sentence begin, not counting marks
     totals   (S,)  log10 P
     """
 
@@ -95,7 +95,7 @@ class Lines:
 
     @cached_property
     def counts(self) -> TokenCounts:
-        """Counts of tokens, unknown words and matches, made on request."""
+        """The counts of tokens, unknown words and matches, computed on first use."""
         sentences = len(self.totals)
         counts = TokenCounts(
             np.diff(self.begin) + int(self.eos), np.empty(sentences, np.int64),
