@@ -1,4 +1,4 @@
-"""A CTC beam search with a language model, with pyctcdecode's interface: `build_ctcdecoder`.
+"""A CTC beam search with a language model and pyctcdecode's interface; see `build_ctcdecoder`.
 
     decoder = build_ctcdecoder(labels, "cluster.toml")
     text = decoder.decode(logits)
@@ -44,8 +44,8 @@ from dlm.ngram.vocab import as_bytes
 
 __all__ = ["BeamSearchDecoderCTC", "PartialText", "Stream", "build_ctcdecoder"]
 
-LEAST_PROBABILITY = 1e-15  # minimum probability of a label
-AT_ONCE = 64  # utterances that are searched together
+LEAST_PROBABILITY = 1e-15  # lower probabilities of labels are raised to this
+AT_ONCE = 64  # number of utterances that are searched together
 # Files of a saved decoder.
 _ALPHABET, _MODEL = "alphabet.json", "language_model"
 _ATTRIBUTES, _UNIGRAMS = "attrs.json", "unigrams.txt"
@@ -56,37 +56,37 @@ Beam: TypeAlias = tuple[str, State | None, list[tuple[str, tuple[int, int]]], fl
 
 @dataclass(frozen=True, slots=True)
 class PartialText:
-    """The best text so far; its first `settled` words stay, whatever follows, since all remaining
-    hypotheses contain them."""
+    """The best text so far. Its first `settled` words are final, since all remaining hypotheses
+    contain them."""
 
     text: str
     settled: int
 
 
 class Stream:
-    """An utterance whose frames arrive in parts; `BeamSearchDecoderCTC.stream` begins it."""
+    """An utterance whose frames arrive in parts; made by `BeamSearchDecoderCTC.stream`."""
 
     def __init__(self, decoder: BeamSearchDecoderCTC, search: BeamSearch, logits: bool) -> None:
         self.decoder, self.search, self.logits = decoder, search, logits
         self.waiting: list[Logits] = []
 
     def push(self, frames: Logits) -> PartialText:
-        """Takes further frames, (T, labels). If servers fail, the next call, which may have no
-        frames, repeats the queries; see `decode_beams` for errors."""
+        """Takes the next frames, (T, labels), and returns the best text so far. If servers fail,
+        another call, even without frames, repeats the queries. Raises what `decode_beams` does."""
         return self.decoder.push_all([self], [frames])[0]
 
     def settle(self) -> list[tuple[str, tuple[int, int]]]:
-        """The settled words, with frames. They leave the stream: later texts and hypotheses have
-        only the words after them, so memory stays bounded however long the stream is."""
+        """Returns the settled words, with frames, and removes them from the stream: later texts and
+        hypotheses begin after them, so a stream of any length needs bounded memory."""
         return self.search.settle()
 
     def finish(self) -> list[Beam]:
-        """The hypotheses, if the utterance ends here; the stream may also continue."""
+        """Returns the hypotheses as if the utterance ended here; the stream can still continue."""
         return list(map(_beam, finish([self.search])[0]))
 
 
-# Models by key: all that decoders use, here or in the process that this one was forked from; and
-# the last `_KEPT` that unpickled decoders asked for, which stay open.
+# Models by key. `_models` has those that decoders use, here or in a process that this one was
+# forked from; `_named` keeps open the last `_KEPT` that unpickled decoders asked for.
 _models: WeakValueDictionary[bytes, BeamWords] = WeakValueDictionary()
 _named: dict[bytes, BeamWords] = {}
 _KEPT = 4
@@ -96,7 +96,7 @@ def _opened(name: ModelName | Utterance | None, unigrams: Iterable[str] | None) 
     if name is None:
         raise ConfigError(
             "this decoder was built with an utterance, so it works only in the process that built "
-            "it and in those forked from it; for another process, build it with a model's name"
+            "it and in its forks; for use in another process, build the decoder with a model's name"
         )
     if not isinstance(name, (str, os.PathLike)):
         return BeamWords(name, unigrams, None)
@@ -118,7 +118,7 @@ class BeamSearchDecoderCTC:
     It can be pickled if its model was given by name, and it can be used in forked processes.
     """
 
-    # Names that transformers uses.
+    # The package transformers reads these names.
     _LANGUAGE_MODEL_SERIALIZED_DIRECTORY, _ALPHABET_SERIALIZED_FILENAME = _MODEL, _ALPHABET
     _model_key = "options"
 
@@ -136,7 +136,7 @@ class BeamSearchDecoderCTC:
 
     @cached_property
     def _words(self) -> BeamWords | None:
-        # Opened late: a worker of a pool that fails while it unpickles a task never answers.
+        # The model is opened late: a pool's worker that fails to unpickle a task never answers.
         return None if self._named is None else _found(*self._named)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -160,15 +160,15 @@ class BeamSearchDecoderCTC:
     # -- decoding -----------------------------------------------------------------------------
 
     def decode(self, logits: Logits, beam_width: int = 100, **options: Any) -> str:
-        """The best text, as `decode_beams` with `prune_history` finds it."""
+        """Returns the best text that `decode_beams` finds with `prune_history`."""
         return self.decode_beams(logits, beam_width, **{"prune_history": True, **options})[0][0]
 
     def decode_beams(self, logits: Logits, beam_width: int = 100, **options: Any) -> list[Beam]:
-        """Hypotheses, best first: text, state after it, words with their frames (the first, and the
-        one after the last), ln P of the acoustic model, and the total score.
+        """Returns hypotheses, best first: (text, state after the text, words with their first frame
+        and the frame after their last, ln P of the acoustic model, total score).
 
         Args
-            logits            (T, labels): logits or ln P; or probabilities, taken as such if the
+            logits            (T, labels): logits or ln P; or probabilities, recognised because
                               frames sum to 1 on average
             beam_width        maximum number of beams after a frame
             beam_prune_logp   beams further than this below the best one are dropped; default -10
@@ -191,8 +191,8 @@ class BeamSearchDecoderCTC:
     def decode_words(
         self, logits: Logits, **options: Any
     ) -> list[tuple[str, tuple[int, int], float]]:
-        """The words of the best hypothesis, with frames, and the share of the hypotheses, weighted
-        by their scores, that have each word at that time. See `decode_beams`."""
+        """Returns each word of the best hypothesis, its frames, and the share of the hypotheses,
+        weighted by probability, that have the word at that time. See `decode_beams`."""
         (found,) = self._decoded([logits], **options)
         shares = np.exp(np.array([one.score for one in found]) - found[0].score)
         shares /= shares.sum()
@@ -202,15 +202,15 @@ class BeamSearchDecoderCTC:
         ]
 
     def decode_batch(self, pool: Any, logits_list: Iterable[Logits], **options: Any) -> list[str]:
-        """The best text of each utterance, computed in the processes of a `multiprocessing.Pool`.
-        Without a pool, it is computed here, and all utterances are queried together."""
+        """Returns the best text of each utterance, computed by a `multiprocessing.Pool`. Without
+        a pool, this process computes them, and queries up to `AT_ONCE` utterances together."""
         options = {"prune_history": True, **options}
         return [one[0][0] for one in self.decode_beams_batch(pool, logits_list, **options)]
 
     def decode_beams_batch(
         self, pool: Any, logits_list: Iterable[Logits], **options: Any
     ) -> list[list[tuple[Any, ...]]]:
-        """The hypotheses of each utterance, without states; see `decode_batch`."""
+        """Returns the hypotheses of each utterance, without states; see `decode_batch`."""
         if pool is None:
             parts = [self._decoded(list(logits_list), **options)]
         else:
@@ -278,14 +278,14 @@ class BeamSearchDecoderCTC:
     # -- streams ------------------------------------------------------------------------------
 
     def stream(self, *, logits: bool = True, **options: Any) -> Stream:
-        """Begins an utterance whose frames arrive in parts, with the options of `decode_beams`; the
-        final hypotheses are the same. `logits` says whether frames are logits (or ln P) or
-        probabilities."""
+        """Begins an utterance whose frames arrive in parts. Options and final hypotheses are those
+        of `decode_beams`, given all frames at once. `logits`: whether frames are logits or ln P,
+        not probabilities."""
         return Stream(self, self._begin(**options)(), logits)
 
     def push_all(self, streams: Sequence[Stream], frames: Sequence[Logits]) -> list[PartialText]:
-        """`Stream.push` for several streams of this decoder at once; their words are queried
-        together, with at most one message per shard and frame."""
+        """Pushes frames to several streams of this decoder, and queries their words together: at
+        most one message per shard and frame. See `Stream.push`."""
         if not len(set(streams)) == len(streams) == len(frames) or any(
             stream.decoder is not self for stream in streams
         ):
@@ -295,7 +295,7 @@ class BeamSearchDecoderCTC:
             )
         pairs = zip(streams, frames, strict=True)
         for stream, one in [(one, self._posteriors(given, one.logits)) for one, given in pairs]:
-            # An empty array does not determine the type of the numbers.
+            # Empty arrays are dropped, since they must not determine the dtype.
             stream.waiting = [kept for kept in (*stream.waiting, one) if len(kept)] or [one]
         searches = [stream.search for stream in streams]
         some = [np.concatenate(stream.waiting) for stream in streams]
@@ -312,8 +312,8 @@ class BeamSearchDecoderCTC:
     # -- files --------------------------------------------------------------------------------
 
     def save_to_dir(self, filepath: ModelName) -> None:
-        """Saves the decoder, as pyctcdecode does, with its model's file or a pointer to servers or
-        shards, all or nothing. ConfigError if `filepath` has a model, or this model has no name."""
+        """Saves a complete decoder, or nothing, as pyctcdecode does: with the model's file, or a
+        pointer to servers or shards. ConfigError if `filepath` has a model, or this one no name."""
         folder, words = Path(filepath), self._words
         if (folder / _MODEL).exists() or (words is not None and words.name is None):
             raise ConfigError(
@@ -336,8 +336,8 @@ class BeamSearchDecoderCTC:
     def load_from_dir(
         cls, filepath: ModelName, unigram_encoding: str | None = "utf-8"
     ) -> BeamSearchDecoderCTC:
-        """Loads a decoder that `save_to_dir`, here or in pyctcdecode, saved. Raises
-        ConfigError if the folder has none."""
+        """Loads a decoder that this class or pyctcdecode saved with `save_to_dir`. Raises
+        ConfigError if the folder has no decoder."""
         folder = Path(filepath)
         try:
             alphabet = json.loads((folder / _ALPHABET).read_text(encoding="utf-8"))
@@ -361,8 +361,8 @@ class BeamSearchDecoderCTC:
 
     @classmethod
     def load_from_hf_hub(cls, model_id: str, **kwargs: Any) -> BeamSearchDecoderCTC:
-        """`load_from_dir` for a repository; `kwargs` go to huggingface_hub's
-        `snapshot_download`."""
+        """Loads a decoder from a Hugging Face repository, like `load_from_dir`; `kwargs` go to
+        huggingface_hub's `snapshot_download`."""
         from huggingface_hub import snapshot_download
 
         return cls.load_from_dir(snapshot_download(model_id, **kwargs))
@@ -400,14 +400,14 @@ def build_ctcdecoder(
                   "[UNK]" is an unknown piece
         model     what `dlm.asr.open.open_model` opens, or an utterance; None: no language model.
                   pyctcdecode's name for it is `kenlm_model_path`
-        unigrams  the words that may be said, besides those of phrases; default: all of the model
+        unigrams  the words that may be said, besides those of phrases; default: all model words
         alpha     weight of the language model
         beta      what each word adds to a score
-        unk_score_offset   what an unknown word adds to its log10 P
+        unk_score_offset   what is added to the log10 P of an unknown word
         lm_score_boundary  whether utterances are whole sentences, not parts of longer ones
     Raises
-        ConfigError  labels are not an alphabet (`Labels`), or the model has none of the unigrams;
-                     or what `open_model` raises
+        ConfigError  labels that `Labels` rejects, or unigrams that the model lacks entirely; and
+                     what `open_model` raises
         QueryError   a client was given instead of a model, or a parameter is not a number
     """
     options = BeamOptions(alpha, beta, unk_score_offset, lm_score_boundary)

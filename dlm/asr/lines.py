@@ -17,10 +17,10 @@ _STEP_BYTES = 1 << 20
 
 
 def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
-    """Each line of a file, plain or compressed, with its number, from 1, without its line end; `-`
-    is standard input. Bytes that are not UTF-8 become surrogate escapes, as everywhere in words.
+    """Yields the number, from 1, and the text of each line of a file, plain or compressed; `-` is
+    standard input. Bytes that are not UTF-8 become surrogate escapes, as everywhere in words.
 
-    Raises  OSError;  LatticeError  it cannot be decompressed, or a line is longer than 64 MiB
+    Raises  OSError;  LatticeError  the file is damaged, or a line is longer than 64 MiB
     """
     name = str(path)
     number, rest = 0, b""
@@ -50,8 +50,8 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
 
 
 def read_utf8(path: Path) -> str:
-    """The content of a small text file, without a byte order mark. Raises OSError, or TextError if
-    it is not UTF-8."""
+    """Reads a small text file, without its byte order mark. Raises OSError, or TextError if the
+    file is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as exc:
@@ -83,7 +83,7 @@ def finite(text: str) -> float | None:
 
 
 def described(text: str) -> str:
-    """A field that should be a number, for messages: the number, or "not a number".
+    """Describes a field that should be a number, for a message: as itself, or "not a number".
     Other text is not shown, since it could be a word that was said."""
     if not text:
         return "empty"

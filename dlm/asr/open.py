@@ -86,11 +86,11 @@ def open_model(
 
     Args
         config  for a client of servers; ignored for a shard set in this process
-        model   which of the servers' models, see `Client.connect`; overrides the pointer's
+        model   which of the servers' models to use, see `Client.connect`; overrides a pointer
         tell    gets lines about the progress of sharding
-        vocab   a list of the words of a KenLM file that stores none (`build_binary -v`)
+        vocab   path of a list of words, for a KenLM file that stores none (`build_binary -v`)
     Raises
-        ConfigError  no such model, a file that is empty or no model, or an unwritable cache
+        ConfigError  no such model, a file that is not a model, or a cache that is not writable
         ArpaError, KenlmFormatError, ShardFormatError  the file is damaged, or not an ARPA file
         UnavailableError, AuthenticationError, ProtocolError  see `Client.connect`
     Guarantees
@@ -102,7 +102,7 @@ def open_model(
     if vocab is not None and source.kind != KENLM:
         raise ConfigError(
             f"vocab={os.fspath(vocab)} was given, but {os.fsdecode(named)} is not a KenLM binary "
-            "file; only such a file can come without its words. Leave out `vocab`"
+            "file; models of other kinds contain their words. Leave out `vocab`"
         )
     if source.kind == SERVERS:
         return Client.connect(list(source.addresses), config, model=model or source.model)
@@ -112,7 +112,7 @@ def open_model(
     if model or source.model:
         raise ConfigError(
             f"model {model or source.model!r} was chosen, but {source.path} has only one model; "
-            "choose none, since only servers can have several"
+            "leave out the choice, since only servers can have several models"
         )
     if source.kind in (SHARD_SET, KENLM):
         return Client.local(source.path, vocab=vocab)
@@ -122,7 +122,7 @@ def open_model(
 def find_source(
     named: str | bytes | os.PathLike[str], tell: Tell = lambda line: None
 ) -> ModelSource:
-    """What `named` refers to; reads the beginning of a file, and fetches a model from a store."""
+    """Finds what `named` refers to; reads the beginning of a file, or fetches a stored model."""
     if not isinstance(named, (str, bytes, os.PathLike)):
         raise ConfigError(f"the model name is {named!r}; expected a path or a URL: {FORMS}")
     text = os.fsdecode(named)
@@ -183,7 +183,7 @@ def _read_pointer(path: Path) -> str:
 
 
 def _pointed(text: str, folder: Path, where: str) -> ModelSource:
-    """What a pointer refers to; rejects another pointer, so there are no cycles."""
+    """Finds what a pointer refers to; rejects a pointer to a pointer, so there are no cycles."""
     match = _POINTER.fullmatch(text)
     if match is None:
         raise ConfigError(
@@ -225,9 +225,9 @@ def copy_model(named: str | os.PathLike[str], folder: Path) -> None:
 
 
 def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = None) -> Path:
-    """The folder of an ARPA file's shard set in the cache; created if it is missing.
+    """Returns the cached shard set of an ARPA file, as a folder; shards the file if there is none.
 
-    If the cache exceeds $DLM_CACHE_SIZE, the least recently opened sets are removed, but not those
+    If the cache exceeds $DLM_CACHE_SIZE, the least recently opened sets are removed, except sets
     that a running process has open. Raises ArpaError, ConfigError.
     """
     home = (cache_folder() if cache_dir is None else cache_dir) / "models"
@@ -244,7 +244,7 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
         home.mkdir(parents=True, exist_ok=True)
         lock = home / f"{key[0]}-{key[1]}.lock"
         with locked(lock, tell=partial(progress.stage, WAITING), remove=True):
-            if _opened(folder):  # another process has created it since
+            if _opened(folder):  # another process has sharded the file since
                 return folder
             progress.stage(f"sharding {arpa} into {folder}, once")
             compile_ahead(KERNELS)
@@ -280,12 +280,12 @@ def _key(arpa: Path) -> tuple[str, str, str]:
 
 
 def _opened(folder: Path) -> bool:
-    """Whether there is a shard set; if so, it counts as in use until this process ends."""
+    """Whether a folder has a shard set; if so, marks the set as in use until this process ends."""
     return (folder / MANIFEST).is_file() and claim(folder)
 
 
 def _forget_others(home: Path, key: tuple[str, str, str]) -> None:
-    """Removes shard sets of the path's earlier content; processes that mapped them keep them."""
+    """Removes shard sets of the file's earlier content; processes that mapped one can go on."""
     for other in home.glob(f"{key[0]}-{key[1]}-*"):
         if (
             other.is_dir()

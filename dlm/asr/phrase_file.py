@@ -1,8 +1,8 @@
 """Files of phrases, for `dlm transcribe --phrases` and `dlm rescore --phrases`.
 
-One phrase per line, in the model's spelling. A tab and its bonus (log10) may follow, and then,
-after further tabs, the sounds of a word in IPA, separated by spaces, any number of times; cells
-may be empty:
+Each line begins with a phrase in the model's spelling. A tab and the phrase's bonus (log10) may
+follow; after each further tab, a word of the phrase and its sounds in IPA, separated by spaces.
+Cells may be empty:
 
     doctor strangelove<TAB>2.5<TAB>strangelove=s t ɹ e ɪ n d͡ʒ l ə v
     sellers
@@ -68,13 +68,13 @@ def read_phrases(path: Path) -> PhraseFile:
         raise TextError(f"{path} has no phrases; expected one per line")
     try:
         return PhraseFile(Phrases(bonuses), sounds)
-    except QueryError as exc:  # too many
+    except QueryError as exc:  # too many phrases
         raise TextError(f"{path}: {exc}") from exc
 
 
 def known_words(phrases: Phrases, client: Client) -> str:
-    """A line that says how many of the phrases' words the model lacks, without naming them. Many
-    are missing if spellings differ, or if a file has spaces instead of tabs."""
+    """Returns a line that says how many of the phrases' words the model lacks, without naming them.
+    Many are missing if spellings differ, or if a file has spaces instead of tabs."""
     found = client.utterance(phrases=phrases).phrases
     new = 0 if found is None else len(found.new)
     listed, words = counted(len(phrases), "phrase"), counted(len(phrases.words), "word")

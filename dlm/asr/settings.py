@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dlm.config import check, setting
 
-MIN_WEIGHT = 1e-6  # minimum weight of LM scores with phrases, whose bonuses are divided by it
+MIN_WEIGHT = 1e-6  # minimum weight of LM scores with phrases: bonuses are divided by the weight
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class BeamSettings:
 class SearchSettings:
     """How a lattice is searched: the options of `dlm rescore`.
 
-    An arc's lm score becomes new_weight * new + old_weight * old. 1 and 0 replace the old score;
-    0.5 and 0.5 interpolate logarithms; -1 and 1 subtract a model from Kaldi's graph scores.
+    An arc's LM score becomes new_weight * new + old_weight * old. Weights 1 and 0 replace the old
+    score; 0.5 and 0.5 interpolate logarithms; -1 and 1 subtract a model from Kaldi's graph scores.
     """
 
     new_weight: float = setting(1.0, "Weight of the model's scores.")

@@ -1,14 +1,14 @@
-"""Finds the n-grams of a file of hash tables, which stores only hashes of their words.
+"""Finds the n-grams of a KenLM file with hash tables, which stores only hashes of their words.
 
-Every n-gram's context and suffix are in a KenLM file too: so the n-grams of order n are sought
+A KenLM file with an n-gram also has its context and suffix, so the n-grams of order n are sought
 among pairs of n-grams of order n - 1 that share n - 2 words. Signs in the file show which n-grams
 begin or end a longer one, and a filter of the table's keys rejects most other candidates. The
-result is accepted only if every key of a table is claimed once, and none twice.
+result is accepted only if every key of a table is claimed exactly once.
 
-    2-grams        all pairs of words of which one may begin and the other may end a longer n-gram
+    2-grams        all pairs of a word that may begin a longer n-gram and a word that may end one
     n-grams        for each context p, the suffixes s whose first n - 2 words are p's last n - 2
 
-The number of candidates is known before an order is begun, and its time after the first seconds.
+The number of candidates of an order is known at its start; after some seconds, so is the time.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ KERNELS = (
     kernels.join,
     kernels.take,
 )
-LIMIT_S = 10 * 3600.0  # limit for one order, unless forced
-MOST_BUCKETS = (1 << 32) - 1  # per order: places have 32 bits
+LIMIT_S = 10 * 3600.0  # seconds allowed for one order, unless forced
+MOST_BUCKETS = (1 << 32) - 1  # maximum per order: bucket numbers have 32 bits
 _TRIAL_S = 3.0  # seconds after which the time is estimated
 _CLASS_BYTES = 1 << 14  # bytes of the filter per class: half of a first-level cache
-_FILTER_BYTES = 4  # per key: one in a thousand of the keys outside the table passes
+_FILTER_BYTES = 4  # bytes per key: one in a thousand keys outside the table passes
 _MOST_CLASS_BITS, _MOST_WORD_BITS = 16, 26
-_CLASS_WORD_BITS = 7  # so that a class has 64 words, on average
+_CLASS_WORD_BITS = 7  # so that a class has at least 64 words of the vocabulary, on average
 _TURN = 1 << 26  # candidates between checks of the clock
 _FOUND_ROWS = 1 << 16
 
@@ -60,7 +60,7 @@ _FOUND_ROWS = 1 << 16
 @dataclass(frozen=True)
 class Effort:
     """The limits of an inversion: memory, beyond which arrays are files in `folder`, and estimated
-    seconds per order; None: no limit."""
+    seconds per order, None for no limit."""
 
     memory_bytes: int
     folder: Path | None = None
@@ -75,7 +75,7 @@ class _Order:
         ids      (n, k)  uint32  oldest word first
         context  (n,)    uint32  rank of all but the last word in order k - 1
         suffix   (n,)    uint32  rank of all but the first word in order k - 1
-        bucket   (n,)    uint32  in the file's table
+        bucket   (n,)    uint32  number of the bucket in the file's table
         contexts int             the number of n-grams of order k - 1
     """
 
@@ -93,7 +93,7 @@ class _Order:
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """A table of the file at its address, and the filter of its keys."""
+    """A hash table of the file, at address `at`, with a filter of its keys."""
 
     level: Level
     at: int
@@ -116,7 +116,7 @@ class _Claims:
         self.again = 0
 
     def add(self, found: NDArray[np.uint32]) -> None:
-        """Notes n-grams that were found; the last column has the bucket of each."""
+        """Counts n-grams that were found, and marks their buckets, given in the last column."""
         self._found += len(found)
         self.again += int(kernels.claim(found, self._claimed))
 
@@ -132,7 +132,7 @@ class _Claims:
             path=self._layout.path,
             section=f"{order}-grams",
             advice="A key that matches no n-gram means that the file is damaged, or that the ARPA "
-            "file listed an n-gram twice. Build the file again; this one serves only for scoring",
+            "file listed an n-gram twice. Rebuild the file; this one serves only for scoring",
         )
 
 
@@ -146,7 +146,7 @@ class _Turns:
         progress.stage(f"finding {table.keys:,} {self._order}-grams", total, "candidates")
 
     def done(self, candidates: int) -> None:
-        """Counts candidates; raises `ConfigError` if the rest would take too long."""
+        """Counts candidates; raises `ConfigError` if all candidates would take too long."""
         self._done += candidates
         self._progress.step(candidates)
         elapsed_s = time.monotonic() - self._began_s
@@ -168,7 +168,7 @@ class _Turns:
 
 
 class Inversion:
-    """The n-grams of orders 2 and up of a file at an address, one order after another.
+    """Recovers the n-grams of orders 2 and up of a mapped file, one order after another.
 
     Raises  ConfigError       too many buckets, too little memory; or an order would take too long
             KenlmFormatError  a key is claimed by no n-gram, or twice
@@ -200,7 +200,7 @@ class Inversion:
         self._in_files = arrays + least > effort.memory_bytes
 
     def batches(self, rows: int) -> Iterator[NgramBatch]:
-        compile_ahead(KERNELS)  # otherwise the time estimate would include it
+        compile_ahead(KERNELS)  # otherwise the time estimate would include compilation
         with ExitStack() as stack:
             folder = stack.enter_context(scratch_folder(self._effort.folder, "dlm-kenlm"))
             storage = Storage(folder) if self._in_files else IN_MEMORY
@@ -227,7 +227,7 @@ class Inversion:
         return _Table(level, at, class_bits, word_bits, words, int(keys))
 
     def _pairs(self, table: _Table, storage: Storage, folder: Path) -> _Order:
-        """Finds the 2-grams: pairs all words that may continue with all that may be suffixes."""
+        """Finds the 2-grams: tries each word that may begin one with each that may end one."""
         bits = self._unigrams.view(U32)
         first_ids = np.flatnonzero(bits[:, 1] != 1 << 31).astype(U32)
         last_ids = np.flatnonzero(bits[:, 0] < 1 << 31).astype(U32)
@@ -271,7 +271,7 @@ class Inversion:
         return order
 
     def _joined(self, table: _Table, below: _Order, storage: Storage) -> _Order:
-        """The n-grams of an order above 2, from overlapping pairs of the next lower order."""
+        """Finds the n-grams of an order above 2 by joining overlapping n-grams one word shorter."""
         level = self._layout.levels[table.level.order - 3]
         at, size, n = self._base + level.at, level.entry_size, len(below.bucket)
         is_suffix, goes_on = storage.empty(n, U8), storage.empty(n, U8)
@@ -335,7 +335,7 @@ def _by_class(
 
 
 def needed_bytes(layout: Layout) -> tuple[int, int]:
-    """The bytes that the inversion of a file takes: in arrays that can be files, and in memory."""
+    """Returns the bytes that inverting a file takes: in arrays that can be files, and in memory."""
     rows = [(4 * level.order + 12) * level.count for level in layout.levels]
     joining = [17 * level.count for level in layout.levels]
     arrays = max(sum(rows[i : i + 2]) + joining[i] for i in range(len(rows)))

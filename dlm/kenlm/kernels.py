@@ -1,11 +1,11 @@
-"""Searches a KenLM file in place: words, and n-grams in hash tables and in tries.
+"""Searches a KenLM file in place for words, and for n-grams in hash tables or tries.
 
 Everything is reached through a view, an array of int64 that `view.py` makes from a layout. The
 layout's sections are inside the file, but their content is not trusted: ids, pointers and ranges
 are clamped to their sections, and every probe is bounded by the size of its table. So a damaged
-file gives wrong scores, but causes no read outside of it and no endless search.
+file gives wrong scores, but causes no read outside the file and no endless search.
 
-Arithmetic is KenLM's, float32 in its order (`lm/model.cc`, ScoreExceptBackoff and FullScore).
+Arithmetic is in float32, in KenLM's order (`lm/model.cc`, ScoreExceptBackoff and FullScore).
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -27,47 +27,47 @@ from dlm.ngram.memory_kernels import (
     prefetch,
 )
 
-# Places in a view.
+# Indices into a view.
 (
     IS_TRIE,
     ORDER,
-    WORDS,  # ids are below it
-    HASHES,  # address
+    WORDS,  # the number of words; ids are below it
+    HASHES,  # address of the words' hashes
     HASH_COUNT,
-    HASH_SHARE,  # 2**64 over HASH_COUNT; see `remainder`
-    UNIGRAMS,  # address
+    HASH_SHARE,  # 2**64 // HASH_COUNT; see `remainder`
+    UNIGRAMS,  # address of the 1-grams
     UNIGRAM_BYTES,
     BEGIN,  # id of <s>
     END,  # id of </s>
-    LEVELS,  # from here on the places of order 2, then those of order 3, ...
+    LEVELS,  # the fields of order 2 begin here; those of order 3 and so on follow
 ) = range(11)
-# ... and in each level.
+# Indices into a level: the fields of an order, from 2 up.
 (
-    AT,  # address
-    ENTRIES,  # buckets, or n-grams
-    SHARE,  # 2**64 over the buckets
+    AT,  # address of the entries
+    ENTRIES,  # number of buckets, or of n-grams in a trie
+    SHARE,  # 2**64 // ENTRIES; see `remainder`
     ENTRY_SIZE,  # bytes of a bucket, or bits of an n-gram
     WORD_BITS,
     PROB_BITS,
     BACKOFF_BITS,
     NEXT_BITS,
-    HIGHS,  # address; 0: pointers are whole
+    HIGHS,  # address of the pointers' high bits; 0: pointers are whole
     HIGH_COUNT,
-    PROBS,  # address of the values of codes; 0: not quantised
+    PROBS,  # address of the probabilities by code; 0: not quantised
     BACKOFFS,
-    CHILDREN,  # n-grams of the next order
+    CHILDREN,  # number of n-grams of the next order
     LEVEL_PLACES,
 ) = range(14)
 
-PAD_BYTES = 8  # after a text whose words are hashed
+PAD_BYTES = 8  # bytes that must follow a text whose words are hashed
 
 _0, _1, _2, _3, _4, _7, _8, _12 = (np.int64(n) for n in (0, 1, 2, 3, 4, 7, 8, 12))
 _31, _32 = np.int64(31), np.int64(32)
 _LOW_31, _LOW_32 = np.int64((1 << 31) - 1), np.int64((1 << 32) - 1)
 _SIGN = np.int64(1 << 31)
 _TOP = np.int64(-(1 << 63))
-# DO NOT CHANGE: KenLM's, on disk. MurmurHash64A's multiplier, and the two of n-grams' keys: what
-# the key of the suffix and what the first word is multiplied by.
+# DO NOT CHANGE: KenLM's files depend on these multipliers: that of MurmurHash64A and, in the key
+# of an n-gram, those of the suffix's key and of the first word.
 _M = np.int64(0xC6A4A7935BD1E995 - (1 << 64))
 OF_SUFFIX = np.int64(8978948897894561157)
 OF_WORD = np.int64(17894857484156487943 - (1 << 64))
@@ -81,7 +81,7 @@ _NEAR, _HALVINGS = np.int64(4), 3  # entries on each side of an estimate; halvin
 
 @inlined
 def level_of(view, n):  # type: ignore[no-untyped-def]
-    """The address of the view's fields for order n, from 2 up."""
+    """Returns the address of the view's fields for order n, from 2 up."""
     return view + ((np.int64(LEVELS) + (n - _2) * np.int64(LEVEL_PLACES)) << _3)
 
 
@@ -92,8 +92,7 @@ def below(a, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def murmur(at, length):  # type: ignore[no-untyped-def]
-    """MurmurHash64A with seed 0 of the `length` bytes at an address, with eight readable bytes
-    after."""
+    """Returns MurmurHash64A, with seed 0, of `length` bytes; eight more bytes must be readable."""
     h = length * _M
     end = at + length
     while at + _8 <= end:
@@ -110,8 +109,8 @@ def murmur(at, length):  # type: ignore[no-untyped-def]
 
 @inlined
 def remainder(key, size, share):  # type: ignore[no-untyped-def]
-    """key % size, as unsigned numbers, without a division: `share` is 2**64 // size, or 2**64 - 1
-    for 1; the quotient it gives is at most two too low."""
+    """Returns key % size, of unsigned numbers, without a division. `share` is 2**64 // size, or
+    2**64 - 1 if `size` is 1; the quotient found with `share` is at most 2 too low."""
     rest = key - multiply_high(key, share) * size
     if not below(rest, size):
         rest -= size
@@ -122,8 +121,8 @@ def remainder(key, size, share):  # type: ignore[no-untyped-def]
 
 @inlined
 def probe(at, buckets, entry_bytes, here, key):  # type: ignore[no-untyped-def]
-    """The address of the bucket of a key in a hash table, from the bucket at `here` on; or 0. A
-    full table, which KenLM never writes, is searched once around."""
+    """Searches a hash table for a key, from the bucket at `here` on; returns the address of the
+    key's bucket, or 0. A full table, which KenLM never writes, is searched once around."""
     last = at + (buckets - _1) * entry_bytes
     for _ in range(buckets):
         found = load64(here)
@@ -137,8 +136,8 @@ def probe(at, buckets, entry_bytes, here, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def rank_of(at, count, key):  # type: ignore[no-untyped-def]
-    """The place of a hash among the sorted hashes at an address, from 0, or -1. Hashes are spread
-    evenly, so a place is estimated, as in `child_of`."""
+    """Returns the index of a hash among the sorted hashes at an address, or -1. Hashes are spread
+    evenly, so the index is estimated first, as in `child_of`."""
     if count < _1:
         return np.int64(-1)
     place, each = multiply_high(key, count), np.float64(count) / 2.0**64
@@ -154,7 +153,7 @@ def rank_of(at, count, key):  # type: ignore[no-untyped-def]
         there = min(here + step, last)
         here = here if below(key, load64(there)) else there
     if load64(here) != key:
-        here, rest = at, count  # it is farther away or missing: a binary search over all
+        here, rest = at, count  # the hash is far away or missing: a binary search over all
         while rest > _1:
             half = rest >> _1
             there = here + (half << _3)
@@ -189,10 +188,10 @@ def word_id(view, key):  # type: ignore[no-untyped-def]
 
 @kernel("int64, uint8[:], int64[:], out uint32[:]")
 def find_words(view, text, begin, ids):  # type: ignore[no-untyped-def]
-    """Ids of words by their hashes, 0 where the model lacks one.
+    """Finds the ids of words by their hashes; 0 for words that the model lacks.
 
-    Shapes  text   (bytes,)  uint8  the words one after another; then PAD_BYTES
-            begin  (n + 1,)  int64  where each begins; the last is their end
+    Shapes  text   (bytes,)  uint8  the words without separators; then PAD_BYTES more bytes
+            begin  (n + 1,)  int64  where each word begins; then the end of the last word
             ids    (n,)      uint32  filled
     """
     at = np.int64(text.ctypes.data)
@@ -207,19 +206,19 @@ def find_words(view, text, begin, ids):  # type: ignore[no-untyped-def]
 
 @inlined
 def negative(bits):  # type: ignore[no-untyped-def]
-    """The float32 with these bits and a minus: KenLM's flag is in the place of the sign."""
+    """Returns the float32 with these bits and a minus sign: KenLM uses the sign bit as a flag."""
     return as_float32(bits | _SIGN)
 
 
 @inlined
 def is_flagged(bits):  # type: ignore[no-untyped-def]
-    """Whether nothing longer ends in an n-gram, by the bits of its probability in a hash table."""
+    """Whether no longer n-gram ends in this one, by its probability's bits in a hash table."""
     return (bits & _SIGN) != _0
 
 
 @inlined
 def clamped(first, end, most):  # type: ignore[no-untyped-def]
-    """A range of children that lies inside of their section."""
+    """Limits a range of children to the section of their order."""
     first = min(max(first, _0), most)
     return first, min(max(end, first), most)
 
@@ -244,8 +243,8 @@ def bucket_of(level, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_child(view, level, first, end, word):  # type: ignore[no-untyped-def]
-    """Prefetches where a word is looked for among the children `first` to `end` in a trie. Ids are
-    in the order of hashes, and so spread evenly."""
+    """Prefetches the estimated place of a word among the children `first` to `end` in a trie: ids
+    are in the order of hashes, and so spread evenly."""
     share = np.float32(word) / np.float32(of(view, WORDS))
     place = first + np.int64(np.float32(end - first) * share)
     prefetch(of(level, AT) + ((place * of(level, ENTRY_SIZE)) >> _3))
@@ -253,8 +252,8 @@ def ask_child(view, level, first, end, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def aim(level, each, first, end, place, word):  # type: ignore[no-untyped-def]
-    """A better estimate of where a word is among children, from the word at `place`, the last one;
-    `each` is 1 over the words of the model."""
+    """Improves `place`, an estimate of where a word is among children, using the word found there;
+    `each` is 1 / (number of words of the model)."""
     there = field((of(level, AT) << _3) + place * of(level, ENTRY_SIZE), of(level, WORD_BITS))
     place += np.int64(np.float32(word - there) * each * np.float32(end - first))
     return min(max(place, first), end - _1)
@@ -262,8 +261,8 @@ def aim(level, each, first, end, place, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def child_near(level, first, end, place, word):  # type: ignore[no-untyped-def]
-    """The first bit of the entry of a word among the children `first` to `end`; or 0. `place`
-    estimates which child it is."""
+    """Returns the first bit of a word's entry among the children `first` to `end`, or 0. `place`
+    estimates which child has the word."""
     size, mask, base = of(level, ENTRY_SIZE), mask_of(of(level, WORD_BITS)), of(level, AT) << _3
     high = min(place + _NEAR, end)
     low = max(high - _NEAR - _NEAR, first)
@@ -275,7 +274,7 @@ def child_near(level, first, end, place, word):  # type: ignore[no-untyped-def]
         at = there if (load64(there >> _3) >> (there & _7)) & mask <= word else at
     found = (load64(at >> _3) >> (at & _7)) & mask
     if (found != word) & (((at == last) & (high < end)) | ((found > word) & (low > first))):
-        count, at = end - first, base + first * size  # it is farther away: a binary search over all
+        count, at = end - first, base + first * size  # far away: a binary search over all
         while count > _1:
             half = count >> _1
             there = at + half * size
@@ -287,7 +286,7 @@ def child_near(level, first, end, place, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def child_of(view, level, first, end, word):  # type: ignore[no-untyped-def]
-    """The first bit of the entry of a word among the children `first` to `end`; or 0."""
+    """Returns the first bit of a word's entry among the children `first` to `end`, or 0."""
     if first >= end:
         return _0
     place = first
@@ -301,13 +300,13 @@ def child_of(view, level, first, end, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def children_of(level, place, at):  # type: ignore[no-untyped-def]
-    """First and end of the children of the entry at a bit, whose pointer is at bit `at`."""
+    """Returns first and end of the children of an entry at bit `place`; its pointer is at `at`."""
     bits = of(level, NEXT_BITS)
     first, end = field(at, bits), field(at + of(level, ENTRY_SIZE), bits)
     highs = of(level, HIGHS)
     if highs:
         entry = (place - (of(level, AT) << _3)) // of(level, ENTRY_SIZE)
-        # The high bits are the last place of the table whose entry is not above this one.
+        # The high bits are the last index of the table whose value is not above this entry.
         here, last = highs, highs + ((of(level, HIGH_COUNT) - _1) << _3)
         rest = of(level, HIGH_COUNT)
         while rest > _1:
@@ -333,12 +332,12 @@ def values_of_word(view, is_trie, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def values_at(view, is_trie, n, place, node):  # type: ignore[no-untyped-def]
-    """The values of an n-gram in a file.
+    """Reads the values of an n-gram.
 
-    Args     place  where it lies: the address of its bucket, or its first bit
-             node   its key, of hash tables
-    Returns  (log10 P, weight, its own node and end, whether something longer may end in it); see
-             `find_longer`
+    Args     place  in a hash table, the address of the n-gram's bucket; in a trie, its first bit
+             node   in a hash table, the n-gram's key
+    Returns  (log10 P, weight, node and end of the n-gram, whether a longer one may end in it); for
+             node and end, see `find_longer`
     """
     level, is_longest = level_of(view, n), n == of(view, ORDER)
     backoff = np.float32(0)
@@ -366,9 +365,9 @@ def values_at(view, is_trie, n, place, node):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_longer(view, is_trie, n, node, end, word):  # type: ignore[no-untyped-def]
-    """The n-gram of n words that has one more word before the one at a node.
+    """Finds the n-gram of n words that consists of `word` and the n-gram at a node.
 
-    Args     node, end  in a trie, its first child and their end; in a hash table, its key, and 0
+    Args     node, end  in a trie, first and end of the node's children; in a hash table, key and 0
     Returns  (found, and what `values_at` returns)
     """
     level = level_of(view, n)
@@ -396,7 +395,7 @@ def extends(backoff):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], int64, int64, out int64[:]")
 def keys_of(ids, begin, end, keys):  # type: ignore[no-untyped-def]
-    """The keys of the words from `begin` to `end` of each n-gram.
+    """Computes the key of the words from `begin` to `end` of each n-gram.
 
     Shapes  ids   (n, k)  uint32  oldest word first
             keys  (n,)    int64   filled
@@ -410,9 +409,9 @@ def keys_of(ids, begin, end, keys):  # type: ignore[no-untyped-def]
 
 @kernel("uint8[:], int64[:], out int64[:]")
 def hash_words(text, begin, keys):  # type: ignore[no-untyped-def]
-    """The hashes of words.
+    """Computes the hashes of words.
 
-    Shapes  text   (bytes,)  uint8  the words one after another; then eight more bytes
+    Shapes  text   (bytes,)  uint8  the words without separators; then eight more bytes
             begin  (n + 1,)  int64
             keys   (n,)      int64  filled
     """
@@ -428,7 +427,7 @@ def fill_table(keys, values, table):  # type: ignore[no-untyped-def]
     Shapes  keys    (n,)          int64   none is 0; fewer than the buckets
             values  (n, w)        uint32
             table   (b, 2 + w)    uint32  zeros, filled: key, low half first, and values
-    Returns     the first key that was there already, or n
+    Returns     index of the first key that the table already had, or n
     """
     buckets = np.uint64(len(table))
     for i in range(len(keys)):

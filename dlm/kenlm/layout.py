@@ -1,7 +1,7 @@
-"""The content of a KenLM binary file: the header, and the sections that follow from it.
+"""Reads the layout of a KenLM binary file: the header, and the sections that it determines.
 
-The header is read and every section is checked against the size of the file when it is opened;
-DESIGN.md has the layout. Beyond that, KenLM's files cannot be checked: they have no checksums.
+When a file is opened, the header is read and every section is checked against the file's size;
+DESIGN.md has the layout. KenLM's files have no checksums, so nothing else can be checked.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FIXED = struct.Struct("<B3xfIB3xI")
 _SEARCH_VERSION = {False: 0, True: 1}  # version, by whether the file has a trie
 _QUANTISED_VERSION, _ARRAY_VERSION, _PROBING_VERSION = 2, 0, 0
 _FIRST_WORD = b"<unk>\0"
-DAMAGED = "Get the file again, or build it again from its ARPA file"
-MAX_ORDER = 15  # limit of any model in dlm: a state length is four bits on the wire
+DAMAGED = "Copy the file again, or rebuild it from its ARPA file"
+MAX_ORDER = 15  # dlm's limit for all models: a state length has four bits on the wire
 _MAX_COUNT = 1 << 57  # KenLM's limit: a pointer is read in one load
 _MAX_CODE_BITS = 25  # KenLM's limit
 
@@ -69,15 +69,15 @@ class Level:
     at             where the entries begin
     entries        probing: buckets, some of them empty; trie: `count`
     entry_size     probing: bytes of a bucket; trie: bits of an entry
-    word_bits      trie: of the word, the first field of an entry
-    prob_bits      trie: of the probability, or of its code
-    backoff_bits   trie: of the back-off weight, or of its code; 0 at the longest order
-    next_bits      trie: of the pointer to the first child, the last field; without its high bits
+    word_bits      trie: width of the word, the first field of an entry
+    prob_bits      trie: width of the probability, or of its code
+    backoff_bits   trie: width of the back-off weight, or of its code; 0 at the longest order
+    next_bits      trie: width of the last field, the pointer to the first child, without high bits
     highs_at       trie with arrays: where the table of the pointers' high bits begins. For each
                    value of these bits, it has the first entry with that value, u64
-    highs          number of these values
-    probs_at       quantised: where the float32 values of the codes are
-    backoffs_at    quantised: ... of the back-off weights
+    highs          trie with arrays: number of values of the high bits
+    probs_at       quantised: where the float32 probabilities are, by code
+    backoffs_at    quantised: where the float32 back-off weights are, by code
     """
 
     order: int
@@ -97,15 +97,15 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The place of everything in a file, in bytes from its start.
+    """Where the parts of a file are, in bytes from its start.
 
-    order, counts     `counts[n - 1]` n-grams of order n; those of a trie contain KenLM's blanks
+    order, counts     `counts[n - 1]` is the number of n-grams; in a trie, with KenLM's blanks
     multiplier        probing: buckets per n-gram, in float32
     words             the number of words, including <unk>; ids are below it
     hashes_at         the words' hashes. Probing: buckets of u64 hash, u32 id. Trie: sorted u64; the
                       id is the rank, from 1
-    hashes            buckets; or words without <unk>
-    unigrams_at       by id: f32 probability, f32 back-off weight; then f32 rest cost
+    hashes            number of buckets; in a trie, of words without <unk>
+    unigrams_at       1-grams by id: f32 probability, f32 back-off weight; then f32 rest cost
                       (REST_PROBING), or u64 first child (tries)
     levels            orders 2, 3, ...
     words_at          where the words are: by id, each ended by a zero byte; None: not stored (`-v`)
@@ -142,13 +142,13 @@ def is_kenlm_file(path: str | os.PathLike[str]) -> bool:
 def open_file(
     path: str | os.PathLike[str], *, memory_options: MemoryOptions = MAPPED
 ) -> tuple[Data, Layout]:
-    """A KenLM binary file, mapped: processes that open it share its pages.
+    """Maps a KenLM binary file; processes that open it share its pages.
 
-    Returns  the bytes of the file, read-only, (size,) uint8; and the place of everything in it
+    Returns  the bytes of the file, read-only, (size,) uint8; and the layout
     Raises  KenlmFormatError  the file is not KenLM's, or is incomplete, damaged, cut, or of another
                               version or byte order
             OSError           the file cannot be read
-    Cost     some pages are read, whatever the size of the file
+    Cost     reads some pages, whatever the size of the file
     """
     with open(path, "rb") as file:  # noqa: PTH123
         size = os.fstat(file.fileno()).st_size
@@ -159,7 +159,7 @@ def open_file(
 
 
 def read_layout(data: Data, path: str) -> Layout:
-    """The layout of the file with these bytes; KenlmFormatError as in `open_file`."""
+    """Reads the layout from a file's bytes; raises KenlmFormatError as `open_file` does."""
     _check_head(data[: len(REFERENCE)].tobytes(), path)
     at = len(REFERENCE)
     fault = _Faults(path, len(data))
@@ -174,7 +174,7 @@ def read_layout(data: Data, path: str) -> Layout:
             f"the {model_type.name} has search version {version}; expected "
             f"{_SEARCH_VERSION[model_type.is_trie]}",
             "header",
-            advice="Build the file again with the current `build_binary`",
+            advice="Rebuild the file with the current `build_binary`",
         )
     if not 2 <= order <= MAX_ORDER:
         raise fault(f"the model has order {order}; expected 2 to {MAX_ORDER}", "header")
@@ -236,7 +236,7 @@ def _probing(
         raise fault(
             f"the vocabulary has version {version}; expected {_PROBING_VERSION}", "vocabulary", at
         )
-    # An ARPA file without <unk> counts one word less.
+    # If the ARPA file has no <unk>, there is one word more than 1-grams.
     if not counts[0] <= words <= counts[0] + 1:
         raise fault(
             f"the vocabulary has {words} words; expected one for each of {counts[0]} 1-grams",
@@ -343,8 +343,8 @@ def _trie(
 
 
 def _high_bits(entries: int, largest: int, most: int) -> int:
-    """How many high bits of a trie's pointers are kept in a table: the number up to `most` that
-    makes the trie smallest."""
+    """Returns how many high bits of a trie's pointers are kept in a table: the number, at most
+    `most`, that makes the trie smallest."""
     required = largest.bit_length()
 
     def change(high: int) -> int:
@@ -372,8 +372,8 @@ class _Faults:
     def check_end(self, end: int, section: str) -> None:
         if end > self._size:
             raise self(
-                f"the file has {self._size} bytes, but by its header this section ends at byte "
-                f"{end}",
+                f"the file has {self._size} bytes, but its header says that this section ends at "
+                f"byte {end}",
                 section,
             )
 
@@ -382,7 +382,7 @@ def _check_head(head: bytes, path: str) -> None:
     if head == REFERENCE:
         return
     fault = _Faults(path, len(head))
-    build = "Build the file again from its ARPA file, with the current `build_binary`"
+    build = "Rebuild the file from its ARPA file, with the current `build_binary`"
     if not is_kenlm(head):
         raise fault(
             f"the file is not one of KenLM's: it begins with {head[:24]!r}",

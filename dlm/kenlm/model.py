@@ -1,4 +1,4 @@
-"""A KenLM file as a model: it scores ids, text and words after contexts from the file in place."""
+"""Uses a KenLM file as a model: scores ids, text, and words after contexts, in the file itself."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ KERNELS = (
     kernels.sum_sentences,
     words_kernels.find_words,
 )
-LINE_SPACES, WHITE_SPACE = b" \t\r", b" \t\r\v\f"  # what splits words, besides the newline
-_SAMPLES, _SAMPLE_BYTES = 32, 64  # samples of a file, for its id
-_KNOWN_WORDS = 1 << 20  # ids to remember, at most
+LINE_SPACES, WHITE_SPACE = b" \t\r", b" \t\r\v\f"  # bytes that separate words, besides the newline
+_SAMPLES, _SAMPLE_BYTES = 32, 64  # number and bytes of the samples that a file's id hashes
+_KNOWN_WORDS = 1 << 20  # maximum number of ids to remember
 
 
 class KenlmFile:
     """A KenLM binary file, mapped; make one with `KenlmFile.open`. Any thread may use it.
 
     Attributes
-        view      the address-based form that kernels read, (places,) int64
+        view      addresses and sizes of the file's parts, as kernels read them, (places,) int64
         model_id  32 hex digits, a hash of the size and samples of the content, header included;
                   tells the states of different files apart
     Guarantees
-        log10 P, `ngram_length` and state lengths are KenLM's, bit for bit in float32. They can
-        differ in the last bit from `ngram.backoff.score` of the same n-grams, since KenLM adds the
-        probability first and the weights from the shortest context up. `matched_order` is
+        log10 P, `ngram_length` and state lengths are KenLM's, bit for bit in float32. log10 P can
+        differ in the last bit from `ngram.backoff.score` of the same n-grams, since KenLM begins
+        with the probability, then adds the weights from the shortest context up. `matched_order` is
         `ngram_length`: a file does not say which n-grams are blanks
     """
 
@@ -66,8 +66,8 @@ class KenlmFile:
     ) -> KenlmFile:
         """Maps the file at `path`.
 
-        Args    vocab  a list of the model's words, one per line, for a file that stores none; read
-                       when words are first needed, see `view.words_of`. Scoring text needs none
+        Args    vocab  path of a list of words, one per line, for a file that stores none; read when
+                       words are first needed, see `view.words_of`. Scoring text needs no list
         Raises  KenlmFormatError  see `layout.open_file`
                 ConfigError       memory cannot be locked
                 OSError           the file cannot be read
@@ -90,7 +90,7 @@ class KenlmFile:
 
     @cached_property
     def word_table(self) -> WordTable:
-        """The words by id; raises what `view.words_of` raises."""
+        """The words of the model by id; raises what `view.words_of` raises."""
         return words_of(self.data, self.layout, self.view, self._listed)
 
     @cached_property
@@ -103,7 +103,7 @@ class KenlmFile:
         return digest.hexdigest()
 
     def ids_of(self, words: Iterable[str | bytes]) -> NDArray[np.uint32]:
-        """Ids of `words` by their hashes, (n,) uint32; 0 where the model lacks one."""
+        """Finds the ids of words by their hashes, (n,) uint32; 0 for words that the model lacks."""
         return find_ids(self.view, [as_bytes(word) for word in words])
 
     def ids_of_text(
@@ -141,20 +141,20 @@ class KenlmFile:
         return a
 
     def block(self, context: NDArray[np.uint32]) -> KenlmBlock:
-        """The block that scores any word after a context of (L,) ids, most recent last."""
+        """Returns a block that scores any word after a context of (L,) ids, most recent last."""
         return KenlmBlock(self, context)
 
 
 def splits_at(spaces: bytes) -> NDArray[np.uint8]:
-    """(256,) uint8: 1 at the newline and at these bytes."""
+    """Returns (256,) uint8 flags: 1 for the newline and for these bytes."""
     splits = np.zeros(256, np.uint8)
     splits[[ord("\n"), *spaces]] = 1
     return splits
 
 
 class FileVocabulary(Vocabulary):
-    """The vocabulary of a file: ids by hash, as KenLM finds them; words are read when they are
-    asked for by id, which may raise what `view.words_of` raises."""
+    """The vocabulary of a file. Ids are found by hash, as in KenLM; words are read when one is
+    looked up by its id, which may raise what `view.words_of` raises."""
 
     __slots__ = ("_file", "_known")
 

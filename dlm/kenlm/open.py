@@ -29,13 +29,13 @@ def open_ngrams(
     force: bool = False,
     progress: Tell = lambda line: None,
 ) -> NgramReader:
-    """A reader of the n-grams of an ARPA file or of a KenLM binary file.
+    """Returns a reader of the n-grams of an ARPA file or of a KenLM binary file.
 
     Args
-        vocab         a list, one word per line, for a KenLM file that stores none
-        memory_bytes  for finding n-grams in KenLM's hash tables; None: a quarter of what is free
-        folder        for data that exceeds this memory; None: the folder of temporary files
-        force         search however long it takes
+        vocab         path of a list of words, one per line, for a KenLM file that stores none
+        memory_bytes  limit for a search of KenLM's hash tables; None: a quarter of free memory
+        folder        folder for data beyond this limit; None: the folder for temporary files
+        force         whether to search however long it takes
     Raises  ArpaError, KenlmFormatError, OSError
     """
     if not is_kenlm_file(path):

@@ -1,14 +1,14 @@
-"""Recovers the n-grams of a file: from a trie one after another, from hash tables by a search,
-since these hold only hashes of the words.
+"""Recovers the n-grams of a file: from a trie, one after another; from hash tables, by a search,
+since hash tables hold only hashes of the words.
 
 The key of an n-gram of words w1 ... wn, oldest first, is made from the last word backwards:
 k = wn, then k = (k * OF_SUFFIX) ^ ((1 + w) * OF_WORD) mod 2^64 for w = w(n-1) ... w1. So it is
-the key of its suffix and a hash of its first word, combined by XOR.
+the XOR of a multiple of the suffix's key and a hash of the first word.
 
-A filter says of most candidates that they are in no table, before a table is read. Its words of 64
-bits are divided into classes by the low bits of the key. A candidate's low bits are the XOR of
-those of its two halves. So candidates are taken one class at a time, and the words of the
-filter that they read stay in the first cache.
+A filter rejects most candidates that are not in a table, before the table is read. The filter's
+64-bit words are divided into classes by the low bits of keys, and the low bits of a candidate are
+the XOR of those of its two halves. So candidates are taken one class at a time, and the part of the
+filter that they read stays in the first-level cache.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -40,7 +40,7 @@ from dlm.ngram.memory_kernels import as_float32, field, load64, load_float32, of
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 _LOW_32 = np.int64((1 << 32) - 1)
 _SIGN = np.int64(0x80000000)
-# Bits of a key that choose the filter's word in its class, and three bits in that.
+# Shifts of a key: to choose the filter's word in its class, and three bits of that word.
 _WORD_SHIFT, _FIRST, _SECOND, _THIRD = np.int64(20), np.int64(58), np.int64(52), np.int64(46)
 _6_BITS = np.int64(63)
 KEY_BYTES, PROB_BYTES = 8, 4
@@ -54,7 +54,7 @@ def bucket_of(at, buckets, size, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def passes(word, key):  # type: ignore[no-untyped-def]
-    """1 if a key may have been entered in this word of the filter, otherwise 0."""
+    """Returns 1 if a key may have been entered in this word of the filter, otherwise 0."""
     hit = (word >> ((key >> _FIRST) & _6_BITS)) & (word >> ((key >> _SECOND) & _6_BITS))
     return hit & (word >> ((key >> _THIRD) & _6_BITS)) & _1
 
@@ -63,11 +63,11 @@ def passes(word, key):  # type: ignore[no-untyped-def]
 def fill_filter(at, buckets, size, class_bits, word_bits, words):  # type: ignore[no-untyped-def]
     """Enters the keys of a table in its filter.
 
-    Args    at, buckets, size  address of the table, and how many buckets of how many bytes it has
-            class_bits         low bits of a key that are its class, 20 at most
-            word_bits          2**word_bits words of each class; 26 at most
+    Args    at, buckets, size  address of the table, number of buckets, and bytes per bucket
+            class_bits         number of a key's low bits that are its class, at most 20
+            word_bits          a class has 2**word_bits 64-bit words; at most 26
     Shapes  words              (2**(class_bits + word_bits),) int64, of zeros
-    Returns  how many keys there are
+    Returns  the number of keys
     """
     class_mask, word_mask = (_1 << class_bits) - _1, (_1 << word_bits) - _1
     keys = _0
@@ -98,22 +98,22 @@ def pair_words(  # type: ignore[no-untyped-def]
     at, buckets, size, word_bits, words, chosen, first_begin, last_begin, hashes,
     first_ids, last_ids, state, candidates, found,
 ):  # fmt: skip
-    """Finds the pairs of a first word of one class and any last word that are in a table.
+    """Finds the 2-grams of a table that consist of a first word of one class and any last word.
 
     Args    at, ..., words  the table and its filter, as `fill_filter` has them
             chosen          the class of first words
     Shapes
         first_begin  (classes + 1,)  int64   where the first words of each class begin
-        last_begin   (classes + 1,)  int64   the same of last words
-        hashes       (F + L,)        int64   what a first word adds to a key; then what a last word
-                                             adds. Each sorted by class
+        last_begin   (classes + 1,)  int64   where the last words of each class begin
+        hashes       (F + L,)        int64   what first words contribute to a key, by class; then
+                                             what last words contribute, by class
         first_ids    (F,)            uint32
         last_ids     (L,)            uint32
         state        (2,)            int64   class of last words and first word to go on with; 0, 0
                                              at first; class -1 when all are done
-        candidates   (C,)            int64   room; the last words of each class fit in it
+        candidates   (C,)            int64   room for the last words of any class
         found        (R, 3)          uint32  filled: first word, last word, bucket
-    Returns          rows found; at least C fit before it returns early
+    Returns          number of rows filled; returns early when room for a class might run out
     """
     word_mask = (_1 << word_bits) - _1
     filter_at, hash_at = np.int64(words.ctypes.data), np.int64(hashes.ctypes.data)
@@ -155,12 +155,12 @@ def pair_words(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint8[:], int64[:], int64, int64, out int64[:]")
 def cut(suffix, goes_on, begin, first, budget, out):  # type: ignore[no-untyped-def]
-    """Cuts the candidates of a join into turns.
+    """Finds where a turn of `join` ends: after about `budget` candidates.
 
     Shapes
         suffix, goes_on, begin  as in `join`
-        out  (3,) int64  filled: the n-gram after the last of the turn, its candidates, and the most
-                         candidates of one n-gram
+        out  (3,) int64  filled: the n-gram after the turn's last, number of candidates of the turn,
+                         and the largest number of one n-gram
     """
     total = most = _0
     p = first
@@ -185,14 +185,14 @@ def join(  # type: ignore[no-untyped-def]
     """Finds the n-grams of a table, given n-grams that may be their contexts and suffixes.
 
     Args    at, ..., words  the table and its filter, as `fill_filter` has them
-            end             contexts below it are joined
+            end             contexts with numbers below `end` are joined
     Shapes, k being the order below that of the table
         ids         (n, k)  uint32  n-grams of order k: the contexts
-        suffix      (n,)    uint32  rank of each one's suffix in order k - 1
-        goes_on     (n,)    uint8   whether something may be listed after it
-        begin       (m + 1,) int64  of each n-gram of order k - 1, where those begin that continue
-                                    it and are themselves suffixes
-        halves      (s,)    int64   what these add to a key
+        suffix      (n,)    uint32  rank of each context's suffix in order k - 1
+        goes_on     (n,)    uint8   whether a longer n-gram may begin with the context
+        begin       (m + 1,) int64  for each n-gram of order k - 1, where in `halves` the n-grams
+                                    begin that continue it and are suffixes
+        halves      (s,)    int64   what each of these n-grams contributes to a key
         state       (1,)    int64   context to go on with; `end` when all are done
         candidates  (C,)    int64   room for the suffixes of one context
         found       (R, 3)  uint32  filled: context, suffix in `halves`, bucket
@@ -230,8 +230,8 @@ def join(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], out uint8[:]")
 def claim(found, claims):  # type: ignore[no-untyped-def]
-    """Marks buckets (buckets,) uint8 as claimed, by the last column of `found` (R, 3) uint32;
-    returns how many were claimed before."""
+    """Marks the buckets in the last column of `found` (R, 3) uint32 as claimed, in `claims`
+    (buckets,) uint8; returns how many were claimed before."""
     again = _0
     for i in range(len(found)):
         again += claims[found[i, 2]]
@@ -241,7 +241,7 @@ def claim(found, claims):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, uint32[:], out uint8[:], out uint8[:]")
 def flags(at, size, bucket, is_suffix, goes_on):  # type: ignore[no-untyped-def]
-    """What n-grams' signs mean: whether a longer one ends in each, or may begin with it.
+    """Reads from signs whether a longer n-gram ends in each n-gram, or may begin with it.
 
     Shapes  bucket              (n,)  uint32
             is_suffix, goes_on  (n,)  uint8   filled
@@ -263,8 +263,8 @@ def suffixes(at, size, bucket, context, is_suffix, ids, begin, halves, rank, las
             ids       (n, k)    uint32
             begin     (m + 1,)  int64   filled; m n-grams of the order below
             halves    (s,)      int64   filled
-            rank      (s,)      uint32  filled: of the n-gram
-            last      (s,)      uint32  filled: its last word
+            rank      (s,)      uint32  filled: the n-gram's rank in its order
+            last      (s,)      uint32  filled: the n-gram's last word
     """
     s = _0
     m = _0
@@ -286,12 +286,12 @@ def suffixes(at, size, bucket, context, is_suffix, ids, begin, halves, rank, las
     "out uint32[:], out uint32[:]"
 )
 def take(found, ids, rank, last, new_ids, context, suffix, bucket):  # type: ignore[no-untyped-def]
-    """The n-grams that a join found.
+    """Writes the n-grams that `join` found.
 
-    Shapes  found      (R, 3)      uint32  context, suffix among `rank`, bucket
-            ids        (n, k)      uint32  of the contexts
-            rank, last (s,)        uint32  of the suffixes
-            new_ids    (R, k + 1)  uint32  filled, as are the others
+    Shapes  found      (R, 3)      uint32  context, index in `rank` of the suffix, bucket
+            ids        (n, k)      uint32  words of the contexts
+            rank, last (s,)        uint32  ranks and last words of the suffixes
+            new_ids    (R, k + 1)  uint32  filled, as are context, suffix and bucket, (R,) each
     """
     k = ids.shape[1]
     for i in range(len(found)):
@@ -304,14 +304,14 @@ def take(found, ids, rank, last, new_ids, context, suffix, bucket):  # type: ign
 
 @kernel("int64, int64, bool, uint32[:], out float32[:], out float32[:]")
 def values(at, size, top, bucket, prob, backoff):  # type: ignore[no-untyped-def]
-    """The stored values of n-grams, with the sign of probabilities set.
+    """Reads the stored values of n-grams; probabilities get a minus sign.
 
     Shapes  bucket         (n,)  uint32
             prob, backoff  (n,)  float32  filled; backoff is 0 at the highest order (`top`)
     """
     for i in range(len(bucket)):
         here = at + np.int64(bucket[i]) * size
-        if top:  # eight bytes that end where the bucket does: none beyond the last is read
+        if top:  # the bucket's last eight bytes, so that nothing after the table is read
             both = load64(here + PROB_BYTES)
             prob[i] = as_float32((both >> np.int64(32)) | _SIGN)
             backoff[i] = np.float32(0.0)
@@ -323,7 +323,7 @@ def values(at, size, top, bucket, prob, backoff):  # type: ignore[no-untyped-def
 
 # ------------------------------------------------------------------------------------- a trie
 
-# Columns of the cursor of each order: its n-gram, where the children of that end, and its word.
+# Columns of an order's cursor: an n-gram, the end of its children, and its first word.
 NODE, CHILDREN_END, WORD = range(3)
 CURSOR_FIELDS = 3
 # The faults of a file that `read_trie` returns.
@@ -350,14 +350,14 @@ def read_trie(view, order, first, cursors, ids, prob, backoff):  # type: ignore[
     """Reads n-grams of an order above 1, from n-gram `first` on.
 
     Shapes
-        cursors  (order, CURSOR_FIELDS)  int64    of the orders below; NODE -1, the rest 0, before
-                                                  the first call
+        cursors  (order, CURSOR_FIELDS)  int64    of the orders below; before the first call, NODE
+                                                  is -1, and the rest is 0
         ids      (n, order)              uint32   filled; oldest word first
         prob     (n,)                    float32  filled
         backoff  (n,)                    float32  filled; 0 at the highest order
     Returns      n, or BAD_POINTER or BAD_WORD where the file is damaged
-    Guarantees   words of one node rise, so no n-gram comes twice
-    Trusts       first + n <= the n-grams of the order; calls go on where the last ended
+    Guarantees   words below one node ascend, so no n-gram comes twice
+    Trusts       first + n <= number of n-grams; each call begins where the previous one ended
     """
     words, level = of(view, WORDS), level_of(view, order)
     top = order == of(view, ORDER)

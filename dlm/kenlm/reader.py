@@ -30,18 +30,18 @@ KENLM = "kenlm"  # the value of `compression` for these files
 class KenlmReader(Closeable):
     """The n-grams of a KenLM binary file of any type, in one pass.
 
-    Values are the file's float32 without their signs, which KenLM uses as flags. An n-gram that
-    KenLM inserted because a longer one ends in it (a *blank*) is read like any other: its
-    probability is that of backing off, and its weight is 0.
+    Values are the file's float32, without the signs that KenLM uses as flags. An n-gram that
+    KenLM inserted because a longer one ends in it (a *blank*) is read like other n-grams; its
+    probability is the score of backing off, and its weight is 0.
 
-    Args    vocab     a list, one word per line, for a file that stores none
+    Args    vocab     path of a list of words, one per line, for a file that stores none
             effort    limits for finding the words of n-grams in a file of hash tables
-    Raises  KenlmFormatError  the file is damaged, or not all keys are those of n-grams
+    Raises  KenlmFormatError  the file is damaged, or a key belongs to no n-gram
             ConfigError       the words are missing, or finding the n-grams exceeds the limits
     Guarantees
-        each n-gram comes once, after its context; n-grams are sorted by their words, in a trie from
-        the last to the first, in hash tables from the first to the last
-    Cost    trie: the words, and a batch. Hash tables: see invert.py
+        each n-gram comes once, after its context; n-grams are sorted: from a trie, by their
+        last words first; from hash tables, by their first words first
+    Cost    memory: of a trie, the words and a batch; of hash tables, see invert.py
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class KenlmReader(Closeable):
 
     @cached_property
     def _has_unk(self) -> bool:
-        """Whether the model had an n-gram for `<unk>`, rather than KenLM's value for it."""
+        """Whether the model listed `<unk>`, so that KenLM did not add it with its own value."""
         if not self.layout.model_type.is_trie:
             return self.layout.words == self.layout.counts[0]
         prob, weight = self._unigrams[0]
@@ -201,7 +201,7 @@ class KenlmReader(Closeable):
                 yield NgramBatch(order, first, ids, prob, backoff)
 
     def _clean(self, batch: NgramBatch) -> NgramBatch:
-        """The batch without -0.0; raises if a value cannot be a model's."""
+        """Returns the batch without -0.0; raises KenlmFormatError if no model can have a value."""
         with np.errstate(invalid="ignore"):  # NaN, which is refused below
             prob, backoff = batch.log10_prob + F32(0), batch.log10_backoff + F32(0)
         if not bool((prob < np.inf).all()) or not bool(np.isfinite(backoff).all()):
@@ -209,7 +209,7 @@ class KenlmReader(Closeable):
         if prob.max(initial=F32(0)) > 0:
             raise self._error(
                 f"an n-gram has a log10 probability of {prob.max():g}, above 0, which ARPA does "
-                "not allow; a quantised blank can have one if a back-off weight is above 0",
+                "not allow; a quantised blank can have this value if a back-off weight is above 0",
                 batch.order,
                 "The file can score text as it is",
             )
@@ -219,5 +219,5 @@ class KenlmReader(Closeable):
         return KenlmFormatError(message, path=self.path, section=f"{order}-grams", advice=advice)
 
 
-# A model in a file, whose n-grams are read once, in order.
+# Reads the n-grams of a model's file once, in order.
 NgramReader: TypeAlias = ArpaReader | KenlmReader

@@ -1,7 +1,7 @@
 """Scores words like KenLM's `FullScore`: in text, in groups, and one at a time.
 
-Words are scored one after another, as in KenLM; what scoring a word reads first is prefetched some
-words earlier, so that several reads from memory are waited for at once.
+Words are scored one after another, as in KenLM. The memory that a word reads first is prefetched
+some words earlier, so that several reads from memory overlap.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -56,7 +56,7 @@ _0, _1, _2, _3, _4 = np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int6
 
 @inlined
 def ask_ahead(view, is_trie, order, word, length, context, step):  # type: ignore[no-untyped-def]
-    """Prefetches what `score_word` reads first for a word; same arguments."""
+    """Prefetches what `score_word` reads first for a word; takes the same arguments."""
     prefetch(of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES))
     if not is_trie and length:
         key = key_of(word, load32(context))
@@ -67,7 +67,7 @@ def ask_ahead(view, is_trie, order, word, length, context, step):  # type: ignor
 
 @inlined
 def ask_children(view, word, length, context):  # type: ignore[no-untyped-def]
-    """Prefetches where a word's first context is looked for in a trie, once its 1-gram is read."""
+    """Prefetches the estimated place of a word's 2-gram in a trie; first reads its 1-gram."""
     if length:
         first, end = children_of_word(view, word)
         ask_child(view, level_of(view, _2), first, end, load32(context))
@@ -79,11 +79,11 @@ def score_word(view, is_trie, order, word, length, context, step, weights, after
 
     Args
         is_trie, order  of the view
-        context   address of the newest of the `length` words of the state, uint32; each one before
-                  it lies `step` bytes on
-        weights   address of the weights of its last word, its last two, ..., float32
-        after     address where those of the next state are written
-    Returns  (log10 P, ngram_length, words of the next state)
+        context   address of the newest of the state's `length` words, uint32; `step` is the number
+                  of bytes from a word to the next older one
+        weights   address of the float32 weights of the state's last word, of its last two, ...
+        after     address to which the weights of the next state are written
+    Returns  (log10 P, ngram_length, number of words of the next state)
     """
     prob, backoff, node, end, goes_on = values_of_word(view, is_trie, word)
     store_float32(after, backoff)
@@ -109,7 +109,7 @@ def score_word(view, is_trie, order, word, length, context, step, weights, after
 
 @inlined
 def charged(prob, found, length, weights):  # type: ignore[no-untyped-def]
-    """log10 P of a word, after adding the weights of the contexts that were not matched."""
+    """Adds the weights of the contexts that were not matched to the log10 P of a word."""
     for k in range(found - _1, length):
         prob = np.float32(prob + load_float32(weights + np.int64(k) * _4))
     return prob
@@ -117,7 +117,7 @@ def charged(prob, found, length, weights):  # type: ignore[no-untyped-def]
 
 @inlined
 def weigh(view, is_trie, length, context, step, weights):  # type: ignore[no-untyped-def]
-    """Writes the weights of a context's words, as `GetState` does; returns how many matter."""
+    """Writes the weights of a context, as `GetState` does; returns how many words matter."""
     if not length:
         return _0
     _, _, state = score_word(
@@ -128,20 +128,20 @@ def weigh(view, is_trie, length, context, step, weights):  # type: ignore[no-unt
 
 
 # ---------------------------------------------------------------------- words after one context
-# First all words of a block are looked for in the 1-grams, then those that go on in the 2-grams,
-# and so on. So the memory that they need is waited for together, and no branch depends on whether
-# one word is found. A word's place among the children of a trie is estimated, since ids are in the
-# order of hashes and so spread evenly: twice, each time from the word found there; the result is
-# at most a few entries off.
+# All words of a block are looked up in the 1-grams; then words that go on are looked up in the
+# 2-grams, and so on. So reads from memory overlap, and no branch depends on whether one word is
+# found. In a trie, a word's place among children is estimated, since ids are in the order of hashes
+# and so spread evenly. The estimate is improved twice, each time by the word found there, and is
+# then at most a few entries off.
 
 BLOCK = 32
-# Columns of a block, int64 each. Of its words: log10 P (float32) before weights are added, the
-# length of the n-gram found, and that of the next state. Of those that go on: which word it is, its
-# node and end (see `find_longer`), and where to look first.
+# Columns of a block, int64 each. For every word: log10 P (float32) before weights are added, the
+# length of the n-gram found, and the next state's length. For each word that goes on: its index in
+# the block, its node and end (see `find_longer`), and where to look first.
 PROB, FOUND, STATE, ITEM, NODE, NODE_END, PLACE, COLUMNS = range(8)
 _COLUMN = np.int64(8 * BLOCK)
 
-_LINE = np.int64(40)  # bytes on both sides of an estimate that are prefetched
+_LINE = np.int64(40)  # distance of the two prefetches from an estimate, in bytes
 
 
 @inlined
@@ -161,8 +161,8 @@ def put(block, column, i, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def go_on(level, is_trie, block, live, item, node, end, word, share):  # type: ignore[no-untyped-def]
-    """Enters a word that goes on in an order, and prefetches where it is looked for first; `word`
-    is the context's word for that order, `share` its id over the number of words."""
+    """Enters a word that goes on to an order, and prefetches the first place to look; `word` is
+    the context's word for that order, and `share` is that word's id / (number of words)."""
     if is_trie:
         place = min(node + np.int64(np.float32(end - node) * share), end - _1)
         prefetch(of(level, AT) + ((place * of(level, ENTRY_SIZE)) >> _3))
@@ -178,13 +178,13 @@ def go_on(level, is_trie, block, live, item, node, end, word, share):  # type: i
 
 @inlined
 def score_block(view, is_trie, words, count, after, context, step, length, block):  # type: ignore[no-untyped-def]
-    """Looks for words after one context.
+    """Looks up words after one context.
 
     Args
         words    address of the ids of `count` words, BLOCK at most, uint32
-        after    how many ids follow them, whose 1-grams are prefetched
-        context  address of the newest of the context's `length` words, uint32; each one before it
-                 lies `step` bytes on
+        after    number of ids that follow these; their 1-grams are prefetched
+        context  address of the newest of the context's `length` words, uint32; `step` is the
+                 number of bytes from a word to the next older one
         block    address of room for COLUMNS * BLOCK int64; PROB, FOUND and STATE are filled
     """
     order = of(view, ORDER)
@@ -253,13 +253,13 @@ def score_block(view, is_trie, words, count, after, context, step, length, block
 def score_tokens(  # type: ignore[no-untyped-def]
     view, words, reach, bos, log10_prob, matched_order, ngram_length, state_length
 ):
-    """Scores each word of some text after those before it.
+    """Scores each word of a text after the words before it.
 
     Shapes
         view     address of a file's view
         words    (T,)  uint32  ids, sentence after sentence, <s> before each if `bos`
-        reach    (T,)  uint8   words of the sentence before each, order - 1 at most
-        log10_prob  (T,)  float32  filled, like those after it; its value for <s> means nothing
+        reach    (T,)  uint8   number of words before each in its sentence, at most order - 1
+        log10_prob  (T,)  float32  filled, like the next three; the value for <s> means nothing
         matched_order, ngram_length, state_length  (T,) uint8; the first two are the same, since a
                  file does not say which n-grams are blanks
     Trusts   ids below the number of words; reach[i] <= reach[i - 1] + 1
@@ -344,7 +344,7 @@ WORDS_AHEAD = 32  # words whose places are prefetched before the first is looked
 def read_words(view, text, at, end, splits, line_end, hashes, ids):  # type: ignore[no-untyped-def]
     """Writes the ids of a line's words, uint32.
 
-    Args    text, splits  addresses of a text, and of 256 flags: 1 separates words
+    Args    text, splits  addresses of a text, and of 256 flags: 1 if a byte separates words
             at, end       where to read; the line ends at `end`, or earlier at a byte `line_end`
             hashes, ids   addresses of room for WORDS_AHEAD int64, and for the ids
     Returns  (the place after the line, the address after the ids)
@@ -383,7 +383,7 @@ def find_text(view, text, size, splits, ids, sentence_begin):  # type: ignore[no
         splits          (256,)    uint8   1: the byte separates words; the newline is one
         ids             (words,)  uint32  filled, 0 where the model lacks a word
         sentence_begin  (lines + 1,)  int64  filled: the first word of each line; then their number
-    Returns  how many words
+    Returns  the number of words
     """
     base, flags = np.int64(text.ctypes.data), np.int64(splits.ctypes.data)
     hashes = np.empty(WORDS_AHEAD, np.int64)
@@ -397,19 +397,19 @@ def find_text(view, text, size, splits, ids, sentence_begin):  # type: ignore[no
     return count
 
 
-# Places in a scorer of sentences, an array of int64.
+# Indices into a scorer of sentences, an array of int64.
 ASKED, VIEW, SPLITS, SCRATCH, PLACES = range(5)  # ASKED: words scored so far
-TEXT_BYTES = 4096  # of a sentence, at most
-# Bytes of the hashes, of two states' weights, and of the ids.
+TEXT_BYTES = 4096  # maximum bytes of a sentence
+# Bytes for the hashes, for the weights of two states, and for the ids.
 SCRATCH_BYTES = 8 * WORDS_AHEAD + 2 * 4 * 16 + 4 * (TEXT_BYTES // 2 + 3)
 
 
 @kernel("int64, int64, int64, bool, bool", nogil=False)
 def score_sentence(scorer, text, size, bos, eos):  # type: ignore[no-untyped-def]
-    """The sum of the scores of a sentence's words, in float32, as KenLM's `Model.score` gives it.
+    """Returns the sum of the scores of a sentence's words, in float32, like KenLM's `Model.score`.
 
-    Args    scorer  address of a scorer;  text  of `size` bytes, at most TEXT_BYTES, then PAD_BYTES
-            bos, eos  whether it begins after <s>, and whether its end is scored
+    Args    scorer, text  addresses; text: `size` bytes, at most TEXT_BYTES, then PAD_BYTES more
+            bos, eos  whether the sentence begins after <s>, and whether its end is scored
     """
     view, hashes = of(scorer, VIEW), of(scorer, SCRATCH)
     order, is_trie = of(view, ORDER), of(view, IS_TRIE)

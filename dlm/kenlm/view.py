@@ -1,5 +1,5 @@
-"""The view of a mapped file (the numbers that kernels read), and the words of the file by id. The
-file stores the words, or their hashes find them in a list."""
+"""Makes the view of a mapped file (the numbers that kernels read), and finds the words by id: in
+the file or, if it stores no words, by their hashes in a list."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dlm.kenlm.layout import DAMAGED, Data, Layout
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_SPELLINGS
 from dlm.ngram.wordtable import WordTable
 
-_SHOWN = 3  # missing ids in a message
+_SHOWN = 3  # number of missing ids that a message shows
 
 
 def make_view(data: Data, layout: Layout) -> NDArray[np.int64]:
-    """The view of a file for `kernels.py`: (places,) int64. It does not keep `data` alive."""
+    """Makes the view of a file for `kernels.py`, (places,) int64. It does not keep `data` alive."""
     base = data.ctypes.data
 
     def address(at: int) -> int:
         return base + at if at else 0
 
     def share(size: int) -> int:
-        """See `kernels.remainder`; returns its 64 bits as a signed number."""
+        """Returns the `share` for `kernels.remainder`: its 64 bits as a signed number."""
         found = min((1 << 64) // max(size, 1), (1 << 64) - 1)
         return found - (1 << 64) if found >> 63 else found
 
@@ -64,7 +64,7 @@ def make_view(data: Data, layout: Layout) -> NDArray[np.int64]:
 
 
 def find_ids(view: NDArray[np.int64], words: list[bytes]) -> NDArray[np.uint32]:
-    """Ids of words by their hashes, (n,) uint32; 0 if the model lacks one, as in KenLM."""
+    """Finds ids by the words' hashes, (n,) uint32; 0 if the model lacks a word, as in KenLM."""
     begin = np.zeros(len(words) + 1, np.int64)
     np.cumsum([len(word) for word in words], out=begin[1:])
     text = np.frombuffer(b"".join((*words, bytes(kernels.PAD_BYTES))), np.uint8)
@@ -85,12 +85,12 @@ def words_of(
     view: NDArray[np.int64],
     vocab: str | os.PathLike[str] | None = None,
 ) -> WordTable:
-    """The words of a file by id; the id of `<unk>` is 0.
+    """Returns the words of a file by id; the id of `<unk>` is 0.
 
-    Args    vocab  a list, one word per line, for a file that stores none (`build_binary -v`). Words
-                   that the model lacks are passed over. None: the file's own
+    Args    vocab  path of a list, one word per line, for a file without words (`build_binary -v`).
+                   Words that the model lacks are skipped. None: the words that the file stores
     Raises  ConfigError       the file stores no words, and there is no list
-            KenlmFormatError  stored words are not those of the file's hashes, or one occurs twice
+            KenlmFormatError  stored words do not match the file's hashes, or a word occurs twice
             FormatError       the list lacks words of the model, or two lines have the same hash
             OSError           the list cannot be read
     """

@@ -1,9 +1,9 @@
 """Writes a reader's n-grams as an ARPA file, and a model as a KenLM probing file, which KenLM opens
 and scores like a file of `build_binary`.
 
-KenLM wants the suffix of every n-gram. One that is missing, a *blank*, is added with the score of
-backing off, computed in KenLM's order. Signs are flags: that of a probability is clear if a longer
-n-gram ends in it, and a weight of 0 is -0.0 if nothing follows.
+KenLM needs the suffix of every n-gram. A missing suffix is added as a *blank*, with the score of
+backing off, computed in KenLM's order. Signs are flags: the sign of a probability is clear if a
+longer n-gram ends in this one, and a weight of 0 is -0.0 if no word follows.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _SPARE = 1.1  # minimum number of buckets per entry
 
 @dataclass(eq=False)
 class _Order:
-    """An order: the model's n-grams, then blanks.
+    """The n-grams of one order: first the model's, then blanks.
 
     Shapes  ids (n, k) uint32, keys (n,) int64, prob (n,) float32, backoff (n,) float32
-            is_suffix (n,) bool   a longer n-gram ends in it
+            is_suffix (n,) bool   whether a longer n-gram ends in each n-gram
     """
 
     ids: NDArray[np.uint32]
@@ -71,7 +71,7 @@ class _Order:
 
     @cached_property
     def by_key(self) -> NDArray[np.int64]:
-        """Rows by ascending key; the longest n-grams are never searched."""
+        """Rows by ascending key, for searches; the longest n-grams are never searched."""
         return np.argsort(self.keys)
 
     def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -148,8 +148,8 @@ def write_probing(
         if len(order.keys) > order.listed == 0:  # its table has one bucket, whatever the multiplier
             raise ConfigError(
                 f"the model lists no {k}-grams, but longer n-grams end in {len(order.keys):,} "
-                "that are unlisted, and a KenLM file has no room for those; add them with "
-                "`dlm shard --repair`, and export that shard set"
+                "unlisted ones, for which a KenLM file has no room; add the missing n-grams with "
+                "`dlm shard --repair`, and export the repaired shard set"
             )
         if order.listed and buckets_of(order.listed, multiplier) < _SPARE * len(order.keys):
             multiplier = 1.01 * _SPARE * len(order.keys) / order.listed
@@ -189,7 +189,7 @@ def _keys(ids: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.int64]:
 
 
 def _closed(order: _Order, longer: _Order) -> _Order:
-    """The order with a blank, without values, for each suffix of `longer` that it lacks."""
+    """Returns the order with a blank, without values, for each suffix of `longer` that it lacks."""
     keys = _keys(longer.ids, 1, longer.ids.shape[1])
     lost = np.flatnonzero(order.rows_of(keys) < 0)
     _, places = np.unique(keys[lost], return_index=True)
@@ -246,7 +246,7 @@ def export_ngrams(
     reader: NgramReader, target: Path | IO[bytes], *, progress: Tell = lambda line: None
 ) -> int:
     """Writes a complete ARPA file of a model, or nothing; returns the number of n-grams. The reader
-    must not have begun. Raises ArpaError, KenlmFormatError, ConfigError, OSError."""
+    must be unused. Raises ArpaError, KenlmFormatError, ConfigError, OSError."""
     counts = tuple(reader.counts)
     batches = _Batches(reader.batches(), ProgressReporter(progress), counts)
     words = WordBytes.of(reader.vocabulary)
@@ -257,7 +257,7 @@ def export_ngrams(
 
 
 class _Batches:
-    """The batches of each order, for a writer; the first batch of the next order is held back."""
+    """Gives a writer one order's batches; holds back the first batch of the next order."""
 
     def __init__(
         self, batches: Iterator[NgramBatch], reporter: ProgressReporter, counts: tuple[int, ...]

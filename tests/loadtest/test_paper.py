@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -281,18 +282,16 @@ def test_table_5_finds_the_same_with_more_searches(setup: Setup) -> None:
 def test_figure_7_measures_what_it_computes(setup: Setup) -> None:
     """Messages of real clusters are those computed, dlm below A below B, each with its time."""
     pytest.importorskip("hdrh")
+    setup = replace(setup, servers=(2,))
     found = placement.figure_7(setup)
     asked = recorded(setup).name
     for name in (*placement.TIMED, placement.PLACED):
-        for servers in setup.servers:
-            (real,) = chosen_rows(found, system=name, servers=servers, basis=MEASURED)
-            (computed,) = chosen_rows(
-                found, system=name, servers=servers, basis=COMPUTED, queries=asked
-            )
-            # Slots of a real shard set are balanced by bytes of its files, these by records.
-            tolerance = 0.25 if name == placement.OWN else 1e-9
-            assert real["messages"] == pytest.approx(computed["messages"], rel=tolerance)
-            assert real["query_s"] > 0 and computed["query_s"] > 0
+        (real,) = chosen_rows(found, system=name, servers=2, basis=MEASURED)
+        (computed,) = chosen_rows(found, system=name, servers=2, basis=COMPUTED, queries=asked)
+        # Slots of a real shard set are balanced by bytes of its files, these by records.
+        tolerance = 0.25 if name == placement.OWN else 1e-9
+        assert real["messages"] == pytest.approx(computed["messages"], rel=tolerance)
+        assert real["query_s"] > 0 and computed["query_s"] > 0
     for servers in (2, 4):
         messages = [
             chosen_rows(found, system=name, servers=servers, basis=COMPUTED)[0]["messages"]

@@ -1,8 +1,8 @@
-"""Scores every token after every state at once, for decoders that need this: `advance(states)`.
+"""Scores all tokens after each state of a batch in one call, `TokenLM.advance(states)`.
 
 The interface is NeMo's NGPU-LM: states are integers; scores and next states are (B, V) arrays. NeMo
-holds the model on one GPU, with its tokens as words. Here servers hold it, with any vocabulary and
-possibly missing suffixes, and a batch costs one message per shard.
+holds a model on one GPU, and the model's words are the tokens. Here servers hold a model of any
+vocabulary, which may lack suffixes of n-grams, and a batch costs one message per shard.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from dlm.units import LN_10
 
 __all__ = ["TokenLM"]
 
-WORD_BYTES = 16  # bytes per stored word that is kept
+WORD_BYTES = 16  # bytes of the cache per stored word
 MAX_BYTES = 1 << 26
 
 
 class TokenLM:
-    """Scores and next states of all tokens after a batch of states; not thread-safe.
+    """Computes scores and next states of all tokens after a batch of states; not thread-safe.
 
     States are numbered in the order in which they first occur, until `clear`. Equal numbers mean
     equal contexts, so hypotheses with equal numbers can be recombined.
 
     Args
-        tokens     V tokens by index: strings, bytes or ids; the model's unknown word scores those
-                   it lacks. Default: all words of the model, by id
+        tokens     V tokens by index: strings, bytes or ids; tokens that the model lacks
+                   are scored as its unknown word. Default: all words of the model, by id
         natural    scores are natural logarithms, as in NeMo; log10 if False
-        max_bytes  limit of the cache: what the model stores after states, kept between calls
+        max_bytes  limit of the cache, which keeps what the model stores after states
     Raises  QueryError, ConfigError  see `word_ids`
     """
 
@@ -68,19 +68,19 @@ class TokenLM:
         return len(self._ids)
 
     def clear(self) -> None:
-        """Forgets all numbers and the cache; call it between utterances to limit memory."""
+        """Forgets all states and empties the cache; call it between utterances to limit memory."""
         self._table = StepTable(
             self._utterance, ModelCounts(), None, states=STATES, max_words=self._max_words
         )
 
     def get_init_states(self, batch_size: int, bos: bool = True) -> NDArray[np.int64]:
-        """(B,) the state at the beginning of a sentence, or the empty context if not `bos`."""
+        """Returns (B,) the state at a sentence's beginning or, without `bos`, the empty context."""
         return np.full(batch_size, self._table.start(bos), np.int64)
 
     def advance(
         self, states: NDArray[Any] | Sequence[int], eos_id: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """(B, V) scores of all tokens after each of B states, float32, and states after, int64.
+        """Returns (B, V) float32 scores of all tokens after B states, and the next states, int64.
 
         Args    eos_id  index of a token that gets the score of the sentence end
         Raises  QueryError, UnavailableError, ProtocolError
@@ -90,7 +90,7 @@ class TokenLM:
         return scores, after[:, :-1].copy()
 
     def get_final(self, states: NDArray[Any] | Sequence[int]) -> NDArray[np.float32]:
-        """(B,) float32: the score of the sentence end after each state."""
+        """Returns the score of the sentence end after each state, (B,) float32."""
         return np.array(self._all(states)[0][:, -1])
 
     @staticmethod

@@ -1,15 +1,15 @@
 """Steps of a CTC beam search over letters or word pieces (`beams.py`); beams are rows of ints.
 
-A *part* is the beginning of a word: a node of the trie of the words that may be said or, for
-numbers from its size on, of a growing trie of other words. A *text* is the words before a part: a
+A *part* is the beginning of a word: a node of the trie of the words that may be said or, numbered
+from that trie's size on, of a growing trie of other words. A *text* is the words before a part: a
 shorter text, and its last word as a part. Part 0 and text 0 are empty. The *bias* of a part is its
 node in the trie of the utterance's own words, or -1. A beam has
 
     text, part, last label, frames of its words, first frame of the part, its end, bias of the part
 
-Most rows that a frame makes are pruned at once, so parts are made only for rows that stay. Until
-then, a row has an existing part and, from bit PENDING_BITS on, the number of its label's last
-letters that follow the part.
+Most rows that a frame makes are pruned at once, so parts are made only for rows that stay. Before
+pruning, a row has an existing part and, from bit PENDING_BITS on, the number of letters at the end
+of its label that follow the part.
 """
 
 # mypy: disable-error-code="assignment"
@@ -22,16 +22,16 @@ import numpy as np
 from dlm.jit import inlined, kernel
 
 TEXT, PART, LAST, FRAMES, BEGIN, END, BIAS, COLUMNS = range(8)
-# Of a text: its beginning, its last word, how many hotwords it has, and the last word's id and
-# whether it is known (`BeamWords`), or EMPTY.
+# Columns of a text: the text before its last word, that word, its number of hotwords, and the last
+# word's code (see `BeamWords`), or EMPTY.
 BEFORE, WORD, HOT, CODE, TEXT_COLUMNS = range(5)
-NO_LABEL, CLOSED = -1, -2  # last labels: none; the blank, after a label that ends its word
-NEW_WORD, WHOLE_WORD = 1, 2  # kinds of labels: begins a word, and also ends it
-NOTHING_ENDED = -2  # in place of a beam's END, after a label that begins a word
-EMPTY = -1  # in tables
+NO_LABEL, CLOSED = -1, -2  # values of LAST: no label; the blank after a label that ends a word
+NEW_WORD, WHOLE_WORD = 1, 2  # kinds of labels: one begins a word, the other is a whole word
+NOTHING_ENDED = -2  # value of END if a label began a word where no word had begun
+EMPTY = -1  # marks free slots and missing values
 PENDING_BITS = 32
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-LETTER_BITS, TEXT_BITS = 21, 32  # low bits of a key, for a letter or a part
+LETTER_BITS, TEXT_BITS = 21, 32  # number of low bits of a key, for a letter and for a part
 
 
 @inlined
@@ -45,7 +45,7 @@ def _slot(keys, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def _slots(rows):  # type: ignore[no-untyped-def]
-    """An empty table with this number of rows."""
+    """Returns an empty hash table with room for this number of rows."""
     size = 16
     while size < 2 * rows:
         size *= 2
@@ -60,12 +60,11 @@ def _rounded(value, single):  # type: ignore[no-untyped-def]
 
 @kernel("int32[:], int64[:], out int32[:, :], out int32[:]")
 def grow_trie(letters, begins, nodes, ends):  # type: ignore[no-untyped-def]
-    """Adds distinct words, sorted by their letters, to an empty trie, depth first; returns its
-    size.
+    """Builds a trie of distinct words, sorted by their letters, depth first; returns its size.
 
-    Shapes  letters  (L,)      int32  of all words
-            begins   (W + 1,)  int64  where each begins
-            nodes    (L + 1, 3) int32  parent, letter, length of each
+    Shapes  letters  (L,)      int32  the letters of all words
+            begins   (W + 1,)  int64  where each word begins in `letters`; then the end
+            nodes    (L + 1, 3) int32  parent, letter and length of each node
             ends     (W,)      int32  the node of each word
     """
     size = 1
@@ -90,7 +89,7 @@ def grow_trie(letters, begins, nodes, ends):  # type: ignore[no-untyped-def]
 
 @kernel("int64[:], int64, out int64[:], out int32[:]")
 def enter(new, first, keys, values):  # type: ignore[no-untyped-def]
-    """Enters keys into a table that has room, numbered from `first` on."""
+    """Enters keys into a hash table that has room, with the values `first`, `first` + 1, ..."""
     for at in range(len(new)):
         slot = _slot(keys, new[at])
         keys[slot], values[slot] = new[at], first + at
@@ -119,7 +118,7 @@ def _outside(keys, values, part, letter):  # type: ignore[no-untyped-def]
 
 @inlined
 def _add_part(part, letter, trie, counts, keys, values, parts):  # type: ignore[no-untyped-def]
-    """Adds the part after a letter that the trie lacks."""
+    """Extends a part by a letter that the trie lacks; returns the part, new or not."""
     key = (np.int64(part) << LETTER_BITS) | np.int64(letter)
     slot = _slot(keys, key)
     if keys[slot] == EMPTY:
@@ -134,7 +133,7 @@ def _add_part(part, letter, trie, counts, keys, values, parts):  # type: ignore[
 
 @inlined
 def _end_word(beam, counts, keys, values, texts, frames, trie_codes, parts, codes):  # type: ignore[no-untyped-def]
-    """The text of a beam with its part added as a word, and the frames of its words."""
+    """Adds a beam's part to its text as a word; returns this text and the frames of its words."""
     text, part, bias = beam[TEXT], beam[PART], beam[BIAS]
     key = (text << TEXT_BITS) | part
     slot = _slot(keys, key)
@@ -180,19 +179,19 @@ def expand(  # type: ignore[no-untyped-def]
     part_keys, part_values, parts, text_keys, text_values, texts, frames,
 ):  # fmt: skip
     """Extends each beam by each label of a frame; beams that spell the same become one, with the
-    sum of their probabilities and the frames of the last.
+    sum of the probabilities and the frames of the last beam.
 
     Shapes
         beams, logits  (B, COLUMNS) int64, (B,) float64
-        probs, labels  ln P of each label; those to try, in order
-        alike          the first label that is spelled like each; `blank` is one of these
-        kinds          NEW_WORD, WHOLE_WORD or neither
-        letters        of label n: begins[n] to begins[n + 1]
-        trie_children  see `WordTrie`; trie_codes: of the words that end at each node, see CODE
-        bias_codes     (N, 2) int32  whether the word of a node is a hotword; its CODE, or EMPTY;
-                       without rows, the utterance has no words of its own
+        probs, labels  ln P of each label, and the labels to try, in order
+        alike          for each label, the first one spelled the same; `blank` is such a first one
+        kinds          NEW_WORD, WHOLE_WORD, or 0 for other labels
+        letters        label n has letters begins[n] to begins[n + 1] - 1
+        trie_children  see `WordTrie`; trie_codes: CODE of the word that ends at each node
+        bias_codes     (N, 2) int32  whether the word of a node is a hotword; its CODE, or EMPTY.
+                       No rows: the utterance has no words of its own
         counts         of parts, texts and frames; the last two grow, as do their tables and rows
-    Returns            rows like those of `beams`, and their `logits`
+    Returns            rows in the form of `beams`, and their logits
     Trusts             there is room for one more text per beam
     """
     slots = _slots(len(beams) * len(labels))
@@ -287,7 +286,7 @@ def _history(part, last, text, history, texts):  # type: ignore[no-untyped-def]
 
 @kernel("int64[:, :], int32[:, :]")
 def shared_text(beams, texts):  # type: ignore[no-untyped-def]
-    """The longest beginning that all beams' texts share; a text's beginning has a lower number."""
+    """Returns the longest text with which all beams' texts begin; its number is the lowest."""
     shared = beams[0, TEXT]
     for row in range(1, len(beams)):
         other = beams[row, TEXT]
@@ -306,18 +305,18 @@ def prune(  # type: ignore[no-untyped-def]
     found, found_logits, ln_probs, letters, begins, trie, biases, offset, long, hot, least, width,
     history, texts, alone, single, counts, part_keys, part_values, parts,
 ):  # fmt: skip
-    """The best beams, best first, and only the best one of beams that can no longer differ.
+    """Keeps the best beams, best first, and only the best one of beams that can no longer differ.
 
     Shapes
         ln_probs  (texts,) float64  of the language model, weighted
         trie      (N, 3) int32  parent, letter, length
-        parts     (P, 4) int32  the same and the code, of parts beyond the trie; one costs `offset`,
-                                more if longer than `long`; the array and its tables grow
-        biases    (N,) float64  what the parts of the utterance's own words add instead
+        parts     (P, 4) int32  parts beyond the trie: as in `trie`, and the code. A part costs
+                                `offset`, more if longer than `long`; array and tables grow
+        biases    (N,) float64  scores of parts of the utterance's own words, which cost nothing
         hot       what a hotword of a text adds
         least     how far below the best a beam may be, as a negative number
-        history   words of a text that matter; 0: all
-        alone     whether there is no language model; pyctcdecode rounds differently then
+        history   number of a text's last words that matter; 0: all
+        alone     true without a language model: pyctcdecode then rounds in another order
     Returns       rows and their logits
     """
     trie_size, present = len(trie), (np.int64(1) << PENDING_BITS) - 1

@@ -26,7 +26,7 @@ from dlm.client.states import PhraseState
 from dlm.ngram.vocab import UNK_ID, as_text
 from dlm.units import LN_10
 
-LONG_WORD = 6  # letters; an unknown beginning of a word that is longer costs more
+LONG_WORD = 6  # letters; a longer unknown beginning of a word costs more
 LOG_BASE = 1.0 / math.log10(math.e)  # pyctcdecode's factor; it differs from LN_10 in the last bit
 ModelName: TypeAlias = str | os.PathLike[str]
 ROOM = 1 << 12  # minimum number of unused rows in a table
@@ -39,8 +39,8 @@ STATES = 1 << 20  # states in the table that all searches share
 def _table(
     rows: NDArray[np.int32], count: int, bits: int, first: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """A hash table with room for all rows. It holds the first `count` of them, numbered from
-    `first` on, by their first two columns."""
+    """Makes a hash table with room for all rows. The keys are the first two columns of the first
+    `count` rows; the values are the numbers from `first` on."""
     size = 1 << (2 * len(rows)).bit_length()
     keys, values = np.full(size, EMPTY, np.int64), np.empty(size, np.int32)
     given = rows[:count, 0].astype(np.int64) << bits | rows[:count, 1]
@@ -56,7 +56,7 @@ def _with_room(rows: NDArray[Any], needed: int) -> NDArray[Any]:
 def _reached(
     parents: NDArray[np.integer[Any]], tops: NDArray[np.integer[Any]], root: int
 ) -> NDArray[np.int64]:
-    """The rows from `root` to `tops`, in order; a row's parent has a lower number."""
+    """Returns all rows from `root` to `tops`, in order; a row's parent has a lower number."""
     found: set[int] = set()
     for row in tops.tolist():
         while row > root and row not in found:
@@ -66,11 +66,11 @@ def _reached(
 
 
 class WordTrie:
-    """The beginnings of words; the first node is the root. Nodes are numbered by level, so that a
+    """A trie of words; the first node is the root. Nodes are numbered by level, so that a
     node's children are one range, sorted by their letters.
 
     Shapes  nodes (N, 3) int32  parent, letter (its code point), length;  letters (N,) int32
-            children (N + 1,) int32  node n's children: children[n] to children[n + 1]
+            children (N + 1,) int32  node n has children children[n] to children[n + 1] - 1
             ends (W,)  the node of each of `words`, which are sorted
     """
 
@@ -90,7 +90,7 @@ class WordTrie:
 
 
 class Bias:
-    """The words of hotwords and of an utterance's phrases, shared by any number of searches.
+    """Hotwords, and words of an utterance's phrases; any number of searches can share them.
 
     Attributes  codes  (N, 2) int32, scores (N,) float64: see `beam_kernels`
     """
@@ -124,7 +124,7 @@ class Bias:
 class BeamWords:
     """The words of an utterance's model, and their scores; shared by all searches.
 
-    Args    listed  the words that may be said, besides those of phrases; None: all of the model
+    Args    listed  the words that may be said, besides those of phrases; None: all model words
             name    the name by which another process opens the model, if any
     """
 
@@ -137,14 +137,14 @@ class BeamWords:
         vocabulary, self.listed, self.name = utterance.vocabulary, listed, name
         words = map(as_text, vocabulary.words[1:]) if listed is None else listed
         self.trie = WordTrie(word for word in words if vocabulary.id_of(word) != UNK_ID)
-        # A code is an id and, as its lowest bit, whether the word is known.
+        # A code is a word's id times 2, plus 1 if the word is known.
         self.codes = np.full(len(self.trie.nodes), 0 if listed is None else EMPTY, np.int32)
         self.codes[self.trie.ends] = vocabulary.ids_of(self.trie.words).astype(np.int32) << 1 | 1
         self.utterance, plain = utterance, utterance.without_phrases()
         self.table = StepTable(plain, ModelCounts(), self, states=STATES)
 
     def code_of(self, word: str) -> int:
-        """The code of a word that is not listed."""
+        """Returns the code of a word that is not listed."""
         word_id = self.utterance.vocabulary.id_of(word)
         return word_id << 1 | int(not self.trie.words and word_id != UNK_ID)
 
@@ -188,7 +188,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(slots=True)
 class BeamOptions:
-    """See `dlm.asr.ctc`: `build_ctcdecoder`, and `BeamSearchDecoderCTC.decode_beams`."""
+    """Options of `dlm.asr.ctc`: see `build_ctcdecoder`, `BeamSearchDecoderCTC.decode_beams`."""
 
     alpha: float = 0.5
     beta: float = 1.5
@@ -208,8 +208,8 @@ class BeamOptions:
 
 @dataclass(frozen=True, slots=True)
 class BeamHypothesis:
-    """A text: its words, each with its first frame and the frame after its last; the state after
-    it; ln P of the acoustic model; and the total score."""
+    """A text: its words; for each word, the first frame and the frame after the last; the state
+    after the text; ln P of the acoustic model; and the total score."""
 
     words: tuple[str, ...]
     frames: tuple[tuple[int, int], ...]
@@ -221,7 +221,7 @@ class BeamHypothesis:
 class BeamSearch:
     """The beams of one utterance.
 
-    Args  labels, words (None without a language model), bias  shared
+    Args  labels, words, bias  shared with other searches; no language model: words is None
           start  the state before the utterance; None: `BeamOptions.score_boundary` decides
     """
 
@@ -245,7 +245,7 @@ class BeamSearch:
         root = 0 if len(bias.codes) else EMPTY
         self.beams = np.array([[0, 0, kernels.NO_LABEL, 0, EMPTY, EMPTY, root]])
         self._logits = np.zeros(1)
-        # The text that all beams share, and its words.
+        # The longest text that all beams share, and the words of that text.
         self._shared, self._settled = 0, tuple[str, ...]()
         self.single = False  # whether posteriors, and so the final scores, are float32
         self.frame, self._scored, order = 0, 1, 1
@@ -295,7 +295,7 @@ class BeamSearch:
             self._forget(0)
 
     def _forget(self, root: int) -> None:
-        """Drops texts that no beam uses, and makes room; the text `root` becomes the empty one."""
+        """Drops texts that no beam uses, and makes room; the text `root` becomes the empty text."""
         beams, size = self.beams, len(self.trie.nodes)
         texts = _reached(self._texts[:, BEFORE], beams[:, kernels.TEXT], root)
         frames = _reached(self._frames[:, 0], beams[:, kernels.FRAMES], 0)
@@ -333,7 +333,7 @@ class BeamSearch:
     # -- the language model -------------------------------------------------------------------
 
     def asked(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The states before all new words, and the ids of these words."""
+        """Returns the states before all new words, and the ids of these words."""
         rows, words = self._texts[self._scored : self._counts[1]], self.words
         assert words is not None
         for row in np.flatnonzero(rows[:, CODE] == EMPTY).tolist():
@@ -366,7 +366,7 @@ class BeamSearch:
         return 0 if self._table is table else len(np.unique(self._states[: self._counts[1]]))
 
     def moved(self, table: StepTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Moves the states to another table, with room for all states of the search."""
+        """Moves the search's states to another table, which has room; returns `rows` there."""
         if self._table is table:
             return rows
         texts = int(self._counts[1])
@@ -379,7 +379,7 @@ class BeamSearch:
     # -- the end ------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Ends the last word of all beams. Where none has begun, a word without letters ends: as in
+        """Ends the last word of all beams. Where no word has begun, an empty word ends; as in
         pyctcdecode, it costs as much as an unknown word."""
         self.expand(np.zeros(len(self.labels.alike)), [len(self.labels.labels)])
         last = self._found
@@ -396,7 +396,7 @@ class BeamSearch:
         return np.asarray(self._states[self._found[:, kernels.TEXT]])
 
     def hypotheses(self, log10_end: NDArray[np.float64]) -> list[BeamHypothesis]:
-        """The texts after `end`, best first; `log10_end` scores the end after each last state."""
+        """Returns texts after `end`, best first; `log10_end` is log10 P of the end of each text."""
         last, words, phrases = self._found, self.words, self.bias.phrases
         texts, kind = last[:, kernels.TEXT], np.float32 if self.single else np.float64
         added = self._ln_probs[texts] + self.options.alpha * log10_end * LOG_BASE
@@ -427,7 +427,7 @@ class BeamSearch:
         ]
 
     def best(self) -> tuple[tuple[str, ...], int]:
-        """The best beam's words with the unfinished one, and how many of them all beams share."""
+        """Returns the best beam's words, finished or not, and how many words all beams share."""
         text, part = self.beams[0, [kernels.TEXT, kernels.PART]].tolist()
         before, self._shared = self._shared, kernels.shared_text(self.beams, self._texts)
         self._settled += self._said(self._shared, before)
@@ -435,8 +435,8 @@ class BeamSearch:
         return (*self._settled, *self._said(text, self._shared), *last), len(self._settled)
 
     def settle(self) -> list[tuple[str, tuple[int, int]]]:
-        """The words that all beams have in common, with the best beam's frames; they leave the
-        search, except for those that `prune_history` compares."""
+        """Removes the words that all beams share, except the last ones, which `prune_history` still
+        compares; returns the removed words, with their frames in the best beam."""
         shared = kernels.shared_text(self.beams, self._texts)
         for _ in range(self._history):
             shared = int(self._texts[shared, BEFORE])
@@ -489,7 +489,7 @@ def _score_new(searches: Sequence[BeamSearch]) -> None:
 def advance(
     searches: Sequence[BeamSearch], posteriors: Sequence[NDArray[np.floating[Any]]]
 ) -> None:
-    """Takes (T, labels) ln P for each search, frame by frame."""
+    """Feeds (T, labels) ln P to each search, frame by frame."""
     plans = []
     for search, given in zip(searches, posteriors, strict=True):
         if not search.frame:
@@ -508,7 +508,7 @@ def advance(
 
 
 def finish(searches: Sequence[BeamSearch]) -> list[list[BeamHypothesis]]:
-    """The hypotheses of each search, if it ends here; a search may also continue."""
+    """Returns each search's hypotheses as if it ended here; a search can still continue."""
     for search in searches:
         search.end()
     _score_new(searches)

@@ -13,7 +13,7 @@ from dlm.client.inputs import Word
 from dlm.errors import ConfigError, QueryError, shown
 from dlm.ngram.vocab import UNK_ID, UNK_SPELLINGS, as_bytes
 
-_SHOWN = 3  # words of each kind in an error
+_SHOWN = 3  # number of words of each kind that an error shows
 
 
 def check_utterance(given: Utterance) -> None:
@@ -25,9 +25,9 @@ def check_utterance(given: Utterance) -> None:
 
 
 def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
-    """The ids of words by index; 0 for words that the model and the utterance's phrases lack.
+    """Returns the ids of words; 0 for words that the model and the utterance's phrases lack.
 
-    Raises  QueryError  not a list of words, or unknown ids;  ConfigError  the model lacks them all
+    Raises  QueryError  not a list of words, or unknown ids;  ConfigError  the model lacks all words
     """
     if isinstance(words, (str, bytes, set, frozenset, dict)) or not hasattr(words, "__iter__"):
         raise QueryError(
@@ -50,7 +50,7 @@ def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
 
 
 def listed_words(name: str, given: Iterable[str]) -> list[str]:
-    """The words of a list or another iterable. Raises `QueryError` for anything else."""
+    """Returns the words of a list or another iterable. Raises `QueryError` for anything else."""
     alone = isinstance(given, (str, bytes, dict)) or not hasattr(given, "__iter__")
     words: list[Any] = [given] if alone else list(given)
     if kinds := {type(word).__name__ for word in words if alone or not isinstance(word, str)}:

@@ -49,16 +49,16 @@ class DlmLM(LM):  # type: ignore[misc]
 
     Args
         words      by index, like the entries of flashlight's `Dictionary`: strings, bytes or ids;
-                   the model's unknown word scores those it lacks
+                   words that the model lacks are scored as its unknown word
         recombine  whether equal contexts are the same state, so hypotheses that differ only outside
-                   the context merge. flashlight's KenLM does not, and keeps more of an n-best list
+                   the context merge. With flashlight's KenLM they do not; n-best lists are longer
         max_words  stored words to keep in memory, 11 bytes each
         ahead      how many more contexts to fetch along with a requested one, chosen from the
                    decoder's newest states; none if the model is in this process
-        lm_weight  the decoder's weight, by which it multiplies all that `score` returns. Phrase
-                   bonuses are divided by this weight, so it does not multiply them
+        lm_weight  the weight by which the decoder multiplies all that `score` returns. Phrase
+                   bonuses are divided by it here, so that the weight does not affect them
     Raises  QueryError, ConfigError  see `word_ids`
-            QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
+            QueryError, UnavailableError, ProtocolError, from the decoder's calls of `score`; with
                 `ClientConfig(bigram_fallback=True)` server failures raise nothing
     """
 
@@ -109,7 +109,7 @@ class DlmLM(LM):  # type: ignore[misc]
         return self._table.count()
 
     def start(self, start_with_nothing: bool) -> LMState:
-        """The state at the beginning of a sentence, or the empty context."""
+        """Begins a sentence; returns its first state, or the empty one if `start_with_nothing`."""
         for kept in (
             self._rows, self._coming, self._nodes, self._interned, self._known, self._answers
         ):  # fmt: skip
@@ -122,7 +122,7 @@ class DlmLM(LM):  # type: ignore[misc]
         return root
 
     def score(self, state: LMState, usr_token_idx: int) -> tuple[LMState, float]:
-        """The state after the word with this index, and log10 P of the word."""
+        """Returns the state after the word with this index, and log10 P of the word."""
         if (given := self._answers.get(state)) and usr_token_idx in given:
             return given[usr_token_idx]
         rows = self._rows
@@ -159,7 +159,7 @@ class DlmLM(LM):  # type: ignore[misc]
         return found
 
     def finish(self, state: LMState) -> tuple[LMState, float]:
-        """The state after the sentence end, and its log10 P."""
+        """Returns the state after the sentence end, and log10 P of the end."""
         return self.score(state, END)
 
     def _ask(self, state: LMState, word: int) -> tuple[float, int]:

@@ -31,14 +31,14 @@ def begins_of(words: Iterable[str]) -> NDArray[np.int64]:
 
 
 class Labels:
-    """Labels by index; a blank is added at the end if they have none.
+    """Labels by index; if none of them is the blank, it is added at the end.
 
     Args    is_pieces  whether marks, not spaces, show where words begin; by default, whether any
                        label begins with SentencePiece's or BERT's mark
     Raises  ConfigError  two equal labels, white space within a label, or not a list of strings
     Attributes
         labels  "" for the blank, " " for the space; words begin with SentencePiece's mark
-        others  see `beam_kernels.expand`; after the last label comes one that ends every word
+        others  see `beam_kernels.expand`; their last element is a label that ends every word
     """
 
     def __init__(self, labels: Sequence[str], is_pieces: bool | None = None) -> None:

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-# The modules that other packages import, and those that they get instead.
+# Names that other packages import, and the modules that they then get instead.
 _MODULES = {
     "kenlm": "dlm.asr.kenlm",
     "pyctcdecode": "dlm.asr.ctc",
@@ -44,8 +44,8 @@ _MODULES = {
 
 
 def install(*packages: str) -> types.ModuleType:
-    """From now on, `import kenlm` gives this module, and `import pyctcdecode` gives `dlm.asr.ctc`;
-    with `packages`, only those are replaced. ImportError if one is already imported."""
+    """Makes `import kenlm` give this module, and `import pyctcdecode` give `dlm.asr.ctc`; replaces
+    only `packages` if any are given. Raises ImportError if one of them is already imported."""
     for name, ours in _MODULES.items():
         package = name.partition(".")[0]
         if package in (packages or _MODULES):

@@ -1,5 +1,5 @@
-"""Scores a word after a state, in one call that takes only numbers. Tables are passed as addresses,
-since passing an array costs as much as a step. The GIL is held, so threads need no lock."""
+"""Scores a word after a state (a *step*), in one call with integer arguments. Tables are passed as
+addresses, since passing an array takes as long as a step. The GIL is held: threads need no lock."""
 
 # mypy: disable-error-code="assignment,misc"
 from __future__ import annotations
@@ -44,16 +44,16 @@ from dlm.ngram.memory_kernels import (
     store64,
 )
 
-# Places in a table, an array of int64; the first two also exist in an unpacked model's table.
+# Indices into a table, an array of int64; an unpacked model's table has the first two as well.
 (
     ASKED,
     HITS,
-    CACHE,  # address of lines of four steps
+    CACHE,  # address of the cache, of lines of four steps
     LINE_MASK,
     VIEW,  # address of the view of the low orders
-    TREE,  # address of the view of the tree of all shards; 0: it is elsewhere
+    TREE,  # address of the view of the tree, if there is one for the whole model; otherwise 0
     ORDER,
-    ROWS,  # address of the states, see below
+    ROWS,  # address of the rows, one per state; see row_kernels
     STRIDE,  # bytes of a row
     CONTEXTS,  # bytes of a row before its contexts
     COUNT,  # rows in use
@@ -63,12 +63,12 @@ from dlm.ngram.memory_kernels import (
     PLACES,
 ) = range(15)
 
-WAYS = 4  # steps of a line: two numbers each, 64 bytes in all
+WAYS = 4  # steps in a cache line; a step is two int64, so a line has 64 bytes
 LINE_BYTES = 16 * WAYS
-# A step's answer: the row of the next state and, above it, the length of the n-gram. It is passed
-# on as the state: `row_in` extracts the row.
+# A step's answer has the next state's row in its low ROW_BITS bits, and above them the length of
+# the n-gram found. An answer can be passed as a state: `row_in` extracts the row.
 ROW_BITS = 27
-# Values instead of an answer.
+# A step returns one of these values if it has no answer.
 NEEDS_SHARD, FULL = -1, -2
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
@@ -106,7 +106,7 @@ def put_step(line, key, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def recall(table, line, key):  # type: ignore[no-untyped-def]
-    """The value of a step in its cache line, or -1; counts the query."""
+    """Returns a step's value from its cache line, and counts the query; -1 if it is missing."""
     for way in range(WAYS):
         here = line + np.int64(way) * _16
         if load64(here) == key:
@@ -118,8 +118,8 @@ def recall(table, line, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_row(table):  # type: ignore[no-untyped-def]
-    """The number of the row written after the last one, or of an equal row, and whether it is new;
-    FULL if there is no room. Trusts that one row past the capacity has space."""
+    """Adds the row written after the last one, unless an equal row exists. Returns its number, FULL
+    if there is no room, and whether it is new. Trusts that a row past the capacity has space."""
     rows, stride, count = of(table, ROWS), of(table, STRIDE), of(table, COUNT)
     row = rows + count * stride
     length = load32(row)
@@ -170,14 +170,14 @@ def put_next(table, state, word, length):  # type: ignore[no-untyped-def]
 
 @inlined
 def next_row(table, state, word, length):  # type: ignore[no-untyped-def]
-    """The row of the state made of the last `length` words of `state` and `word`, or FULL."""
+    """Returns the row of the state with the last `length` words of (`state`, `word`), or FULL."""
     put_next(table, state, word, length)
     return enter_row(table)
 
 
 @inlined
 def put_state(table, words):  # type: ignore[no-untyped-def]
-    """Writes the words of a state, newest first, after the last row; returns its address."""
+    """Writes a state's words, newest first, to a row after the last one; returns its address."""
     row = of(table, ROWS) + of(table, COUNT) * of(table, STRIDE)
     store32(row, np.int64(len(words)))
     for i in range(len(words)):
@@ -213,10 +213,10 @@ def take_step(table, state, word):  # type: ignore[no-untyped-def]
 def step(table, state, word):  # type: ignore[no-untyped-def]
     """Scores a word after a state.
 
-    Args        table  its address;  state  a row in use, or the answer of the step that led to it
-                word  an id below the vocabulary's size
-    Returns     (log10 P, answer): the row of the next state, and from bit ROW_BITS on KenLM's
-                ngram_length; or NEEDS_SHARD, where a tree elsewhere has the answer, or FULL
+    Args        table, word  address of the table, and an id below the vocabulary's size
+                state        a row in use, or the answer of the step that led to the state
+    Returns     (log10 P, answer). An answer is the next state's row and, from bit ROW_BITS on,
+                KenLM's ngram_length; or NEEDS_SHARD, if only a shard's tree can answer; or FULL
     Guarantees  equals ngram.backoff.score bit for bit
     """
     return take_step(table, state, word)
@@ -238,9 +238,9 @@ def enter_steps(  # type: ignore[no-untyped-def]
 ):
     """Enters a shard's answers to words: all after one state, or each after the previous word.
 
-    Args  found  KenLM's ngram_length;  reach  how many words of (state, word) are the next state
-          keep   whether to cache the answers;  follow  whether each word is after the one before
-          answers  filled with those of `step`; from the first FULL on, all are FULL
+    Args  found, reach  KenLM's ngram_length, and how many words of (state, word) the next state has
+          keep, follow  whether to cache the answers, and whether each word follows the previous one
+          answers  filled with answers as `step` returns them; after a FULL, all are FULL
     """
     for i in range(len(words)):
         state, word = row_in(state), np.int64(words[i])
@@ -261,8 +261,8 @@ def enter_steps(  # type: ignore[no-untyped-def]
 
 @kernel("int64, uint32[:]", nogil=False)
 def enter_state(table, words):  # type: ignore[no-untyped-def]
-    """The row of the state with these words, newest first; FULL where there is no room. Trusts that
-    they are fewer than the order, with ids below the vocabulary's size."""
+    """Returns the row of the state with these words, newest first, or FULL. Trusts that there are
+    fewer words than the order, and that ids are below the vocabulary's size."""
     put_state(table, words)
     return enter_row(table)
 
@@ -304,8 +304,8 @@ def score_rows(table, rows, words, log10_prob):  # type: ignore[no-untyped-def]
 
 
 # ------------------------------------------------------------------------------- in a KenLM file
-# The contexts of a row are the weights of the state's last word, its last two, ..., float32: what
-# KenLM keeps in a state.
+# Here the contexts of a row are only float32 weights: of the state's last word, of its last two
+# words, and so on, as in KenLM's own states.
 
 # Functions of CPython with which a built-in function converts its arguments and its result.
 _number_of = types.ExternalFunction("PyLong_AsLongLong", types.int64(types.int64))
@@ -349,7 +349,7 @@ def take_step_in_file(table, state, word):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64", nogil=False)
 def step_in_file(_, arguments, count):  # type: ignore[no-untyped-def]
-    """Like `step`, but equals KenLM bit for bit; its arguments are an array. For `jit.builtin`."""
+    """Like `step`, but equals KenLM bit for bit. Takes an array of arguments, for `jit.builtin`."""
     table, state = _number_of(load64(arguments)), row_in(_number_of(load64(arguments + _8)))
     log10_prob, answer = take_step_in_file(table, state, _number_of(load64(arguments + _16)))
     return pair(log10_prob, answer)

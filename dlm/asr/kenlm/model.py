@@ -23,8 +23,8 @@ __all__ = ["KenlmLanguageModel", "KenlmModel"]
 
 class KenlmLoadMethod:
     """How a model is loaded. LAZY and POPULATE_OR_LAZY map its files, so that processes share them;
-    KenLM's own files are always mapped. The others unpack it into the process's own memory if
-    enough is free, which is faster. Models on servers are not loaded."""
+    KenLM's own files are always mapped. The other methods unpack a model into the process's memory
+    if enough is free, for faster scoring. Models on servers are not loaded."""
 
     LAZY = 0
     POPULATE_OR_LAZY = 1
@@ -46,8 +46,8 @@ class KenlmConfig:
     with `bigram_fallback`.
 
     arpa_complain  accepted for compatibility; has no effect
-    show_progress  whether opening a model reports sharding and compilation to standard error
-    vocab          path of a list of the words, one per line, of a KenLM file that stores none
+    show_progress  whether sharding and compilation are reported to standard error
+    vocab          path of a list of words, one per line, for a KenLM file that stores no words
                    (`build_binary -v`); only `Model.vocab`, and methods that list words, need it
     """
 
@@ -61,7 +61,7 @@ class KenlmConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordScore:
-    """KenLM's `FullScoreReturn`, read-only. `ngram_length` is that of the longest n-gram found, as
+    """KenLM's `FullScoreReturn`, read-only. `ngram_length` is the longest found n-gram's length, as
     KenLM counts it; `oov` says whether the vocabulary lacks the word."""
 
     log_prob: float
@@ -73,7 +73,7 @@ class WordScore:
 
 
 class Words(Sequence[str]):
-    """The words of a vocabulary by id; not copied."""
+    """A read-only view of a vocabulary's words, by id."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -101,12 +101,11 @@ class KenlmModel:
                 `asr.open.open_model`
     Raises  OSError  the model cannot be opened: the message says why, and dlm's error is its cause
     Guarantees
-        Scores equal those of the ARPA model, in float32, bit for bit. Those of a KenLM binary file
-        equal the package kenlm's instead, bit for bit, and so do `score`, `full_scores` and the
-        equality of states; sums of words are then in float32. Calls never raise if servers
-        fail (unless `config.client` says otherwise): 2-grams answer what no shard can in time, and
-        `stats` counts it. Thread-safe. Forks and pickles reuse the model if the process already has
-        it open
+        Scores equal those of the ARPA model, in float32, bit for bit. With a KenLM binary file,
+        scores, their float32 sums and the equality of states are the package kenlm's instead.
+        Unless `config.client` says otherwise, calls never raise if servers fail: 2-grams answer
+        queries that no shard answers in time, and `stats` counts these. Thread-safe. Forks and
+        unpickled copies reuse a model that is already open
     """
 
     def __init__(self, path: str | bytes, config: KenlmConfig | None = None) -> None:
@@ -129,7 +128,7 @@ class KenlmModel:
 
     @property
     def order(self) -> int:
-        """N; a state has at most N - 1 words."""
+        """N, the length of the longest n-grams; a state has at most N - 1 words."""
         return self._opened.table.order
 
     def __repr__(self) -> str:
@@ -147,8 +146,8 @@ class KenlmModel:
     # -- sentences ----------------------------------------------------------------------------
 
     def score(self, sentence: str | bytes, bos: bool = True, eos: bool = True) -> float:
-        """log10 P of a sentence, split at white space. `bos` begins it after <s>, which the
-        sentence must not have; `eos` also scores its end, </s>."""
+        """Returns log10 P of a sentence, which is split at white space and must not contain <s>.
+        With `bos`, its context begins with <s>; with `eos`, its end, </s>, is scored too."""
         text = _bytes_of(sentence)
         direct = self._opened.direct
         if direct is not None and len(text) <= TEXT_BYTES:
@@ -163,15 +162,15 @@ class KenlmModel:
     def full_scores(
         self, sentence: str | bytes, bos: bool = True, eos: bool = True
     ) -> Iterator[tuple[float, int, bool]]:
-        """For each word and the end: log10 P, KenLM's ngram_length, whether it is unknown."""
+        """Yields (log10 P, KenLM's ngram_length, whether unknown) of each word, then of the end."""
         return self._opened.full_scores(_bytes_of(sentence), bool(bos), bool(eos))
 
     def score_many(
         self, sentences: Sequence[str | bytes], bos: bool = True, eos: bool = True
     ) -> NDArray[np.float64]:
-        """`score` of each sentence, (sentences,) float64, in few calls or messages."""
+        """Returns the `score` of each sentence, (sentences,) float64, in few calls or messages."""
         if isinstance(sentences, (str, bytes)):
-            raise TypeError("score_many got one string; expected sentences: pass [sentence]")
+            raise TypeError("score_many got one string; expected a list: pass [sentence]")
         return self._opened.score_many([*map(_bytes_of, sentences)], bool(bos), bool(eos))
 
     # -- states -------------------------------------------------------------------------------
@@ -184,8 +183,8 @@ class KenlmModel:
         self._write(state, self._opened.current(), NULL)
 
     def BaseScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> float:
-        """log10 P of `word` after `in_state`; `out_state`, which may be the same object, becomes
-        the state after it."""
+        """Returns log10 P of `word` after `in_state`, and makes `out_state`, which may be the same
+        object, the state after `word`."""
         try:
             opened = self._opened
             log10_prob: float
@@ -211,7 +210,7 @@ class KenlmModel:
             raise not_a_state(in_state, out_state) from None
 
     def BaseFullScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> WordScore:
-        """Like `BaseScore`, with the length of the n-gram found and whether the word is unknown."""
+        """Like `BaseScore`; also returns the n-gram's length and whether the word is unknown."""
         if not (isinstance(in_state, KenlmState) and isinstance(out_state, KenlmState)):
             raise not_a_state(in_state, out_state)
         table, row = self._opened.resolve(in_state)
@@ -231,16 +230,16 @@ class KenlmModel:
     def base_score_batch(
         self, states: Sequence[KenlmState], words: Any
     ) -> tuple[NDArray[np.float32], NextStates]:
-        """Extends each of K states by W words: the same for all states, or K rows of them.
+        """Extends each of K states by W words: the same words, or a row of words for each state.
 
-        Returns (K, W) float32 log10 P, and the next states: `after[k, w]`
+        Returns (K, W) float32 log10 P, and the next states, of which `after[k, w]` is one
         Raises  QueryError, ModelMismatch
         """
         return self._opened.score_batch(states, words)
 
     def next_distribution(self, state: KenlmState) -> NDArray[np.float32]:
-        """log10 P of every word after `state`: (V,) float32, in the order of `vocab`. The value of
-        <s> is the file's, although <s> never follows a word."""
+        """Returns log10 P of every word after `state`, (V,) float32, in the order of `vocab`. The
+        value for <s> comes from the file, although <s> never follows a word."""
         return self._opened.distribution(state)
 
     def top_k(self, state: KenlmState, k: int) -> list[tuple[str, float]]:
@@ -264,10 +263,11 @@ class KenlmModel:
     def stats(self) -> dict[str, int]:
         """Counts for this model in this process, since it was opened.
 
-        queries          words scored;  cached  how many of them came from the cache
-        cache_misses     words that the cache did not have
-        contexts_fetched  contexts fetched with everything stored after them, one message each
-        bigram_fallback, local_fallback  how many words these answered, while servers failed
+        queries          words scored
+        cached           words whose scores came from the cache
+        cache_misses     words whose scores the cache did not have
+        contexts_fetched  contexts fetched from servers with everything stored after them
+        bigram_fallback, local_fallback  words that each fallback scored while servers failed
         """
         return self._opened.stats()
 

@@ -39,9 +39,9 @@ from dlm.progress import Tell, compiling_notice
 from dlm.units import counted
 from dlm.wire.secret import signature
 
-TOLD_NGRAMS = 10_000_000  # a larger model takes seconds to unpack, which is announced
-LOOK_S = 1.0  # seconds between checks of which model new sentences use
-# Word separators, as in `bytes.split`; elsewhere in dlm the last two are characters of words.
+TOLD_NGRAMS = 10_000_000  # a larger model takes seconds to unpack, so a line is printed
+LOOK_S = 1.0  # seconds between checks whether the servers have changed models
+# Separators of words in `bytes.split`; elsewhere in dlm, \v and \f are characters of words.
 _SPACES = bytes.maketrans(b"\n\v\f", b"   ")
 AT_ONCE = 512  # sentences per call to servers
 LENGTH_SHIFT = ROW_MASK.bit_length()
@@ -83,11 +83,11 @@ class OpenedModel:
         tell: Tell,
         vocab: str | None,
     ) -> None:
-        # Decoders cannot handle server errors: 2-grams answer what no shard answers in time.
+        # Decoders cannot handle server errors, so 2-grams answer if no shard does in time.
         config = replace(ClientConfig(), bigram_fallback=True) if config is None else config
         self.client = open_model(named, config=config, tell=tell, vocab=vocab)
         self.counts = ModelCounts()
-        self._mark = object()  # owner of the tables; as their owner, `self` would be kept alive
+        self._mark = object()  # owner of the tables, which must not keep `self` alive
         utterance = self.client.utterance()
         local = utterance.local_model
         self._is_fixed = local is not None and utterance.model_info.kind == FULL_MODEL
@@ -100,7 +100,7 @@ class OpenedModel:
             self.table = UnpackedTable(utterance, self.counts, self._mark, local)
         else:
             self.table = StepTable(utterance, self.counts, self._mark)
-        # Scores sentences without a table if the whole model is in this process for good.
+        # If the whole model stays in this process, this scores sentences without a table.
         self.direct: TextScorer | None = None
         if self._is_fixed and self.table.local is not None:
             self.direct = self.table.scorer
@@ -116,14 +116,14 @@ class OpenedModel:
         try:
             utterance = self.client.utterance(wait_s=0.0)
         except DlmError:
-            return  # the sentence begins on the previous model, and its 2-grams answer
+            return  # the sentence begins on the previous model, whose 2-grams answer
         if utterance.model_info != self.table.model_info:
             self.table.count()
             self.table = StepTable(utterance, self.counts, self._mark)
 
     def resolve(self, state: KenlmState) -> tuple[ModelTable, int]:
-        """The table and row in which a state continues. Raises TypeError if it is not one of dlm's
-        states, and ModelMismatch if it belongs to another model or shard set."""
+        """Returns the table and row in which a state continues. Raises TypeError if the state is
+        not dlm's, and ModelMismatch if it belongs to another model or shard set."""
         if not isinstance(state, KenlmState):
             raise not_a_state(state)
         other, row = state._place()
@@ -141,7 +141,7 @@ class OpenedModel:
         )
 
     def entered(self, table: ModelTable, words: tuple[int, ...]) -> tuple[ModelTable, int]:
-        """The row of a state with these ids, most recent first, and its table (new if full)."""
+        """Returns the table (a new one if this is full) and the row of these ids, newest first."""
         row = table.row_of(words)
         if row < 0:
             table = self.renew(table)
@@ -207,8 +207,8 @@ class OpenedModel:
     def _served(
         self, table: ModelTable, ids: list[int], bos: bool
     ) -> tuple[list[float], list[int]]:
-        """log10 P and KenLM's ngram_length of each word. The table answers the first ones; one call
-        requests all words from the first that it lacks."""
+        """Returns log10 P and KenLM's ngram_length of each word. The table answers the first words;
+        one call requests all words from the first that the table lacks."""
         assert isinstance(table, StepTable)
         log10_probs: list[float] = []
         lengths: list[int] = []
@@ -331,7 +331,7 @@ def _asked(table: ModelTable, ids: list[int], bos: bool, known: int) -> Answers:
 
 
 class NextStates:
-    """The states after K states and W words; `after[k, w]` is one, created on access."""
+    """The states after each of K states and each of W words; `after[k, w]` creates one of them."""
 
     def __init__(
         self, shape: tuple[int, ...], find: Callable[[int, int], tuple[ModelTable, int]]

@@ -1,7 +1,7 @@
-"""A state together with the lists that its words lead to, and the search for a word after it.
+"""Keeps each state in a row, with the lists that its words lead to, and scores words after a row.
 
-A row holds the words that still matter and, for each context length, the back-off weight and the
-list of the words that follow, so a context is walked once per state.
+A row holds the state's words that still matter and, for each context length, the back-off weight
+and the list of the words that follow. So a context is walked once per state.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -54,9 +54,9 @@ from dlm.ngram.memory_kernels import (
     two_fields,
 )
 
-# A row: the number of its words, whether something is stored under the last two, and the words,
-# newest first; uint32. Then, for the context of each length, the address of its list in bits,
-# int64; the number of words in the list, uint32; and its weight, float32.
+# A row begins with uint32 fields: the number of words, whether anything is stored under the last
+# two, and the words, newest first. For the context of each length, the address of its list in bits
+# (int64), the number of words in the list (uint32) and the context's weight (float32) follow.
 HEAD_BYTES, CONTEXT_BYTES = 8, 16
 
 _0, _1, _2, _3, _4 = np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int64(4)
@@ -83,7 +83,7 @@ def put_context(context, bit, size, weight):  # type: ignore[no-untyped-def]
 def walk(view, tree, order, row, contexts):  # type: ignore[no-untyped-def]
     """Writes the contexts of a row, and whether something is stored under its last two words.
 
-    Args    view, tree  addresses of views: of the low orders, and of all shards' tree (0: none)
+    Args    view, tree  addresses of the views of the low orders and of the only tree (0: no tree)
 
     Trusts  ids below the vocabulary's size, fewer words than the order
     """
@@ -128,7 +128,7 @@ def walk(view, tree, order, row, contexts):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_ahead(view, row, contexts, word):  # type: ignore[no-untyped-def]
-    """Prefetches what a search and the following walk will read, where it is already known."""
+    """Prefetches what `search` and the next `walk` will read, as far as its address is known."""
     low = low_of(view)
     ask_alone(low, word)
     ask_entry(low, word)
@@ -138,9 +138,9 @@ def ask_ahead(view, row, contexts, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def search(view, tree, row, contexts, word):  # type: ignore[no-untyped-def]
-    """Scores a word after a row's words as `index.search.kernels.score_groups` does, list by list;
-    returns (log10 P float32, longest n-gram found with blanks, words that matter to the right).
-    `view` and `tree` are as in `walk`. Trusts that the id is below the vocabulary's size."""
+    """Scores a word after a row's words, list by list, like `index.search.kernels.score_groups`.
+    Returns (log10 P float32, length of the longest n-gram or blank found, number of words that
+    matter to the right). `view`, `tree`: see `walk`. Trusts an id below the vocabulary's size."""
     low = low_of(view)
     length = load32(row)
     found, matched, reach = _1, _1, _0
@@ -161,7 +161,7 @@ def search(view, tree, row, contexts, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def weight_from(contexts, length, matched):  # type: ignore[no-untyped-def]
-    """The weights of the contexts of `length` words down to `matched`, added in that order."""
+    """Adds the weights of the contexts of `length` words down to `matched`, in this order."""
     total = np.float32(0.0)
     for k in range(length, matched - 1, -1):
         weight = contexts + (np.int64(k) * np.int64(CONTEXT_BYTES) - _4)
@@ -173,10 +173,10 @@ def weight_from(contexts, length, matched):  # type: ignore[no-untyped-def]
 def search_longer(low, tree, contexts, length, word, rank, value_at):  # type: ignore[no-untyped-def]
     """Reads the value of a pair that was found, then searches the lists of longer contexts.
 
-    Args     word, rank  the second word, and its place in the list of the first
+    Args     word, rank  the pair's second word, and its rank in the list of the first word
              value_at  address of the pair's value, in bits
-    Returns  (longest n-gram found with blanks, longest with a probability, words that matter to the
-             right, log10 P of the longest with a probability: meaningless if its length is 1)
+    Returns  (length of the longest n-gram or blank found, length of the longest n-gram, number of
+             words that matter to the right, log10 P of the longest n-gram if it is not a 1-gram)
     """
     value = field(value_at, low.pair_bits)
     found, matched = _2, _1
@@ -208,7 +208,7 @@ def search_longer(low, tree, contexts, length, word, rank, value_at):  # type: i
             begin, end = two_fields(bit + (rank >> rest) * step, step)
         bit = keys + begin * (rest + record)
         if width == 0:
-            place = rank  # all words of the shorter context follow: ranks are places
+            place = rank  # all words of the shorter context follow, so ranks are indices
         else:
             place = find_key(bit, rest, _0, end - begin, rank & mask_of(rest))
             bit += (end - begin) * rest

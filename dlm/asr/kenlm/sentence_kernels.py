@@ -1,4 +1,4 @@
-"""Scores one sentence of text, in one call that takes only numbers."""
+"""Scores a sentence of text in one call, whose arguments are all integers."""
 
 # mypy: disable-error-code="assignment,misc"
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dlm.jit import inlined, kernel
 from dlm.kenlm.score_kernels import TEXT_BYTES
 from dlm.ngram.kernels import bytes_at, find_word, hash_word, note_word
 
-# Places in a description of a model, an array of int64.
+# Indices into a model's description, an array of int64.
 (
     ASKED,  # words scored so far
     TABLE,  # address of an unpacked model's table
     LOW,  # address of the view of the low orders
-    TREES,  # address of the addresses of the views of trees
+    TREES,  # address of an array with the address of each shard's view
     SHARDS,
-    SHARD_OF_SLOT,  # address
+    SHARD_OF_SLOT,  # address of an array with the shard of each slot
     ORDER,
     BEGIN_ID,
     END_ID,
-    SLOTS,  # addresses of the arrays of the word table, see ngram.kernels
+    SLOTS,  # with the next three, the word table: addresses and a mask, see ngram.kernels
     SLOT_MASK,
     WORD_BEGIN,
     WORD_BYTES,
@@ -96,10 +96,10 @@ def read_words(model, text_at, size):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64, int64, int64", nogil=False)
 def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-def]
-    """The sum of the scores of a sentence's words, in double precision.
+    """Returns the sum of the scores of a sentence's words, in double precision.
 
-    Args    model, text_at  addresses of a description, and of the text of at most TEXT_BYTES
-    Trusts  a delimiter after the text, and PAD_BYTES after that
+    Args    model, text_at  addresses of a model's description, and of at most TEXT_BYTES of text
+    Trusts  that a delimiter follows the text, then PAD_BYTES more bytes
     """
     model_ = numbers_behind(model)
     order = model_[ORDER]
@@ -136,7 +136,7 @@ def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-d
 
 @kernel("int64, int64, int64", nogil=False)
 def find_id(model, text_at, size):  # type: ignore[no-untyped-def]
-    """The id of a word, 0 where the vocabulary lacks it. Trusts PAD_BYTES after the word."""
+    """Returns a word's id, 0 if it is unknown. Trusts that PAD_BYTES more bytes follow the word."""
     model_ = numbers_behind(model)
     text = bytes_behind(text_at)
     slots, mask = words_behind(model_[SLOTS]), np.uint64(model_[SLOT_MASK])

@@ -9,7 +9,7 @@ from dlm.client import ModelInfo
 
 
 class PickledStates:
-    """An unpickled state, as a table of one row, until a model uses it."""
+    """A table whose only row is an unpickled state, until a model takes the state over."""
 
     def __init__(self, model_info: ModelInfo, words: tuple[int, ...]) -> None:
         self.model_info = model_info
@@ -20,22 +20,22 @@ class PickledStates:
 
 
 class KenlmState:
-    """The state of a model; like `kenlm.State`, only `Model` writes it. A new one is the empty
+    """A model's state. As with `kenlm.State`, only `Model` writes to it; a new state is the empty
     context.
 
     Two states of a model are equal exactly if all continuations score the same with the model's
     n-grams. The hash depends on the content: do not write to a state that is a dict key. Unlike
-    KenLM's, it can be pickled and accepts the argument of `copy.deepcopy`.
+    KenLM's, states can be pickled and copied with `copy.deepcopy`.
     """
 
     __slots__ = ("_answer", "_table")
 
-    # Not set in a new state: without an __init__, creating a state takes half the time.
+    # A new state has neither: without an __init__, creating a state takes half the time.
     _table: ModelTable | PickledStates
-    _answer: int  # the row; above it, the length of the n-gram that led to it
+    _answer: int  # the row in the low bits; the last n-gram's length above
 
     def _place(self) -> tuple[ModelTable | PickledStates | None, int]:
-        """The table, None in a new state, and the row."""
+        """Returns the table (None for a new state) and the row."""
         try:
             return self._table, self._answer & ROW_MASK
         except AttributeError:

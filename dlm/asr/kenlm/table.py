@@ -1,4 +1,4 @@
-"""States of one model as small integers, and the steps between them: in a table of the states that
+"""Numbers the states of one model, and steps from state to state: in a table of the states that
 occurred, or in a model that is unpacked into memory."""
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from dlm.ngram.vocab import as_bytes
 from dlm.ngram.wordtable import PADDING, WordTable
 from dlm.resources import available_bytes
 
-# Limits; memory is allocated as needed, up to 27 MB for the states of a model of order 5, and 4 MB
-# for steps. A full table is replaced; states keep their own table alive.
+# Limits. Memory is allocated as it is used: up to 27 MB for the states of a model of order 5, and
+# 4 MB for steps. A full table is replaced, and lives on while any of its states does.
 STATES = 1 << 18
 STEPS = 1 << 18
 NEEDS_SHARD = kernels.NEEDS_SHARD
 UNKNOWN_WORDS = 1 << 16  # maximum number of unknown words to remember
-MAX_WORDS = 1 << 22  # words in all kept blocks: about 60 MB
+MAX_WORDS = 1 << 22  # maximum number of words in all kept blocks, which take about 60 MB
 BLOCK_WORDS = 64  # an empty block takes as much memory as this many words
 NULL = 0  # the row of the empty context
 ROW_MASK = (1 << kernels.ROW_BITS) - 1
-Stored: TypeAlias = tuple[ContextBlocks, int]  # what is stored after a state: a place in blocks
+Stored: TypeAlias = tuple[ContextBlocks, int]  # what is stored after a state: blocks, and an index
 # Unpacking.
-PEAK_BYTES = 100  # per n-gram, while a model is unpacked; a 5-gram takes 77
+PEAK_BYTES = 100  # bytes per n-gram while a model is unpacked; 5-gram models take 77
 SHARE = 4  # at most 1 / SHARE of the available memory is used
 LOAD = 0.7  # load factor of the hash table
 
 _DELIMITERS = splits_at(WHITE_SPACE)  # the separators of `bytes.split`
 _PADDING = b"\n" + PADDING
-# Where the bytes of a bytes object begin; CPython puts a zero byte after them.
+# Offset of the content in a bytes object; CPython puts a zero byte after the content.
 IN_BYTES = bytes.__basicsize__ - 1
 
 
@@ -58,8 +58,8 @@ class ModelCounts:
 
 
 class TextScorer:
-    """Looks up words, and scores sentences if the whole model is in this process, in one compiled
-    call each. The kernels read `numbers`, the first of which counts the words scored."""
+    """Looks up a word, or scores a sentence if the whole model is in this process, in one compiled
+    call. The kernels read `numbers`; `numbers[0]` counts the words scored."""
 
     def __init__(self, numbers: NDArray[np.int64], score: Any, find: Any, *kept: object) -> None:
         self.numbers, self._address, self._kept = numbers, numbers.ctypes.data, kept
@@ -68,7 +68,7 @@ class TextScorer:
 
     @classmethod
     def of_file(cls, file: KenlmFile) -> TextScorer:
-        """A scorer for a KenLM file: sums are in float32, like KenLM's."""
+        """Makes a scorer for a KenLM file; sums are in float32, like KenLM's."""
         scratch = np.zeros(file_kernels.SCRATCH_BYTES // 8 + 1, np.int64)
         numbers = _numbers(
             file_kernels.PLACES,
@@ -82,8 +82,8 @@ class TextScorer:
 
     @classmethod
     def of_words(cls, utterance: Utterance, unpacked: int | None = None) -> TextScorer:
-        """A scorer for a shard set, or for the unpacked model whose table has this address; sums
-        are in float64."""
+        """Makes a scorer for a shard set or, given the address of its table, for an unpacked model;
+        sums are in float64."""
         at, vocabulary = sentence_kernels, utterance.vocabulary
         table = WordTable.from_vocabulary(vocabulary)
         scratch = np.zeros(at.SCRATCH_BYTES, np.uint8)
@@ -119,13 +119,13 @@ class TextScorer:
         return self._find(self._address, id(padded) + IN_BYTES, len(word))
 
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
-        """The sum of the scores of a sentence of at most TEXT_BYTES."""
+        """Returns the score of a sentence, whose text has at most TEXT_BYTES."""
         padded = text + _PADDING  # the variable keeps the bytes alive during the call
         return self._score(self._address, id(padded) + IN_BYTES, len(text), bos, eos)
 
 
 def _numbers(places: int, given: dict[int, Any]) -> NDArray[np.int64]:
-    """Numbers for kernels, by place; an array is replaced by its address."""
+    """Returns an array for kernels from values by index; an array is given by its address."""
     found = np.zeros(places, np.int64)
     for place, value in given.items():
         found[place] = value.ctypes.data if isinstance(value, np.ndarray) else value
@@ -139,15 +139,15 @@ def _taken(numbers: NDArray[np.int64], place: int) -> int:
 
 
 class ModelTable(ABC):
-    """States of the model that an utterance is pinned to, as row numbers: one row per state. All
-    decoder adapters use it: `start` and `score`, as flashlight calls its models (also for the
-    sentence end), or `score_all`. Threads can share a table: its kernels hold the GIL.
+    """States of the model that an utterance is pinned to, with one row per state. Every decoder
+    adapter uses such a table: it calls `start`, then `score` for each word and for the sentence
+    end, or `score_all`. Threads can share a table, since its kernels hold the GIL.
 
-    Args        owner   owner of this table: states of its other tables can continue here
+    Args        owner   whose table this is: states of the same owner's other tables are accepted
                 scorer  looks up words, and scores text if the whole model is in this process
     Attributes  local   the model, if it is in this process
-                numbers  the table for the kernels, by its address
-                is_whole  whether the whole model is in this process, so no step is NEEDS_SHARD
+                numbers  what kernels read, given its address
+                is_whole  whether the whole model is in this process, so no step needs a shard
                 begin   row of the state at the beginning of a sentence
     """
 
@@ -172,18 +172,18 @@ class ModelTable(ABC):
         self.owner = owner
         self._counts = counts
         self.scorer = scorer
-        self.ids: dict[str, int] = {}  # exactly a dict, which Python reads faster
+        self.ids: dict[str, int] = {}  # not a subclass of dict, which Python would read more slowly
 
     def start(self, bos: bool = True) -> int:
-        """The state at the beginning of a sentence, or the empty context."""
+        """Returns the state at the beginning of a sentence or, without `bos`, the empty context."""
         return self.begin if bos else NULL
 
     def score(self, row: int, word: int) -> tuple[float, int]:
-        """log10 P of a word after a state, and the state after it; see `kernels.step`."""
+        """Returns log10 P of a word after a state, and the next state; see `kernels.step`."""
         return self.step(self.address, row, word)
 
     def id_of(self, word: str) -> int:
-        """The id of a word, looked up once; after too many unknown words, all are forgotten."""
+        """Returns a word's id, looked up once; forgets all ids after too many unknown words."""
         found = self.ids.get(word)
         if found is None:
             if not isinstance(word, str):
@@ -195,21 +195,21 @@ class ModelTable(ABC):
 
     @abstractmethod
     def words(self, row: int) -> tuple[int, ...]:
-        """The ids of a state, most recent first."""
+        """Returns the word ids of a state, most recent first."""
 
     @abstractmethod
     def row_of(self, words: Sequence[int]) -> int:
-        """The row of the state with these ids, most recent first; -1 if there is no room."""
+        """Returns the row of a state with these ids, most recent first; below 0 if none is free."""
 
     def score_rows(self, rows: NDArray[np.int64], words: NDArray[np.uint32]) -> NDArray[np.float32]:
-        """log10 P (K, W) of a whole model, for (K,) rows and (1, W) or (K, W) words."""
+        """Returns (K, W) log10 P for (K,) rows and (1, W) or (K, W) words, if `is_whole`."""
         found = np.empty((len(rows), words.shape[1]), np.float32)
         self._score_rows(self.address, rows, words, found)
         self._counts.queries += found.size
         return found
 
     def count(self) -> ModelCounts:
-        """The counts, including what the kernels counted since the last call."""
+        """Returns the counts, including what the kernels counted since the last call."""
         asked = _taken(self.numbers, kernels.ASKED)
         asked += _taken(self.scorer.numbers, sentence_kernels.ASKED)
         self._counts.queries += asked
@@ -249,7 +249,7 @@ class StepTable(ModelTable):
             if local is not None and self.is_whole:
                 tree = local.trees[0]
             scorer = scorer or TextScorer.of_words(utterance)
-            # The compiled functions themselves: numba's dispatchers take half as long again.
+            # These are the compiled functions: calls by a numba dispatcher take 1.5 times as long.
             self.step = kernels.step.compile()
             self._enter_state = kernels.enter_state
             self._score_rows = kernels.score_rows.compile()
@@ -283,7 +283,7 @@ class StepTable(ModelTable):
             },
         )
         super().__init__(utterance, counts, owner, numbers, scorer)
-        self._blocks: dict[int, Stored] = {}  # by row: blocks, and the place in them
+        self._blocks: dict[int, Stored] = {}  # by row: blocks, and the row's index in them
         self._held = 0  # number of words in these blocks
         self.row_of(())
         self.begin = self.row_of((utterance.vocabulary.begin_id,) if self.order > 1 else ())
@@ -308,14 +308,14 @@ class StepTable(ModelTable):
         return int(self._enter_state(self.address, np.array(words, np.uint32)))
 
     def renewed(self, states: int | None = None) -> StepTable:
-        """An empty table, with room for this number of states."""
+        """Returns an empty table, with room for this number of states."""
         return StepTable(
             self.utterance, self.count(), self.owner, states=states or self.room,
             scorer=self.scorer, max_words=self._max_words,
         )  # fmt: skip
 
     def grown(self) -> StepTable:
-        """A table with the same rows, and room for twice as many."""
+        """Returns a table with the same rows, and room for twice as many."""
         found = self.renewed(2 * self.room)
         for row in range(len(self)):
             found.row_of(self.words(row))
@@ -326,11 +326,11 @@ class StepTable(ModelTable):
         return int(self.numbers[kernels.COUNT])
 
     def lacks(self, row: int) -> bool:
-        """Whether steps after a state need what is stored after it, which has not been fetched."""
+        """Whether steps after a state need its stored continuations, which are not fetched yet."""
         return bool(self._rows[row, 1]) and row not in self._blocks
 
     def blocks_of(self, rows: Collection[int]) -> dict[int, Stored]:
-        """Everything stored after different states, in at most one message per shard."""
+        """Fetches everything stored after different states, in at most one message per shard."""
         found = {row: self._blocks[row] for row in rows if row in self._blocks}
         lacked = [row for row in rows if row not in found]
         if lacked:
@@ -347,8 +347,8 @@ class StepTable(ModelTable):
         return found
 
     def remember(self, row: int, words: Sequence[int], answers: Answers) -> bool:
-        """Counts and keeps the servers' answers to consecutive words, up to the first of the bigram
-        fallback; False if there is no room."""
+        """Counts the servers' answers to consecutive words, and keeps those before the first answer
+        of the bigram fallback. Returns False if there is no room."""
         count = len(words)
         degraded = (
             np.zeros(count, bool) if answers.source is None else answers.source == BIGRAM_FALLBACK
@@ -396,8 +396,8 @@ class StepTable(ModelTable):
     def score_all(
         self, rows: NDArray[np.int64], words: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
-        """log10 P of N words, each after its own state, and the rows after them; None if the table
-        is full. At most one message per shard."""
+        """Returns log10 P of N words, each after its own state, and the next rows; None if the
+        table is full. Sends at most one message per shard."""
         log10_prob, after = np.empty(len(rows)), np.empty(len(rows), np.int64)
         self._step_all(self.address, rows, words, log10_prob, after)
         lacked = np.flatnonzero(after == NEEDS_SHARD)
@@ -416,14 +416,14 @@ def fits(model: LocalModel) -> bool:
 
 
 def unpack(model: LocalModel) -> tuple[NDArray[Any], ...]:
-    """Every n-gram of a model in the form of `unpacked_kernels`: `numbers`; for each context from 1
-    on, the context of all but its last word, and this word; and the arrays to which `numbers`
-    refer, `words` first. ShardFormatError if the model's files do not match each other."""
+    """Unpacks all n-grams of a model for `unpacked_kernels`. Returns `numbers`; by context, the
+    context without its last word, and that word; and the arrays to which `numbers` refer, `words`
+    first. Raises ShardFormatError if the model's files do not match each other."""
     found = decode_tables(model)
     tables = found.model.tables
     first = np.cumsum([1, *(len(table) for table in tables)]).tolist()
     rows, vocabulary = first[-1], len(tables[0])
-    # These include all prefixes of n-grams, and all states.
+    # The numbered n-grams include all prefixes of n-grams, and all states.
     numbered = np.concatenate([[False], *found.extended])
     numbered[1 : vocabulary + 1] = True  # so the number of a word is its id + 1
     context_of = np.where(numbered, np.cumsum(numbered), 0).astype(np.uint32)

@@ -1,9 +1,9 @@
-"""Steps in an unpacked model: a lookup in a hash table for each context length tried.
+"""Steps in an unpacked model, with one hash-table lookup for each context length tried.
 
 The contexts that matter (those that n-grams extend, or that have a back-off weight) are numbered
-from 1; 0 is the empty one. The table maps (context, word) to the n-gram's probability and the
-context after it. Without an entry, the next shorter context is tried, and the back-off weight is
-added.
+from 1; 0 is the empty context. The table maps (context, word) to the n-gram's probability and the
+context after the word. If an entry is missing, the context's back-off weight is added, and the
+next shorter context is tried.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -35,12 +35,12 @@ from dlm.ngram.memory_kernels import (
     store64,
 )
 
-# Places in a table, an array of int64.
+# Indices into a table, an array of int64.
 (
-    ENTRIES,  # address of the hash table: (context, word), then the value; 16 bytes
-    SIZE,  # entries it has room for
-    CONTEXTS,  # address by number: the weight, float32, and the context to fall back on, uint32
-    WORDS,  # address by word: log10 P, float32, and the context after the word alone, uint32
+    ENTRIES,  # address of the hash table; an entry is (context, word) and its value, 16 bytes
+    SIZE,  # number of entries that the hash table has room for
+    CONTEXTS,  # address; of each context: weight, float32, and next shorter context, uint32
+    WORDS,  # address; of each word: log10 P, float32, and context after it alone, uint32
     PLACES,
 ) = range(HITS + 1, HITS + 6)
 
@@ -49,7 +49,7 @@ _0, _1, _3, _4, _8 = np.int64(0), np.int64(1), np.int64(3), np.int64(4), np.int6
 _32 = np.int64(32)
 _LOW_32 = np.int64((1 << 32) - 1)
 _MIX = np.int64(-7046029254386353131)  # 2**64 over the golden ratio
-# A blank has this instead of a probability: it only closes the model under suffixes.
+# A blank, which only closes the model under suffixes, has these bits instead of a probability.
 BLANK_BITS = np.int64(0x7FC00000)
 
 
@@ -62,8 +62,8 @@ def slot_of(table, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def find(table, key):  # type: ignore[no-untyped-def]
-    """The value of a key, or -1 if it is missing: the bits of a probability and, above bit 32, an
-    answer as `kernels.step` gives it."""
+    """Returns a key's value, or -1 if the key is missing. A value is the bits of a probability and,
+    from bit 32 on, an answer as `kernels.step` returns it."""
     return find_from(table, slot_of(table, key), key)
 
 
@@ -100,15 +100,15 @@ def put(table, key, value):  # type: ignore[no-untyped-def]
 def enter_order(  # type: ignore[no-untyped-def]
     table, order, first, prefix, word, log10_backoff, extended, context_of, suffix, after
 ):
-    """Enters the n-grams of one order; call it in ascending order, from order 1.
+    """Enters the n-grams of one order. Calls must be in ascending order, from order 1.
 
-    Args    first  row of the first of them; rows count the n-grams of all orders from 1
+    Args    first  row of the order's first n-gram; rows number the n-grams of all orders from 1
     Shapes
         prefix, word, log10_backoff, extended  (n,)  `prefix`: row of the n-gram without its last
-                       word, 0 of a 1-gram
-        context_of     (rows,)  the number of each n-gram as a context, 0 where it is not one
-        suffix, after  (rows,)  filled for these n-grams: the row of each without its first word;
-                       the number of its longest suffix that matters
+                       word, 0 for a 1-gram
+        context_of     (rows,)  the number of each n-gram as a context; 0: it is not a context
+        suffix, after  (rows,)  filled for these n-grams: row of the n-gram without its first word;
+                       number of the n-gram's longest suffix that matters
     Trusts  the table has room; the model is closed under suffixes; 1-grams are all numbered
     """
     for i in range(len(word)):
@@ -121,7 +121,7 @@ def enter_order(  # type: ignore[no-untyped-def]
             shorter = np.int64(word[i]) + _1
         elif order > 2:
             key = np.int64(context_of[suffix[prefix[i]]]) << _32 | np.int64(word[i])
-            shorter = find(table, key)  # the table holds rows until all are entered
+            shorter = find(table, key)  # until `finish`, values in the table are rows
         suffix[row] = shorter
         after[row] = context_of[row] if extended[i] else after[shorter]
         if context_of[row]:
@@ -134,7 +134,7 @@ def enter_order(  # type: ignore[no-untyped-def]
 
 @kernel("int64, float32[:], bool[:], uint32[:], uint8[:]")
 def finish(table, log10_prob, blank, after, order_of):  # type: ignore[no-untyped-def]
-    """Replaces the rows in the table by answers. Shapes: (rows,) each."""
+    """Replaces the row numbers in the table by answers. Shapes: (rows,) for each array."""
     at = of(table, ENTRIES)
     for _ in range(of(table, SIZE)):
         if load64(at) != 0:
@@ -204,22 +204,22 @@ def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-d
 
 
 BLOCK = 32  # words whose entries are prefetched before the first is read
-LONGEST = 256  # words of a context, at most: an order is a uint8
+LONGEST = 256  # maximum length of a context, since an order is a uint8
 
 
 @kernel("int64, int64[:], uint32[:, :], out float32[:, :]")
 def score_rows(table, contexts, words, log10_prob):  # type: ignore[no-untyped-def]
-    """Scores words after contexts, the shortest part of each first: a word that does not follow it
-    follows no longer part either, since the model is closed under suffixes (blanks included).
+    """Scores words after contexts. A context's shortest suffix is tried first: a word that does not
+    follow it follows no longer one, since the model, with its blanks, is closed under suffixes.
 
     Shapes      contexts (K,) int64;  words (1, W) for all contexts, or (K, W), uint32
                 log10_prob (K, W) float32  filled
     Guarantees  equals `step` bit for bit: weights are added from the longest context down
-    Trusts      numbers of contexts, ids below the vocabulary's size
+    Trusts      valid numbers of contexts, ids below the vocabulary's size
     """
     width = words.shape[1]
     parts = np.empty(LONGEST, np.int64)
-    above = np.empty(LONGEST, np.float32)  # the weights of the contexts longer than each part
+    above = np.empty(LONGEST, np.float32)  # sum of the weights of contexts longer than each part
     slots = np.empty(BLOCK, np.int64)
     for k in range(len(contexts)):
         row = words[k if len(words) > 1 else 0]

@@ -4,7 +4,7 @@
     0 1 5 3.25,10.5,1_2_3
     1 0.5,0.0,
 
-An arc is: source, target, word, and the weight `graph cost,acoustic cost,transition-ids` (in a
+An arc has a source, a target, a word and a weight, `graph cost,acoustic cost,transition-ids` (in a
 CompactLattice). A line with only a state and a weight makes the state final. Transition-ids may
 also be in a separate column; they are written as in CompactLattices. A cost is a negated natural
 logarithm. Final states lead to an extra node, so every lattice has a single end.
@@ -29,7 +29,7 @@ _NOT_FINAL = "infinity,infinity"
 
 @dataclass(frozen=True, slots=True)
 class SymbolTable:
-    words: Mapping[str, str]  # words by their number, as a string
+    words: Mapping[str, str]  # word by number; the number is a string
     numbers: Mapping[str, str]
 
     @classmethod
@@ -62,7 +62,7 @@ def read_kaldi(
     non_words: Collection[str] = NON_WORDS,
     skip: Callable[[LatticeError], None] | None = None,
 ) -> Iterator[Lattice]:
-    """The lattices of an archive, one at a time.
+    """Yields the lattices of an archive, one at a time.
 
     Args    path   plain or compressed; `-` is standard input
             table  words by number; without it, labels are words (`int2sym.pl -f 3`)
@@ -99,8 +99,8 @@ class _Reader:
         line, text = head
         if len(split_text(text)) != 1:
             raise LatticeError(
-                f"found {described(text)}; expected a line with only the id of an utterance, "
-                "before its arcs",
+                f"the line has several fields ({described(text)}); expected a line with only "
+                "the id of an utterance, before its arcs",
                 path=path,
                 line=line,
             )
@@ -201,8 +201,8 @@ class _Reader:
 
 
 def kaldi_text(lattice: Lattice, table: SymbolTable | None = None) -> str:
-    """The lattice as the text of a CompactLattice, which is read back bit for bit; ConfigError if
-    the symbol table lacks one of its words."""
+    """Formats a lattice as the text of a CompactLattice, which is read back bit for bit. Raises
+    ConfigError if the symbol table lacks a word of the lattice."""
     lines = [lattice.id]
     into_end = Counter(lattice.sources[lattice.targets == lattice.end].tolist())
     has_end = False

@@ -30,7 +30,7 @@ class Scales:
 
     total = acoustic * (acoustic scores) + lm * (language model scores) + word_penalty * (words)
 
-    Raises  ConfigError  one of them is not a finite number
+    Raises  ConfigError  a scale is not a finite number
     """
 
     acoustic: float = 1.0
@@ -42,13 +42,13 @@ class Scales:
             value = getattr(self, name)
             if not isinstance(value, Real) or not math.isfinite(value):
                 raise ConfigError(
-                    f"{name} is {value!r}; expected a finite number, as all members of Scales are"
+                    f"{name} is {value!r}; expected a finite number, as for all fields of Scales"
                 )
 
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """Words between points in time, with their scores.
+    """A graph whose arcs are words between points in time, with scores.
 
     Shapes
         sources   (A,)  int32    node that an arc leaves; ascending
@@ -60,7 +60,7 @@ class Lattice:
         times     (N,)  float64  seconds from the start of the utterance; nan if not known
         details   A     str      other fields of the arc in the file, kept for writing; usually ""
     Guarantees
-        nodes are in topological order; node 0 begins every path, the last one ends it, and every
+        nodes are in topological order; every path leads from node 0 to the last node, and every
         node is on a path. No arc into the last node has a word: these arcs are the ends of
         sentences, and a rescored lattice has log P(</s>) in their `lm`.
     """
@@ -90,7 +90,7 @@ class Lattice:
 
     @property
     def duration_s(self) -> float:
-        """Seconds to the last node with a known time; 0 if there is none."""
+        """The largest known time of a node, in seconds; 0 if no time is known."""
         return float(np.nanmax(self.times)) if not np.isnan(self.times).all() else 0.0
 
     def __repr__(self) -> str:
@@ -98,16 +98,16 @@ class Lattice:
 
     @cached_property
     def out_begin(self) -> NDArray[np.int64]:
-        """Shape (N + 1,): the arcs out of node n are `out_begin[n]` to `out_begin[n + 1]`."""
+        """(N + 1,): arcs `out_begin[n]` to `out_begin[n + 1] - 1` are those that leave node n."""
         return np.searchsorted(self.sources, np.arange(self.nodes + 1))
 
     def totals(self, scales: Scales | None = None) -> NDArray[np.float64]:
-        """What each arc adds to a path's score, (A,); by default with the lattice's scales."""
+        """Returns what each arc adds to a path's score, (A,); default: with own scales."""
         by = self.scales if scales is None else scales
         return by.acoustic * self.acoustic + by.lm * self.lm + by.word_penalty * self.is_word
 
     def best_to_end(self, arc_scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """For each node, (N,), the best score of a path from it to the end; `arc_scores`: (A,)."""
+        """Returns each node's best score of a path to the end, (N,); `arc_scores` is (A,)."""
         best = np.full(self.nodes, -math.inf)
         best[self.end] = 0.0
         begin, targets = self.out_begin.tolist(), self.targets
@@ -163,7 +163,7 @@ class LatticeDraft:
     def finish(
         self, start: int | None = None, end: int | None = None, scales: Scales | None = None
     ) -> Lattice:
-        """The lattice, without nodes that are not on a path.
+        """Returns the lattice, without nodes that are not on a path.
 
         Args    start, end  default: the only node that no arc reaches, and that no arc leaves
         Raises  LatticeError  there are no arcs, a cycle, no single start or end, or no path
@@ -179,12 +179,12 @@ class LatticeDraft:
         if not kept:
             raise self.error(
                 f"no path leads from the start node {start} to the end node {end}; expected at "
-                "least one. Make the lattice again"
+                "least one. Rebuild the lattice"
             )
         arcs = [arc for arc in self._arcs if arc[0] in onward and arc[1] in back]
         times = [self._times.get(node, math.nan) for node in kept]
         if any(arc[1] == end and arc[2] not in self.non_words for arc in arcs):
-            # The last words lead to a node before the end, so the end can be scored.
+            # A new end follows the last words, so that arcs into the end can score </s>.
             last = max(order) + 1
             arcs.append((end, last, "", 0.0, 0.0, ""))
             kept.append(last)
@@ -234,9 +234,9 @@ class LatticeDraft:
             out.setdefault(target, [])
             waiting[target] += 1
         if all(source < target for source, target, *_ in self._arcs):
-            return sorted(out)  # in the file's numbering
+            return sorted(out)  # the file's numbers are already in order
         order = [node for node in sorted(out) if not waiting[node]]
-        for node in order:  # the loop appends to it
+        for node in order:  # the loop appends to `order`
             for target in out[node]:
                 waiting[target] -= 1
                 if not waiting[target]:

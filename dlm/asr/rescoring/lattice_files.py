@@ -41,7 +41,7 @@ class LatticeFiles:
         table: SymbolTable | None = None,
         non_words: Collection[str] = (),
     ) -> LatticeFiles:
-        """The file at `path`, or all files of a folder, sorted by name; the format is detected.
+        """Finds the file at `path`, or a folder's files, sorted by name; detects their format.
 
         Raises  ConfigError  no file, unknown format;  LatticeError  no format fits the first file
         """
@@ -50,20 +50,20 @@ class LatticeFiles:
         if path.is_dir():
             paths = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
             if not paths:
-                raise ConfigError(f"{path} has no files; expected files of lattices")
+                raise ConfigError(f"{path} has no files; expected lattice files")
         else:
             paths = [path]
             if str(path) != "-" and not path.exists():
                 raise ConfigError(f"no such file or folder: {path}; check the path")
         if format_ is None:
             if str(path) == "-":
-                raise ConfigError("give --format; dlm cannot detect it for standard input")
+                raise ConfigError("dlm cannot detect the format of standard input; give --format")
             format_ = _format_of(paths[0])
         return cls(paths, format_, table, non_words)
 
     def read(self, skip: Callable[[LatticeError], None] | None = None) -> Iterator[Hypotheses]:
-        """Every utterance, in the order of the files; malformed files are left out if `skip`
-        accepts their errors.
+        """Yields every utterance, in the order of the files; a malformed utterance is left out if
+        `skip` accepts the error.
 
         Raises  LatticeError, OSError, ConfigError: see the readers
         """
@@ -102,8 +102,8 @@ def _format_of(path: Path) -> str:
 
 
 class FileWriter(ExitStack):
-    """Writes all results to one file, which appears when it is complete, or not at all. N-best
-    lists are JSON lines if its name ends in .jsonl or .json."""
+    """Writes all results to one file, which appears only once it is complete. N-best lists become
+    JSON lines if the file's name ends in .jsonl or .json."""
 
     def __init__(self, path: Path, format_: str, table: SymbolTable | None = None) -> None:
         super().__init__()
@@ -122,8 +122,8 @@ class FileWriter(ExitStack):
 
 
 class FolderWriter(ExitStack):
-    """Writes one SLF file per lattice, which appears when it is complete. `resume` skips utterances
-    that have a file; without it, ConfigError if the folder has any."""
+    """Writes one SLF file per lattice, which appears only once it is complete. With `resume`, the
+    folder may have files, whose utterances are skipped; without `resume`, raises ConfigError."""
 
     def __init__(self, folder: Path, *, resume: bool = False) -> None:
         if folder.exists() and not folder.is_dir():

@@ -5,7 +5,7 @@ JSON has one utterance per line; a missing score is 0:
 
     {"id": "a1", "hyps": [{"words": "the man", "acoustic": -12.5, "lm": -7.25}]}
 
-Text has one hypothesis per line, with those of an utterance together:
+Text has one hypothesis per line; those of an utterance are on consecutive lines:
 
     a1 -12.5 -7.25 the man
 
@@ -64,8 +64,8 @@ Hypotheses: TypeAlias = Lattice | NbestList
 def read_nbest(
     path: Path | str, *, skip: Callable[[LatticeError], None] | None = None
 ) -> Iterator[NbestList]:
-    """The lists in a file: JSON lines if its first line begins with `{`, else text. `skip` is
-    called with the error of each malformed list, which is then left out. Raises OSError,
+    """Yields the lists in a file: JSON lines if the first line begins with `{`, otherwise text.
+    `skip` is called with the error of each malformed list, which is then left out. Raises OSError,
     LatticeError."""
     lines = ((number, text) for number, text in read_lines(path) if text.strip(SPACES))
     for first in lines:
@@ -162,7 +162,7 @@ def nbest_json(found: NbestList) -> str:
 
 
 def nbest_text(found: NbestList) -> str:
-    """The list as lines of text; ConfigError if the id has a space."""
+    """Formats a list as lines of text. Raises ConfigError if the id contains white space."""
     if split_text(found.id) != [found.id]:
         raise ConfigError(
             f"the id {found.id!r} contains white space, which ends an id in this format; write to "
@@ -181,7 +181,7 @@ _Way = tuple[float, float, float]
 
 
 def best_paths(lattice: Lattice, limit: int = 1, scales: Scales | None = None) -> NbestList:
-    """The `limit` most probable sentences, best first; fewer if the lattice has fewer.
+    """Returns the `limit` most probable sentences, best first; fewer if the lattice has fewer.
 
     Paths that differ only in times or silences count as one sentence: the best of them.
 
@@ -202,7 +202,7 @@ def best_paths(lattice: Lattice, limit: int = 1, scales: Scales | None = None) -
 
 
 class _Search:
-    """Prefixes of sentences, ordered by the score of their best completion."""
+    """A search over prefixes of sentences, in the order of their best completions' scores."""
 
     def __init__(self, lattice: Lattice, each: list[float], to_end: list[float]) -> None:
         self._each, self._to_end = each, to_end
@@ -211,7 +211,7 @@ class _Search:
         self._labels, self._is_word = lattice.labels, lattice.is_word.tolist()
         self._acoustic, self._lm = lattice.acoustic.tolist(), lattice.lm.tolist()
         self._end = lattice.end
-        self._number = count()  # breaks ties: the first is best
+        self._number = count()  # breaks ties in favour of the earlier prefix
         self._heap: list[tuple[float, int, tuple[str, ...], dict[int, _Way]]] = []
         self._push((), {0: (0.0, 0.0, 0.0)})
 

@@ -36,7 +36,7 @@ from dlm.units import LN_10
 
 
 class StateTable:
-    """The distinct states of one model that occurred; those of `first` (1-D) are numbered first."""
+    """Numbers the distinct states of one model as they occur, after those of `first` (1-D)."""
 
     def __init__(self, first: States) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -47,7 +47,7 @@ class StateTable:
         return len(self._numbers)
 
     def add(self, states: States) -> list[int]:
-        """The number of each state of an array, flattened; new ones get the next numbers."""
+        """Returns the number of each state, in a flat list; new states get the next numbers."""
         numbers, known = self._numbers, len(self._numbers)
         found: list[int] = []
         fresh: list[int] = []
@@ -66,7 +66,7 @@ class StateTable:
 
 @dataclass(frozen=True)
 class Search(SearchSettings):
-    """How a lattice is searched, and its scores combined: by default, with its own scales."""
+    """How a lattice is searched and its scores are combined; by default, with its own scales."""
 
     scales: Scales | None = None
 
@@ -76,9 +76,9 @@ class Search(SearchSettings):
 
 @dataclass(frozen=True, eq=False)
 class PositionBatch:
-    """The queries at a position, in the form of `Utterance.extend`.
+    """The queries at a position, as `Utterance.extend` takes them; `time_s` is nan if unknown.
 
-    Shapes  states (K,);  words (K, W)  ids to score after each state;  time_s  nan if not known
+    Shapes  states (K,);  words (K, W), the ids to score after each state
     """
 
     time_s: float
@@ -90,12 +90,12 @@ class PositionBatch:
 class Rescored:
     """A lattice with a model's scores.
 
-    lattice    one node per pair of node and state that was reached; `lm` has the new scores, with
-               those of </s> on the arcs into the end
-    bonus      (A,) natural logarithms, what phrases add to each arc; None without phrases. So that
-               other programs find the same best path, `lm` has it too, divided by the scale of `lm`
-    positions  number of calls
-    queries    scores requested, and the number that came from each fallback
+    lattice    has a node per (node, state) that was reached; `lm` has the new scores, with those of
+               </s> on the arcs into the end
+    bonus      (A,) what phrases add to each arc, a natural logarithm; None without phrases. `lm`
+               includes bonus / (scale of `lm`), so other programs find the same best path
+    positions  number of positions with queries
+    queries    number of scores requested; the last two fields: how many each fallback gave
     """
 
     lattice: Lattice
@@ -115,8 +115,8 @@ def rescore(
     search: Search | None = None,
     watch: Callable[[PositionBatch], None] | None = None,
 ) -> Rescored:
-    """The lattice with the scores of the utterance's model; `watch` is called with each batch
-    before it is sent. Raises UnavailableError, ProtocolError, see `Utterance.extend`."""
+    """Returns the lattice with the scores of the utterance's model; `watch` is called with each
+    batch before it is sent. Raises UnavailableError, ProtocolError, see `Utterance.extend`."""
     steps = positions(lattice, utterance, search)
     try:
         batch = next(steps)
@@ -131,8 +131,8 @@ def rescore(
 def positions(
     lattice: Lattice, utterance: Utterance | AsyncUtterance, search: Search | None = None
 ) -> Positions:
-    """Yields the queries at each position, takes the answers, and returns the lattice. It is for
-    callers that send or record the queries themselves: `utterance` only gives ids and states."""
+    """Yields the queries at each position, takes the answers, and returns the lattice: for
+    callers that send or record queries themselves. `utterance` is only used for ids and states."""
     search = search or Search()
     return (yield from _Expansion(lattice, utterance, search).run())
 
@@ -140,8 +140,8 @@ def positions(
 def rescore_nbest(
     found: NbestList, utterance: Utterance, search: Search | None = None
 ) -> tuple[NbestList, int]:
-    """The list with the scores of the utterance's model, best first, and the number of queries. All
-    hypotheses go out in one call. Raises what `Utterance.score_sentences` raises."""
+    """Returns the list with the scores of the utterance's model, best first, and the number of
+    queries, all made in one call. Raises what `Utterance.score_sentences` raises."""
     search = search or Search()
     scales = search.scales_of(found)
     per_bonus = _lm_per_bonus(utterance, scales)
@@ -165,7 +165,7 @@ def rescore_nbest(
 
 
 def _lm_per_bonus(utterance: Utterance | AsyncUtterance, scales: Scales) -> float:
-    """What a log10 bonus of 1 adds to an lm score, so that the scale of lm does not multiply it."""
+    """Returns what a log10 bonus of 1 adds to an LM score that is later multiplied by its scale."""
     if utterance.phrases is None:
         return 0.0
     if not abs(scales.lm) >= MIN_WEIGHT:
@@ -176,7 +176,7 @@ def _lm_per_bonus(utterance: Utterance | AsyncUtterance, scales: Scales) -> floa
     return LN_10 / scales.lm
 
 
-# An arrival at a node: state, score, previous hypothesis (-1: none), arc, and its lm score.
+# An arrival at a node: state, score, previous hypothesis (-1: none), arc, and the arc's lm score.
 _Arrival: TypeAlias = tuple[int, float, int, int, float]
 # An arc: its number, target, word id, scaled acoustic score, weighted old lm score, word penalty.
 _Arc: TypeAlias = tuple[int, int, int, float, float, float]
@@ -184,7 +184,7 @@ _SILENT = -1  # the word id of an arc without a query
 
 
 class _Expansion:
-    """One lattice being expanded, position by position. A hypothesis is a node and a state."""
+    """Expands one lattice, position by position. A hypothesis is a pair of node and state."""
 
     def __init__(
         self, lattice: Lattice, utterance: Utterance | AsyncUtterance, search: Search
@@ -203,7 +203,7 @@ class _Expansion:
         self._states = StateTable(utterance.states([utterance.begin()]))
         # state * words + word -> new lm, next state, and the lm score of the phrases' bonus
         self._memo: dict[int, tuple[float, int, float]] = {}
-        # Per hypothesis.
+        # The node, state and score of each hypothesis.
         self._node: list[int] = []
         self._state: list[int] = []
         self._score: list[float] = []
@@ -261,8 +261,8 @@ class _Expansion:
         return out
 
     def _by_position(self) -> list[list[int]]:
-        """Nodes except the end, by the largest number of words before them. A position is reached
-        only from earlier positions or, without a word, from earlier nodes of the same position."""
+        """Groups nodes, except the end, by the largest number of words before them. A position is
+        reached from earlier positions or, without a word, from its own earlier nodes."""
         depth = [0] * self._lattice.nodes
         for node, arcs in enumerate(self._out):
             for _, target, word, *_ in arcs:
@@ -273,12 +273,12 @@ class _Expansion:
         return out
 
     def _best_to_end(self) -> Generator[PositionBatch, Extension, tuple[list[float], list[float]]]:
-        """Estimates the best completion of a path before it is scored: from the lattice's own
-        scores, or from the model's unigrams if it has none. Returns the estimate from each node,
-        and the best one that begins with a word.
+        """Estimates the score of the best path from each node to the end, before paths are scored:
+        from the lattice's own LM scores or, if it has none, from the model's unigrams. Returns the
+        estimates, and those for paths that begin with a word.
 
         Scores of arcs without a word are not estimated, so the best hypothesis at a position stays
-        the best along such arcs, and one always reaches the end.
+        the best along such arcs, and a hypothesis always reaches the end.
         """
         lattice, search = self._lattice, self._search
         asked = self._word_ids != _SILENT
@@ -365,8 +365,7 @@ class _Expansion:
     def _bonuses(
         self, before: NDArray[np.int64], after: NDArray[np.int64], arcs: NDArray[np.int64]
     ) -> NDArray[np.float64] | None:
-        """What phrases add to each link, natural logarithms; `before` and `after` are
-        hypotheses."""
+        """Returns what phrases add to each link from `before` to `after`, natural logarithms."""
         if self._phrases is None:
             return None
         nodes = self._states.take(self._state)._nodes
@@ -405,8 +404,7 @@ class _Expansion:
 
 @dataclass(frozen=True, slots=True)
 class RescoredUtterance:
-    """An utterance with a model's scores; counts as in `Rescored`; seconds of audio, 0 if
-    unknown."""
+    """An utterance with a model's scores; counts as in `Rescored`. `audio_s` is 0 if unknown."""
 
     found: Hypotheses
     audio_s: float
@@ -453,9 +451,9 @@ def rescore_many(
     jobs: int = 8,
     phrases: Phrases | Weights | None = None,
 ) -> Iterator[RescoredUtterance]:
-    """Rescores all utterances, in order, `jobs` at a time, and reads each when needed; those before
-    an error are still returned. Raises what reading `given` raises; UnavailableError,
-    ProtocolError, QueryError.
+    """Rescores all utterances, `jobs` at a time, and yields them in order; reads each one only when
+    needed. Utterances before an error are still yielded. Raises what reading `given` raises, and
+    UnavailableError, ProtocolError, QueryError.
     """
     listed = prepared(phrases)
     waiting: deque[Future[RescoredUtterance]] = deque()

@@ -36,14 +36,14 @@ _SUBLATTICES = "sub-lattices are not supported; expand them first (HTK: HLRescor
 
 
 def read_slf(path: Path | str, *, non_words: Collection[str] = NON_WORDS) -> Lattice:
-    """The lattice in a file, plain or compressed; `-` is standard input. Its id is the file's
-    UTTERANCE field, without folders and suffixes, or else the file's name. Raises OSError,
-    LatticeError."""
+    """Reads a lattice from a file, plain or compressed; `-` is standard input. The lattice's id is
+    the UTTERANCE field without folders and suffixes; without that field, it is the file's name.
+    Raises OSError, LatticeError."""
     return _Reader(str(path), non_words).read(read_lines(path))
 
 
 def utterance_id(name: str) -> str:
-    """The id in the name of a file: `lattices/a1.slf.gz` is `a1`."""
+    """Returns the id in a file's name, such as `a1` in `lattices/a1.slf.gz`."""
     base = name.replace("\\", "/").rpartition("/")[2]
     return re.sub(r"(\.(slf|lat|htk|gz|zst|xz|bz2|mfc|wav|flac))+$", "", base) or base
 
@@ -191,14 +191,14 @@ class _Reader:
         )
 
     def _word_of_start(self, start: int | None) -> int | None:
-        """The start node; if it has a word itself, an extra node before it."""
+        """Returns the start node or, if that node has a word, an extra node added before it."""
         if any("W" in fields for _, fields in self._links):
             return start
         if start is None:
             reached = {int(fields["E"]) for _, fields in self._links}
             sources = {int(fields["S"]) for _, fields in self._links} - reached
             if len(sources) != 1:
-                return None  # an error, reported when the start is looked for
+                return None  # `finish` reports this error
             (start,) = sources
         word = self._nodes.get(start, "")
         if word in self._draft.non_words:
@@ -214,7 +214,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def slf_text(lattice: Lattice, remark: str = "") -> str:
-    """The lattice as an SLF file that begins with `remark`; scores are read back bit for bit."""
+    """Formats a lattice as SLF, with `remark` as a comment; scores are read back bit for bit."""
     scales = lattice.scales
     lines = [
         *([f"# {remark}"] if remark else []),

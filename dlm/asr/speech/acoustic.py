@@ -14,7 +14,7 @@ from dlm.asr.decoders.labels import BEGIN, BLANKS
 from dlm.errors import ConfigError, QueryError
 
 BOUNDARIES = ("<wb>", "|", " ")  # names of the label that ends a word
-FAR_FROM_1 = 0.05  # error of a sum of probabilities; 8-bit models are slightly off
+FAR_FROM_1 = 0.05  # tolerance for the sum of a frame's probabilities; 8-bit models are slightly off
 
 
 class PhonemeModel:
@@ -50,10 +50,10 @@ class PhonemeModel:
 class AcousticModel:
     """A CTC acoustic model, by default a `PhonemeModel`; ConfigError if it is unusable.
 
-    labels    phonemes, letters or pieces of words by output, with one of `BLANKS`; U+2581 begins a
-              word, or one of `BOUNDARIES` ends it
+    labels    the label of each output, a phoneme, letter or piece of a word; one is in `BLANKS`.
+              U+2581 begins a word, or one of `BOUNDARIES` ends it
     frame_s   seconds of audio per frame
-    blank, boundary  ids of these labels; boundary is None where U+2581 begins words
+    blank, boundary  indices of the blank, and of the label that ends words (None: no label does)
     """
 
     def __init__(self, model: Any = PhonemeModel) -> None:
@@ -111,9 +111,9 @@ class AcousticModel:
 
 
 def load_acoustic(named: str) -> AcousticModel:
-    """The acoustic model that `module:function` makes; the module may be in the current folder,
-    which is added to Python's path. ConfigError if it cannot be imported, or
-    `AcousticModel` rejects it."""
+    """Returns the acoustic model that `module:function` makes. The current folder is added to
+    Python's path. Raises ConfigError if the function cannot be imported, or `AcousticModel`
+    rejects its result."""
     module, _, name = named.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:

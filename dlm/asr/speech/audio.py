@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dlm.errors import AudioError
 
 SAMPLE_RATE = 16_000
-# Shorter than any word; the acoustic model makes frames even from one sample.
+# Every word is longer than this. The acoustic model makes frames even from one sample.
 SHORTEST_S = 0.1
 # Below this rate, consonants are lost. Telephones have 8,000.
 LOWEST_RATE = 4_000
@@ -28,9 +28,9 @@ SEGMENT_S = 20.0
 _PAUSE_S = 0.2  # audio is cut in the middle of the quietest stretch of this length
 _BLOCK = 1 << 16  # samples read at a time
 STREAM_S = 0.1  # seconds of streamed audio read at a time
-# What libsndfile logs if a file is shorter than its header promises: with numbers for a WAV, AU,
-# AIFF, SVX or 64-bit file (W64, RF64); without numbers for a VOC or MAT4 file, or for an Ogg file
-# without its last page. For NIST files (SPHERE), whose header is text, it logs nothing.
+# How libsndfile's log shows that a file is shorter than its header says: `_SHORTER` for WAV, AU,
+# AIFF, SVX and 64-bit files (W64, RF64); `_NO_END` for VOC and MAT4 files, and for Ogg files with
+# no last page. For NIST files (SPHERE), whose header is text, the log shows nothing.
 _SHORTER = re.compile(
     r"^\s*(?:data|SSND|BODY|Data Size|(riff|Riff size))\s*: (\d+) \(should be (\d+)\)",
     re.MULTILINE,
@@ -42,20 +42,20 @@ _NO_END = re.compile(
 )
 _NIST_FRAMES = re.compile(rb"^sample_count -i (\d+)$", re.MULTILINE)
 _NIST_HEADER_BYTES = 1024
-_UNKNOWN_BYTES = 0x7FFF0000  # streams' headers have a 32-bit size of this or more
-_UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's number for FLAC from a stream
+_UNKNOWN_BYTES = 0x7FFF0000  # headers of streams state this 32-bit size or a larger one
+_UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's number of frames for FLAC from a stream
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A part of the audio that is decoded separately: (N,) float32 in -1..1, 16 kHz."""
+    """A part of the audio that is decoded separately; samples are (N,) float32 in -1..1, 16 kHz."""
 
     start_s: float
     samples: NDArray[np.float32]
 
 
 def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
-    """The samples of an audio file, channels averaged, resampled to 16 kHz: (N,) float32 in -1..1.
+    """Reads an audio file as (N,) float32 in -1..1: averages the channels, resamples to 16 kHz.
 
     If a float file exceeds full scale, all samples are divided by the largest.
     Raises  OSError;  AudioError  empty, too short, cut off, damaged, not a regular file, a rate
@@ -96,8 +96,8 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
 
 
 def stream_audio(path: str | os.PathLike[str]) -> Iterator[NDArray[np.float32]]:
-    """The samples of a file or a pipe (`-` is standard input) as they arrive: like `read_audio`,
-    but neither scaled nor checked at the end. Raises AudioError, OSError, now or later."""
+    """Yields the samples of a file or a pipe (`-` is standard input) as they arrive. Unlike in
+    `read_audio`, they are not scaled, nor is the end checked. Raises AudioError, OSError."""
     blocks = _blocks(path)
     return chain([next(blocks)], blocks)
 
@@ -116,7 +116,7 @@ def _opened(path: str | os.PathLike[str], file: int) -> Iterator[Any]:
     import soundfile
 
     try:
-        # Opened by descriptor: callbacks to a Python file would print their own errors.
+        # The descriptor is opened: callbacks to a Python file would print their own errors.
         with soundfile.SoundFile(file, closefd=False) as audio:
             rate = audio.samplerate
             if rate < LOWEST_RATE:
@@ -137,7 +137,7 @@ def _opened(path: str | os.PathLike[str], file: int) -> Iterator[Any]:
 
 
 def promised_s(path: str | os.PathLike[str]) -> float:
-    """The seconds of audio that a file's header promises, for progress; 0 if unknown."""
+    """Returns the seconds of audio that a file's header promises, for progress; 0 if unknown."""
     import soundfile
 
     with contextlib.suppress(OSError, soundfile.SoundFileError):
@@ -152,8 +152,8 @@ def promised_s(path: str | os.PathLike[str]) -> float:
 
 
 def _promised(audio: Any, file: int) -> int:
-    """Samples that the header of an open `soundfile.SoundFile` promises; 0 if unknown. How much
-    is missing appears only in libsndfile's log; less than the length of a word does not count."""
+    """Returns how many samples the header of an open `soundfile.SoundFile` promises; 0 if unknown.
+    Only libsndfile's log shows how much is missing; a gap shorter than any word is ignored."""
     frames: int = audio.frames if audio.frames != _UNKNOWN_FRAMES else 0
     if audio.format == "NIST":
         count = _NIST_FRAMES.search(os.pread(file, _NIST_HEADER_BYTES, 0))
@@ -169,8 +169,8 @@ def _promised(audio: Any, file: int) -> int:
 
 
 def _mono_16k(audio: Any, size: int) -> Iterator[tuple[NDArray[np.float32], int]]:
-    """The blocks of an open `soundfile.SoundFile`, each with its number of samples: some codecs,
-    such as GSM 6.10, do not know the number in advance."""
+    """Yields the blocks of an open `soundfile.SoundFile`, each with its number of samples, which
+    some codecs, such as GSM 6.10, do not know in advance."""
     import soxr
 
     rate: int = audio.samplerate
@@ -188,9 +188,9 @@ def _mono_16k(audio: Any, size: int) -> Iterator[tuple[NDArray[np.float32], int]
 def cut_at_pauses(
     blocks: Iterable[NDArray[np.float32]], longest_s: float = SEGMENT_S
 ) -> Iterator[tuple[Segment, bool]]:
-    """Cuts audio, blocks of (N,) float32 at 16 kHz, where it is quietest into segments of at most
-    `longest_s` and, except for the last, at least half of that. The joined segments are the audio.
-    Yields (segment, True) for each and, after each block, (the segment begun, False)."""
+    """Cuts audio where it is quietest, into segments of at most `longest_s` and, except for the
+    last, at least half as long. `blocks` are (N,) float32 at 16 kHz; no sample is lost. Yields
+    (segment, True) for each segment and, after each block, (the unfinished segment, False)."""
     longest, begin, held = int(longest_s * SAMPLE_RATE), 0, np.empty(0, np.float32)
     for block in blocks:
         held = np.concatenate([held, block]) if len(held) else block

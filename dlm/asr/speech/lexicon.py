@@ -1,4 +1,4 @@
-"""The spelling of a model's words in labels of the acoustic model: letters, pieces or phonemes.
+"""Spells a model's words in labels of the acoustic model: letters, pieces or phonemes.
 
 Pronunciations have three sources, in this order; a word gets all that the first two list:
 
@@ -6,8 +6,8 @@ Pronunciations have three sources, in this order; a word gets all that the first
    of the package hama pronounces them. The acoustic model was trained with it, so it hears these
    sounds ("of" as "ɔf"): they give 5 points fewer word errors than source 2 alone.
 2. CMU's dictionary (134,000 words, in the package pocketsphinx), its ARPAbet converted to IPA.
-3. For words missing from both, that network itself. A word takes about 3 ms, so its answers are
-   kept in the cache folder, in a file that is replaced as a whole.
+3. For words missing from both, that network itself. It takes about 3 ms per word, so its answers
+   are kept in the cache folder, in a file that is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ LONGEST = 32  # letters; the network makes at most 32 phonemes
 
 
 def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tuple[str, ...]]:
-    """The sounds of each lower-case word, except those longer than `LONGEST`. If the cache folder
-    cannot be written, this only costs time."""
+    """Returns the sounds of each lower-case word, except words longer than `LONGEST`. A cache
+    folder that cannot be written only costs time."""
     path = cache_folder() / f"pronunciations-{version('hama')}.tsv"
     known = _read(path)
     missing = [word for word in words if word not in known and len(word) <= LONGEST]
@@ -58,7 +58,7 @@ def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tupl
 
 
 def letters_to_sounds(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each word and its sounds. Some sounds are of another language ("radio" is "r a ð ̞ j o"). The
+    """Yields each word and its sounds. Some are of another language ("radio" is "r a ð ̞ j o"). The
     acoustic model also learnt them from this network: without them, word errors are 0.4 points
     higher."""
     from hama import G2PModel
@@ -92,10 +92,10 @@ def _write(path: Path, known: dict[str, tuple[str, ...]]) -> None:
 
 
 WORDS = 60_000
-HOMOPHONES = 6  # flashlight's trie holds at most this many words at one place
-RIVAL_LOG10 = 1.0  # words with the same sound that are this much more probable are heard instead
+HOMOPHONES = 6  # a node of flashlight's trie holds at most this many words
+RIVAL_LOG10 = 1.0  # words that sound the same and are this much more probable are heard
 TABLE = "pronunciations.tsv.zst"
-_ALL_S = 120.0  # timeout for all unigrams of a model
+_ALL_S = 120.0  # timeout for reading all unigrams of a model
 Sounds = tuple[str, ...]  # sounds of a word: IPA phonemes, or other labels
 Spell = Callable[[str], Sequence[Sounds]]
 
@@ -113,10 +113,10 @@ class LabelLexicon:
     """Words that can be recognised, most probable first.
 
     words          as the model spells them
-    log10_unigram  (W,) their probability without context
+    log10_unigram  (W,) log10 P of each word without context
     spellings      (index in `words`, acoustic labels without a word boundary); of words that sound
-                   the same, the likeliest `HOMOPHONES`, those of phrases first
-    log10_bonus    (W,) the most that the utterance's phrases add to each; None without phrases
+                   the same, only the likeliest `HOMOPHONES`, but words of phrases first
+    log10_bonus    (W,) the most that phrases of the utterance add to each word; None: no phrases
     """
 
     words: tuple[str, ...]
@@ -135,14 +135,14 @@ def model_lexicon(
     sounds: Mapping[str, Sequence[Sounds]] | None = None,
     spell: Spell | None = None,
 ) -> LabelLexicon:
-    """A model's most probable words that can be spelled, and those of the utterance's phrases.
+    """Spells a model's most probable words, and those of the utterance's phrases.
 
     Args    utterance  only its unigrams are used, which need no server
             limit      maximum number of words, the most probable, besides those of phrases
             tell       gets a line if words need pronouncing first, or words of phrases lack sounds
             sounds     pronunciations of some words, used instead of the three sources; case matters
-    Raises  ConfigError  no word has a pronunciation; `limit` is below 1; or `sounds` has one that
-                         is not made of `labels`
+    Raises  ConfigError  no word has a pronunciation; `limit` is below 1; or `sounds` uses a
+                         sound that is not in `labels`
     """
     if limit < 1:
         raise ConfigError(f"a lexicon of {limit} words was requested; expected 1 or more")
@@ -194,7 +194,7 @@ def model_lexicon(
     if phrases is not None and tell is not None:
         lost = wanted - int((phrases.symbols[numbers] > 0).sum())
         if lost:
-            tell(f"no pronunciation for {counted(lost, 'word')} of the phrases; give them one")
+            tell(f"no pronunciation for {counted(lost, 'word')} of the phrases; give their sounds")
         if rivals := _rivals(phrases.symbols[numbers] > 0, log10_probs, spellings):
             tell(
                 f"{counted(rivals, 'word')} of the phrases sound like words that are over "
@@ -215,7 +215,7 @@ def _rivals(
     log10_probs: Sequence[float],
     spellings: Sequence[tuple[int, tuple[int, ...]]],
 ) -> int:
-    """The number of listed words that sound like a much more probable word that is not listed."""
+    """Counts the listed words that sound like a much more probable word that is not listed."""
     likeliest: dict[tuple[int, ...], float] = {}
     for place, way in spellings:
         if not listed[place]:
@@ -230,8 +230,8 @@ def _rivals(
 
 
 def _unigrams(utterance: Utterance) -> Iterator[tuple[int, str, float]]:
-    """Id, word and log10 P of UTF-8 words: those of phrases, then the model's, most probable first.
-    A word that the model lacks has the P of its unknown word."""
+    """Yields id, word and log10 P of UTF-8 words: those of phrases, then the model's, most probable
+    first. A word that the model lacks has the probability of the unknown word."""
     vocabulary, phrases = utterance.vocabulary, utterance.phrases
     every = utterance.next_words(utterance.null(), utterance.vocabulary_size, deadline_s=_ALL_S)
     first: set[int] = set()
@@ -250,8 +250,8 @@ def _unigrams(utterance: Utterance) -> Iterator[tuple[int, str, float]]:
 
 
 def speller(pieces: Path | None = None) -> Spell:
-    """A function that spells a word as written, in upper and in lower case: in letters, or pieces
-    of the SentencePiece model in the file `pieces`. Raises the errors of `Pieces.read`."""
+    """Returns a function that spells a word as written, in upper and in lower case; in letters, or
+    in pieces of the SentencePiece model at `pieces`. Raises what `Pieces.read` raises."""
     cut = tuple if pieces is None else Pieces.read(pieces).of_word
     return lambda word: [tuple(cut(way)) for way in (word, word.upper(), word.lower())]
 

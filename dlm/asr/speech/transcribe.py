@@ -33,16 +33,16 @@ from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
 from dlm.progress import Tell
 from dlm.units import LN_10
 
-# The modes: the full model; its 2-grams, for some queries; the local fallback.
+# What answered: the full model; for some queries, its 2-grams; the local fallback.
 BIGRAM_FALLBACK_MODE = "bigram_fallback"
 _MODES = {FULL: FULL_MODEL, BIGRAM_FALLBACK: BIGRAM_FALLBACK_MODE, LOCAL_FALLBACK: LOCAL_MODEL}
-PARTIAL_S = 1.0  # minimum new streamed audio before it is transcribed again
+PARTIAL_S = 1.0  # seconds of new streamed audio, at least, before a segment is transcribed again
 
 
 @dataclass(frozen=True, slots=True)
 class HeardWord:
-    """A word of a hypothesis: when its first phoneme begins and its last ends, in seconds from the
-    first frame, accurate to about 40 ms; and ln P of its frames."""
+    """A word of a hypothesis, with the times at which its first phoneme begins and its last ends,
+    in seconds after the first frame (accurate to about 40 ms), and ln P of its frames."""
 
     word: str = field(repr=False)  # speech must not appear in logs
     start_s: float
@@ -57,8 +57,8 @@ class HeardSentence:
     score           acoustic_score + lm_weight * log10_prob + word_score * number of words, plus the
                     bonus as a natural logarithm
     acoustic_score  ln P of the best path through the frames
-    log10_prob      of the words and the sentence end, by the language model
-    bonus           of the utterance's phrases, log10
+    log10_prob      log10 P of the words and the sentence end, by the language model
+    bonus           log10 bonus that the utterance's phrases add
     """
 
     words: tuple[HeardWord, ...] = field(repr=False)
@@ -86,8 +86,8 @@ class HeardSentence:
 class CtcDecoder:
     """A beam search over the words of a lexicon, see `lexicon.model_lexicon`.
 
-    Args  labels, boundary, blank  the number of labels, and the ids of these two; without a
-                                   boundary, words follow each other directly
+    Args  labels, boundary, blank  the number of labels, and the ids of boundary and blank; if
+                                   boundary is None, words follow each other directly
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CtcDecoder:
         trie = decoder.Trie(labels + 1, self._boundary)
         ahead = lexicon.log10_unigram.astype(np.float64)
         if lexicon.log10_bonus is not None:
-            # The look-ahead has the bonus too; else a rare word is dropped before its last phoneme.
+            # The look-ahead includes the bonus, so a rare word is not dropped before its end.
             ahead += lexicon.log10_bonus * LN_10 / self.settings.lm_weight
         unigrams = ahead.tolist()
         for place, spelling in lexicon.spellings:
@@ -129,10 +129,10 @@ class CtcDecoder:
         )
 
     def decode(self, log_probs: NDArray[np.float32], lm: Any) -> list[HeardSentence]:
-        """The most probable distinct sentences, best first: `BeamSettings.nbest` or fewer.
+        """Returns the most probable distinct sentences, best first, at most `BeamSettings.nbest`.
 
-        Args    log_probs  (T, labels) float32, natural logarithms;  lm  flashlight's `LM` over the
-                           lexicon's words, such as `DlmLM`; one call at a time
+        Args    log_probs  (T, labels) float32, natural logarithms
+                lm         flashlight's `LM` over the lexicon's words, such as `DlmLM`; not shared
         Raises  QueryError  wrong shape or type;  what the language model raises
         """
         from flashlight.lib.text.decoder import LexiconDecoder
@@ -153,23 +153,23 @@ class CtcDecoder:
         return [self._sentence(one, frames) for one in [*different.values()][: self.settings.nbest]]
 
     def _ended(self, log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Adds a frame in which the last word may end at no cost: its boundary is often not heard
-        if the audio stops right after it."""
+        """Adds a frame in which the last word may end at no cost, since its boundary is often not
+        heard if the audio stops right after the word."""
         closing = np.full((1, self._labels), log_probs.min(initial=-100.0), np.float32)
         closing[0, [self._boundary, self._blank]] = 0.0
         return np.concatenate([log_probs, closing])
 
     def _held(self, log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
         """Lets a word's last label continue after the frame that ended the word, which flashlight's
-        search does not allow: the label is the most probable one of the previous frame. A word of
-        one label that lasts three frames may be found twice if the language model prefers that."""
+        search does not allow: adds a column for the previous frame's most probable label. A word of
+        one label that lasts three frames may be found twice if the language model prefers so."""
         frames = np.arange(len(log_probs))
         before = np.append(self._blank, log_probs[:-1].argmax(axis=1))[: len(frames)]
         held = np.where(before == self._blank, -np.inf, log_probs[frames, before])
         return np.column_stack([log_probs, held])
 
     def _sentence(self, result: Any, frames: NDArray[np.float32]) -> HeardSentence:
-        """Converts flashlight's result, whose lists begin with the root and end with the finish."""
+        """Converts flashlight's result, whose lists also have entries for root and finish."""
         labels = np.array(result.tokens[1 : len(frames) + 1], np.int64)
         path = frames[np.arange(len(frames)), labels]
         places = np.array(result.words[1 : len(frames) + 1], np.int64)
@@ -201,7 +201,7 @@ class CtcDecoder:
 class Transcript:
     """The text of a segment of audio.
 
-    sentences       the most probable ones, best first; empty if nothing fits
+    sentences       the most probable sentences, best first; none if nothing fits
     mode            "full"; "bigram_fallback" if servers failed and 2-grams answered some queries;
                     "local_fallback" if the local fallback answered
     log10_probs     log10 P of each word of the best sentence, given the words before it
@@ -222,17 +222,17 @@ class Transcript:
 
 
 class Transcriber:
-    """A recogniser of speech that uses a client's language model; not thread-safe.
+    """A speech recogniser that uses a client's language model; not thread-safe.
 
     Args
-        client  of servers or a shard set. Each segment is a separate utterance, so after servers
-                fail the next one uses the local fallback (`ClientConfig.local_fallback`)
+        client  client of servers or of a shard set. Each segment is an utterance of its own, so
+                after servers fail the next uses the local fallback (`ClientConfig.local_fallback`)
         words   number of the model's most probable words to recognise
         tell    gets lines about steps that take long
         phrases, sounds  for every segment; see `model_lexicon`
         acoustic  by default the packaged model, which hears English
-        pieces  file of the SentencePiece model whose pieces are the labels of `acoustic`; by
-                default they are letters
+        pieces  file of the SentencePiece model whose pieces are the labels of `acoustic`; None:
+                the labels are letters
     Raises
         ConfigError  the model has no word that can be spelled; or the packaged acoustic model
                      does not run on this platform; or phrases with an lm_weight of 0; or pieces
@@ -263,8 +263,7 @@ class Transcriber:
         self._limit = words
         self._tell = tell
         self._acoustic = acoustic or AcousticModel()
-        # The labels of the user's own model spell words; those of the packaged model pronounce
-        # them.
+        # The labels of the user's own model spell words; those of the packaged model are sounds.
         self._spell = None if acoustic is None else speller(pieces)
         if (pieces is None) != (acoustic is None or self._acoustic.boundary is not None):
             raise ConfigError(
@@ -275,7 +274,7 @@ class Transcriber:
         self._decoder_of(client.utterance(phrases=self._phrases))
 
     def transcribe(self, samples: NDArray[np.float32]) -> Iterator[Transcript]:
-        """The segments of the audio in order, each as soon as it is done.
+        """Yields the segments of the audio in order, each as soon as it is transcribed.
 
         Shapes  samples (N,) float32, 16 kHz: see `dlm.asr.speech.audio.read_audio`
         Raises  QueryError  samples of the wrong shape or type
@@ -288,10 +287,10 @@ class Transcriber:
     def stream(
         self, blocks: Iterable[NDArray[np.float32]], every_s: float = PARTIAL_S
     ) -> Iterator[tuple[Transcript, bool]]:
-        """Transcribes audio that arrives in blocks: yields each segment and True, like
-        `transcribe`; and, before that, the part so far and False, at most once per `every_s` of
-        audio. The part must grow by a quarter each time, so repeated work takes at most five
-        times as long as transcribing each segment once."""
+        """Transcribes audio that arrives in blocks. Yields (segment, True) for each segment, and
+        before that (the segment so far, False), at most once per `every_s` seconds of audio. A
+        segment is repeated only once it has grown by a quarter, so all repetitions take at most
+        five times as long as transcribing each segment once."""
         heard_s = 0.0
         for segment, is_whole in cut_at_pauses(blocks):
             length_s = len(segment.samples) / SAMPLE_RATE

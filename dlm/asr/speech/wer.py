@@ -38,13 +38,12 @@ __all__ = [
 
 TEXT_COLUMNS = ("text", "transcript", "sentence")
 NAME_COLUMNS = ("id", "file", "utterance", "path")
-# The end of an id from `dlm transcribe --json`: the time at which a later segment begins in its
-# file.
+# In `dlm transcribe --json`, the id of a later segment ends with the time at which it begins.
 _SEGMENT = re.compile(r":\d+\.\d\d$")
 DRAWS = 10_000
 _QUOTES = str.maketrans("’‘`´", "''''")
 _OTHERS = re.compile(r"[^\w']|_")
-# `mr => mister`, or as files of NIST write it: `[mr] => [mister] / [ ] __ [ ]`.
+# A rule is `mr => mister` or, in files of NIST, `[mr] => [mister] / [ ] __ [ ]`.
 _RULE = re.compile(r"\[?([^\[\]{}/]+?)\]?\s*=>\s*\[?([^\[\]{}/]*?)\]?(\s*/\s*\[ \]\s*__\s*\[ \])?")
 
 Spellings = Mapping[tuple[str, ...], Sequence[str]]
@@ -54,7 +53,7 @@ MATCH, SUBSTITUTION, DELETION, INSERTION = "=", "S", "D", "I"
 
 @dataclass(frozen=True, slots=True)
 class WordErrors:
-    """The error counts of an alignment, and the number of reference words; they can be added."""
+    """Counts of an alignment's errors and of its reference words; such counts can be added."""
 
     words: int = 0
     substitutions: int = 0
@@ -80,7 +79,7 @@ class WordErrors:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure, the bounds of 95 % of its resampled values, and their standard deviation."""
+    """A value, the bounds of the middle 95 % of its resamples, and their standard deviation."""
 
     value: float
     low: float
@@ -89,17 +88,17 @@ class Interval:
 
 
 def spoken_words(text: str) -> list[str]:
-    """The words of a text as spoken: lower case, with letters, digits and inner apostrophes."""
+    """Returns a text's words as spoken: lower case, only letters, digits and inner apostrophes."""
     words = _OTHERS.sub(" ", text.translate(_QUOTES).lower()).split()
     return [word.strip("'") for word in words if word.strip("'")]
 
 
 def read_spellings(path: Path, split: Callable[[str], list[str]] = spoken_words) -> Spellings:
-    """Reads spellings that count as another spelling, one `SPELLING => OTHER` per line.
+    """Reads rules that replace a spelling by another one, one `SPELLING => OTHER` per line.
 
-    A spelling is one word or several; an OTHER without words drops it. Empty lines, comments (`;;`)
+    SPELLING is one word or several; without OTHER, they are dropped. Empty lines, comments (`;;`)
     and the heading of NIST's global mapping files (`* ...`) are skipped. Rules that depend on
-    neighbouring words or have alternatives are refused.
+    neighbouring words or have alternatives are rejected.
 
     Raises  OSError;  TextError  not UTF-8, no rule, a wrong form, two rules for one spelling
     """
@@ -128,7 +127,7 @@ def read_spellings(path: Path, split: Callable[[str], list[str]] = spoken_words)
 
 
 def respelled(words: Sequence[str], spellings: Spellings) -> list[str]:
-    """The words with each spelling replaced: from the left, the longest first, each word once."""
+    """Replaces spellings in words: from the left, the longest first, and each word at most once."""
     longest = max(map(len, spellings), default=0)
     out: list[str] = []
     at = 0
@@ -150,8 +149,8 @@ def align(
 ) -> list[tuple[str, str | None, str | None]]:
     """The shortest edit from the reference to the hypothesis, word by word.
 
-    Returns  (operation, word of the reference, word of the hypothesis) in order, None where an
-             insertion or deletion lacks one. Substitutions come as late as the shortest edit allows
+    Returns  (operation, word of the reference, word of the hypothesis) in order; None: no word,
+             in an insertion or deletion. Substitutions come as late as the shortest edit allows
     Cost     time and memory grow with the product of the lengths: 4 bytes per pair of words
     """
     distance = _distances(reference, hypothesis)
@@ -173,10 +172,10 @@ def align(
 
 
 def _distances(reference: Sequence[str], hypothesis: Sequence[str]) -> NDArray[np.int32]:
-    """(len(reference) + 1, len(hypothesis) + 1): errors between each pair of prefixes.
+    """Returns the errors between each pair of prefixes, (len(reference) + 1, len(hypothesis) + 1).
 
-    Computed row by row. Insertions, which depend on the left neighbour, are a running minimum of
-    the row after the cost of each step to the right is subtracted.
+    Rows are computed in turn. Insertions, which depend on the left neighbour, are found with a
+    running minimum of the row, after the cost of each step to the right is subtracted.
     """
     place = {word: number for number, word in enumerate({*reference, *hypothesis})}
     words = np.array([place[word] for word in hypothesis], np.int64)
@@ -206,9 +205,9 @@ def total(errors: Iterable[WordErrors]) -> WordErrors:
 
 
 def error_rate(groups: Sequence[WordErrors], *, draws: int = DRAWS, seed: int = 1) -> Interval:
-    """The word error rate, with its interval by bootstrap over groups, usually speakers, since
-    one speaker's utterances are not independent. Raises QueryError for fewer than two groups, or a
-    group without words."""
+    """Returns the word error rate, and its interval by bootstrap over groups. A group is usually a
+    speaker, since a speaker's utterances are not independent. Raises QueryError for fewer than two
+    groups, or a group without words."""
     errors, words = _counts(groups)
     drawn = _draws(len(groups), draws, seed)
     return _interval(errors.sum() / words.sum(), _rates(drawn, errors, words))
@@ -221,8 +220,8 @@ def rate_difference(
     draws: int = DRAWS,
     seed: int = 1,
 ) -> Interval:
-    """Word error rate of the second minus that of the first, by paired bootstrap over groups, which
-    are the same in the same order. Raises what `error_rate` raises, and if groups do not match."""
+    """Returns the second word error rate minus the first, by paired bootstrap; both must have the
+    same groups in the same order. Raises what `error_rate` raises, and if groups do not match."""
     errors, words = _counts(first)
     others, same = _counts(second)
     if words.tolist() != same.tolist():
@@ -276,7 +275,7 @@ def by_group(
 @dataclass(frozen=True, slots=True)
 class TranscriptFile:
     """The utterances of a file, by name, or by number from 1 if its lines have no names
-    (`numbered`); `speakers` is empty if the file does not say."""
+    (`numbered`); `speakers` is empty if the file names none."""
 
     texts: Mapping[str, str] = field(repr=False)
     speakers: Mapping[str, str]
@@ -287,8 +286,8 @@ def read_transcripts(path: Path) -> TranscriptFile:
     """Reads one of these formats, detected from the first line:
 
     * JSON lines, as printed by `dlm transcribe --json`; segments of a file are joined
-    * n-best lists, as written by `dlm rescore`; the first hypothesis of each counts. As text, only
-      if every line has an id and two scores with a decimal point
+    * n-best lists, as written by `dlm rescore`; the first hypothesis of each counts. Text counts as
+      n-best lists only if every line has an id and two scores with a decimal point
     * a tab-separated table with a header: text, a name (id or file), optionally speaker
     * a name, a tab, the text, as printed by `dlm transcribe` for several files
     * only the text, one line per utterance
@@ -355,7 +354,7 @@ def _is_nbest(lines: list[str]) -> bool:
 
 
 def _has_scores(line: str) -> bool:
-    """Whether an id and two scores come first; words can be whole numbers, scores cannot."""
+    """Whether a line begins with an id and two scores; a score is never a whole number."""
     scores = split_text(line)[1:3]
     return len(scores) == 2 and all(
         not score.isdigit() and finite(score) is not None for score in scores
@@ -398,9 +397,9 @@ def _column(header: list[str], names: tuple[str, ...]) -> int | None:
 def with_kaldi_names(
     reference: TranscriptFile, hypothesis: TranscriptFile
 ) -> tuple[TranscriptFile, TranscriptFile]:
-    """The two files with names, if their lines begin with a name and no tab, as in Kaldi's `text`.
+    """Takes first words of lines as names if the files look like Kaldi's `text`, without tabs.
 
-    Other files stay unchanged. First words count as names if there are at least two lines, all
+    Returns other files unchanged. First words count as names if there are at least two lines, all
     first words differ, each has a digit, and all names of one file are in the other.
     """
     one, other = (_first_words(file) if file.numbered else file for file in (reference, hypothesis))
@@ -424,12 +423,12 @@ def _first_words(file: TranscriptFile) -> TranscriptFile | None:
 def paired(
     reference: TranscriptFile, hypothesis: TranscriptFile, *, subset: bool = False
 ) -> dict[str, tuple[str, str]]:
-    """Reference and hypothesis of each utterance in the reference.
+    """Returns the reference and the hypothesis of each utterance in the reference.
 
     Names match if they are equal, or paths with the same file name: "audio/a1.flac" matches "a1"
     and "a1.wav".
 
-    Args    subset  leave out utterances without a hypothesis
+    Args    subset  whether to leave out utterances without a hypothesis
     Raises  TextError  an utterance without a hypothesis (with `subset`, all of them), or a
                        hypothesis without an utterance
     """
@@ -450,14 +449,14 @@ def paired(
     missing = [name for name, key in keys.items() if key not in given]
     if missing and (not subset or len(missing) == len(keys)):
         raise TextError(
-            f"{len(missing)} of {len(keys)} utterances of the reference have no hypothesis, such "
-            f"as {missing[0]!r}; expected one for each (--subset scores only those that have one)"
+            f"{len(missing)} of {len(keys)} utterances of the reference, such as "
+            f"{missing[0]!r}, have no hypothesis; expected one for each (or pass --subset)"
         )
     unknown = given.keys() - set(keys.values())
     if unknown:
         raise TextError(
-            f"{len(unknown)} hypotheses have no utterance in the reference, such as "
-            f"{min(unknown)!r}; remove them, or add their references"
+            f"{len(unknown)} hypotheses, such as that of "
+            f"{min(unknown)!r}, have no utterance in the reference; remove them, or add references"
         )
     if len(set(keys.values())) < len(keys):
         raise TextError(
