@@ -312,8 +312,8 @@ class BeamSearchDecoderCTC:
     # -- files --------------------------------------------------------------------------------
 
     def save_to_dir(self, filepath: ModelName) -> None:
-        """Saves a complete decoder, or nothing, as pyctcdecode does: with the model's file, or a
-        pointer to servers or shards. ConfigError if `filepath` has a model, or this one no name."""
+        """Saves the decoder as pyctcdecode does, with the model's file or a pointer to servers or
+        shards, all or nothing. ConfigError if the folder has a model, or this model has no name."""
         folder, words = Path(filepath), self._words
         if (folder / _MODEL).exists() or (words is not None and words.name is None):
             raise ConfigError(
@@ -406,8 +406,8 @@ def build_ctcdecoder(
         unk_score_offset   what is added to the log10 P of an unknown word
         lm_score_boundary  whether utterances are whole sentences, not parts of longer ones
     Raises
-        ConfigError  labels that `Labels` rejects, or unigrams that the model lacks entirely; and
-                     what `open_model` raises
+        ConfigError  labels that `Labels` rejects, or unigrams of which the model has none;
+                     and what `open_model` raises
         QueryError   a client was given instead of a model, or a parameter is not a number
     """
     options = BeamOptions(alpha, beta, unk_score_offset, lm_score_boundary)

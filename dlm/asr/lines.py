@@ -20,7 +20,7 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
     """Yields the number, from 1, and the text of each line of a file, plain or compressed; `-` is
     standard input. Bytes that are not UTF-8 become surrogate escapes, as everywhere in words.
 
-    Raises  OSError;  LatticeError  the file is damaged, or a line is longer than 64 MiB
+    Raises  OSError;  LatticeError  decompression fails, or a line is longer than 64 MiB
     """
     name = str(path)
     number, rest = 0, b""

@@ -225,7 +225,7 @@ def copy_model(named: str | os.PathLike[str], folder: Path) -> None:
 
 
 def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = None) -> Path:
-    """Returns the cached shard set of an ARPA file, as a folder; shards the file if there is none.
+    """Returns the folder of an ARPA file's shard set in the cache; makes the set if it is missing.
 
     If the cache exceeds $DLM_CACHE_SIZE, the least recently opened sets are removed, except sets
     that a running process has open. Raises ArpaError, ConfigError.

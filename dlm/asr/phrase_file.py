@@ -1,8 +1,8 @@
 """Files of phrases, for `dlm transcribe --phrases` and `dlm rescore --phrases`.
 
 Each line begins with a phrase in the model's spelling. A tab and the phrase's bonus (log10) may
-follow; after each further tab, a word of the phrase and its sounds in IPA, separated by spaces.
-Cells may be empty:
+follow. After each further tab comes a word of the phrase, with its sounds in IPA, separated by
+spaces. Cells may be empty:
 
     doctor strangelove<TAB>2.5<TAB>strangelove=s t ɹ e ɪ n d͡ʒ l ə v
     sellers

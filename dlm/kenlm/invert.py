@@ -1,6 +1,6 @@
 """Finds the n-grams of a KenLM file with hash tables, which stores only hashes of their words.
 
-A KenLM file with an n-gram also has its context and suffix, so the n-grams of order n are sought
+A KenLM file also has every n-gram's context and suffix, so the n-grams of order n are sought
 among pairs of n-grams of order n - 1 that share n - 2 words. Signs in the file show which n-grams
 begin or end a longer one, and a filter of the table's keys rejects most other candidates. The
 result is accepted only if every key of a table is claimed exactly once.
@@ -8,7 +8,7 @@ result is accepted only if every key of a table is claimed exactly once.
     2-grams        all pairs of a word that may begin a longer n-gram and a word that may end one
     n-grams        for each context p, the suffixes s whose first n - 2 words are p's last n - 2
 
-The number of candidates of an order is known at its start; after some seconds, so is the time.
+Before an order is begun, its number of candidates is known; soon after, its time is estimated.
 """
 
 from __future__ import annotations

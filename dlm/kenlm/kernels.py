@@ -365,7 +365,7 @@ def values_at(view, is_trie, n, place, node):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_longer(view, is_trie, n, node, end, word):  # type: ignore[no-untyped-def]
-    """Finds the n-gram of n words that consists of `word` and the n-gram at a node.
+    """Finds the n-gram of n words that consists of `word`, then the n-gram at a node.
 
     Args     node, end  in a trie, first and end of the node's children; in a hash table, key and 0
     Returns  (found, and what `values_at` returns)

@@ -97,9 +97,9 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the parts of a file are, in bytes from its start.
+    """Says where the parts of a file are, in bytes from the start of the file.
 
-    order, counts     `counts[n - 1]` is the number of n-grams; in a trie, with KenLM's blanks
+    order, counts     N, and the numbers of n-grams by order; in a trie, KenLM's blanks are included
     multiplier        probing: buckets per n-gram, in float32
     words             the number of words, including <unk>; ids are below it
     hashes_at         the words' hashes. Probing: buckets of u64 hash, u32 id. Trie: sorted u64; the

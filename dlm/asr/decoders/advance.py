@@ -74,7 +74,7 @@ class TokenLM:
         )
 
     def get_init_states(self, batch_size: int, bos: bool = True) -> NDArray[np.int64]:
-        """Returns (B,) the state at a sentence's beginning or, without `bos`, the empty context."""
+        """Returns B copies of a sentence's first state or, without `bos`, of the empty context."""
         return np.full(batch_size, self._table.start(bos), np.int64)
 
     def advance(

@@ -184,7 +184,7 @@ def expand(  # type: ignore[no-untyped-def]
     Shapes
         beams, logits  (B, COLUMNS) int64, (B,) float64
         probs, labels  ln P of each label, and the labels to try, in order
-        alike          for each label, the first one spelled the same; `blank` is such a first one
+        alike          for each label, the first label with its spelling; `blank` is such a label
         kinds          NEW_WORD, WHOLE_WORD, or 0 for other labels
         letters        label n has letters begins[n] to begins[n + 1] - 1
         trie_children  see `WordTrie`; trie_codes: CODE of the word that ends at each node
@@ -286,7 +286,7 @@ def _history(part, last, text, history, texts):  # type: ignore[no-untyped-def]
 
 @kernel("int64[:, :], int32[:, :]")
 def shared_text(beams, texts):  # type: ignore[no-untyped-def]
-    """Returns the longest text with which all beams' texts begin; its number is the lowest."""
+    """Returns the longest text with which all beams' texts begin; it has the lowest number."""
     shared = beams[0, TEXT]
     for row in range(1, len(beams)):
         other = beams[row, TEXT]

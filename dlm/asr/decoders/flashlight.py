@@ -51,7 +51,7 @@ class DlmLM(LM):  # type: ignore[misc]
         words      by index, like the entries of flashlight's `Dictionary`: strings, bytes or ids;
                    words that the model lacks are scored as its unknown word
         recombine  whether equal contexts are the same state, so hypotheses that differ only outside
-                   the context merge. With flashlight's KenLM they do not; n-best lists are longer
+                   the context merge. flashlight's KenLM merges none, so n-best lists are longer
         max_words  stored words to keep in memory, 11 bytes each
         ahead      how many more contexts to fetch along with a requested one, chosen from the
                    decoder's newest states; none if the model is in this process

@@ -118,8 +118,8 @@ def recall(table, line, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_row(table):  # type: ignore[no-untyped-def]
-    """Adds the row written after the last one, unless an equal row exists. Returns its number, FULL
-    if there is no room, and whether it is new. Trusts that a row past the capacity has space."""
+    """Adds the row written after the last one, unless an equal row exists. Returns the row's number
+    (FULL: no room), and whether it is new. Trusts that a row past the capacity has space."""
     rows, stride, count = of(table, ROWS), of(table, STRIDE), of(table, COUNT)
     row = rows + count * stride
     length = load32(row)

@@ -61,7 +61,7 @@ class KenlmConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordScore:
-    """KenLM's `FullScoreReturn`, read-only. `ngram_length` is the longest found n-gram's length, as
+    """KenLM's `FullScoreReturn`, read-only. `ngram_length` is the length of the n-gram found, as
     KenLM counts it; `oov` says whether the vocabulary lacks the word."""
 
     log_prob: float

@@ -161,7 +161,7 @@ def search(view, tree, row, contexts, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def weight_from(contexts, length, matched):  # type: ignore[no-untyped-def]
-    """Adds the weights of the contexts of `length` words down to `matched`, in this order."""
+    """Sums the weights of the contexts of `length` words down to `matched`, in this order."""
     total = np.float32(0.0)
     for k in range(length, matched - 1, -1):
         weight = contexts + (np.int64(k) * np.int64(CONTEXT_BYTES) - _4)

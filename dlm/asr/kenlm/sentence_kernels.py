@@ -20,7 +20,7 @@ from dlm.ngram.kernels import bytes_at, find_word, hash_word, note_word
     ASKED,  # words scored so far
     TABLE,  # address of an unpacked model's table
     LOW,  # address of the view of the low orders
-    TREES,  # address of an array with the address of each shard's view
+    TREES,  # address of an array with the address of each tree's view
     SHARDS,
     SHARD_OF_SLOT,  # address of an array with the shard of each slot
     ORDER,

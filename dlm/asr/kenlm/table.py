@@ -125,7 +125,7 @@ class TextScorer:
 
 
 def _numbers(places: int, given: dict[int, Any]) -> NDArray[np.int64]:
-    """Returns an array for kernels from values by index; an array is given by its address."""
+    """Makes an array for kernels from values by index; an array among them becomes an address."""
     found = np.zeros(places, np.int64)
     for place, value in given.items():
         found[place] = value.ctypes.data if isinstance(value, np.ndarray) else value
@@ -146,7 +146,7 @@ class ModelTable(ABC):
     Args        owner   whose table this is: states of the same owner's other tables are accepted
                 scorer  looks up words, and scores text if the whole model is in this process
     Attributes  local   the model, if it is in this process
-                numbers  what kernels read, given its address
+                numbers  an array that kernels read, given its address
                 is_whole  whether the whole model is in this process, so no step needs a shard
                 begin   row of the state at the beginning of a sentence
     """
@@ -249,7 +249,7 @@ class StepTable(ModelTable):
             if local is not None and self.is_whole:
                 tree = local.trees[0]
             scorer = scorer or TextScorer.of_words(utterance)
-            # These are the compiled functions: calls by a numba dispatcher take 1.5 times as long.
+            # These are compiled functions: calls through a dispatcher take 1.5 times as long.
             self.step = kernels.step.compile()
             self._enter_state = kernels.enter_state
             self._score_rows = kernels.score_rows.compile()
@@ -330,7 +330,7 @@ class StepTable(ModelTable):
         return bool(self._rows[row, 1]) and row not in self._blocks
 
     def blocks_of(self, rows: Collection[int]) -> dict[int, Stored]:
-        """Fetches everything stored after different states, in at most one message per shard."""
+        """Returns what is stored after different states; sends at most one message per shard."""
         found = {row: self._blocks[row] for row in rows if row in self._blocks}
         lacked = [row for row in rows if row not in found]
         if lacked:

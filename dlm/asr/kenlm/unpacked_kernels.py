@@ -40,7 +40,7 @@ from dlm.ngram.memory_kernels import (
     ENTRIES,  # address of the hash table; an entry is (context, word) and its value, 16 bytes
     SIZE,  # number of entries that the hash table has room for
     CONTEXTS,  # address; of each context: weight, float32, and next shorter context, uint32
-    WORDS,  # address; of each word: log10 P, float32, and context after it alone, uint32
+    WORDS,  # address; of each word: log10 P, float32, and context after the word alone, uint32
     PLACES,
 ) = range(HITS + 1, HITS + 6)
 
@@ -209,8 +209,8 @@ LONGEST = 256  # maximum length of a context, since an order is a uint8
 
 @kernel("int64, int64[:], uint32[:, :], out float32[:, :]")
 def score_rows(table, contexts, words, log10_prob):  # type: ignore[no-untyped-def]
-    """Scores words after contexts. A context's shortest suffix is tried first: a word that does not
-    follow it follows no longer one, since the model, with its blanks, is closed under suffixes.
+    """Scores words after contexts. A context's shortest suffix is tried first: if a word does not
+    follow it, no longer one is tried, since the model with its blanks is closed under suffixes.
 
     Shapes      contexts (K,) int64;  words (1, W) for all contexts, or (K, W), uint32
                 log10_prob (K, W) float32  filled

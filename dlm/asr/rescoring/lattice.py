@@ -102,12 +102,12 @@ class Lattice:
         return np.searchsorted(self.sources, np.arange(self.nodes + 1))
 
     def totals(self, scales: Scales | None = None) -> NDArray[np.float64]:
-        """Returns what each arc adds to a path's score, (A,); default: with own scales."""
+        """Returns what each arc adds to a path's score, (A,); default `scales`: the lattice's."""
         by = self.scales if scales is None else scales
         return by.acoustic * self.acoustic + by.lm * self.lm + by.word_penalty * self.is_word
 
     def best_to_end(self, arc_scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns each node's best score of a path to the end, (N,); `arc_scores` is (A,)."""
+        """Returns the best score of a path from each node to the end, (N,); `arc_scores`: (A,)."""
         best = np.full(self.nodes, -math.inf)
         best[self.end] = 0.0
         begin, targets = self.out_begin.tolist(), self.targets

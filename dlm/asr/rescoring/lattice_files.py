@@ -123,7 +123,7 @@ class FileWriter(ExitStack):
 
 class FolderWriter(ExitStack):
     """Writes one SLF file per lattice, which appears only once it is complete. With `resume`, the
-    folder may have files, whose utterances are skipped; without `resume`, raises ConfigError."""
+    folder may have files, whose utterances are skipped; otherwise files there raise ConfigError."""
 
     def __init__(self, folder: Path, *, resume: bool = False) -> None:
         if folder.exists() and not folder.is_dir():

@@ -90,7 +90,7 @@ class PositionBatch:
 class Rescored:
     """A lattice with a model's scores.
 
-    lattice    has a node per (node, state) that was reached; `lm` has the new scores, with those of
+    lattice    has a node per (node, state) pair reached; `lm` has the new scores, with those of
                </s> on the arcs into the end
     bonus      (A,) what phrases add to each arc, a natural logarithm; None without phrases. `lm`
                includes bonus / (scale of `lm`), so other programs find the same best path
@@ -131,8 +131,8 @@ def rescore(
 def positions(
     lattice: Lattice, utterance: Utterance | AsyncUtterance, search: Search | None = None
 ) -> Positions:
-    """Yields the queries at each position, takes the answers, and returns the lattice: for
-    callers that send or record queries themselves. `utterance` is only used for ids and states."""
+    """Yields the queries at each position, takes the answers, and returns the lattice. Serves
+    callers that send or record queries themselves; `utterance` only supplies ids and states."""
     search = search or Search()
     return (yield from _Expansion(lattice, utterance, search).run())
 
@@ -404,7 +404,7 @@ class _Expansion:
 
 @dataclass(frozen=True, slots=True)
 class RescoredUtterance:
-    """An utterance with a model's scores; counts as in `Rescored`. `audio_s` is 0 if unknown."""
+    """An utterance with a model's scores; for counts, see `Rescored`. `audio_s` is 0 if unknown."""
 
     found: Hypotheses
     audio_s: float

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dlm.errors import AudioError
 
 SAMPLE_RATE = 16_000
-# Every word is longer than this. The acoustic model makes frames even from one sample.
+# No word is shorter than this. The acoustic model makes frames even from one sample.
 SHORTEST_S = 0.1
 # Below this rate, consonants are lost. Telephones have 8,000.
 LOWEST_RATE = 4_000

@@ -58,7 +58,7 @@ def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tupl
 
 
 def letters_to_sounds(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields each word and its sounds. Some are of another language ("radio" is "r a ð ̞ j o"). The
+    """Yields words and sounds. Some sounds are of another language ("radio" is "r a ð ̞ j o"). The
     acoustic model also learnt them from this network: without them, word errors are 0.4 points
     higher."""
     from hama import G2PModel
@@ -93,7 +93,7 @@ def _write(path: Path, known: dict[str, tuple[str, ...]]) -> None:
 
 WORDS = 60_000
 HOMOPHONES = 6  # a node of flashlight's trie holds at most this many words
-RIVAL_LOG10 = 1.0  # words that sound the same and are this much more probable are heard
+RIVAL_LOG10 = 1.0  # a word that is this much more probable is heard instead of its homophones
 TABLE = "pronunciations.tsv.zst"
 _ALL_S = 120.0  # timeout for reading all unigrams of a model
 Sounds = tuple[str, ...]  # sounds of a word: IPA phonemes, or other labels

@@ -33,10 +33,10 @@ from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
 from dlm.progress import Tell
 from dlm.units import LN_10
 
-# What answered: the full model; for some queries, its 2-grams; the local fallback.
+# Modes: the full model answered; its 2-grams answered some queries; the local fallback answered.
 BIGRAM_FALLBACK_MODE = "bigram_fallback"
 _MODES = {FULL: FULL_MODEL, BIGRAM_FALLBACK: BIGRAM_FALLBACK_MODE, LOCAL_FALLBACK: LOCAL_MODEL}
-PARTIAL_S = 1.0  # seconds of new streamed audio, at least, before a segment is transcribed again
+PARTIAL_S = 1.0  # minimum seconds of new streamed audio before a segment is transcribed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class CtcDecoder:
         """Returns the most probable distinct sentences, best first, at most `BeamSettings.nbest`.
 
         Args    log_probs  (T, labels) float32, natural logarithms
-                lm         flashlight's `LM` over the lexicon's words, such as `DlmLM`; not shared
+                lm         an `LM` of flashlight for the lexicon, like a `DlmLM`; one call at a time
         Raises  QueryError  wrong shape or type;  what the language model raises
         """
         from flashlight.lib.text.decoder import LexiconDecoder
@@ -162,7 +162,7 @@ class CtcDecoder:
     def _held(self, log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
         """Lets a word's last label continue after the frame that ended the word, which flashlight's
         search does not allow: adds a column for the previous frame's most probable label. A word of
-        one label that lasts three frames may be found twice if the language model prefers so."""
+        one label that lasts three frames may be found twice if the language model prefers that."""
         frames = np.arange(len(log_probs))
         before = np.append(self._blank, log_probs[:-1].argmax(axis=1))[: len(frames)]
         held = np.where(before == self._blank, -np.inf, log_probs[frames, before])

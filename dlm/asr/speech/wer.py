@@ -96,7 +96,7 @@ def spoken_words(text: str) -> list[str]:
 def read_spellings(path: Path, split: Callable[[str], list[str]] = spoken_words) -> Spellings:
     """Reads rules that replace a spelling by another one, one `SPELLING => OTHER` per line.
 
-    SPELLING is one word or several; without OTHER, they are dropped. Empty lines, comments (`;;`)
+    SPELLING is one word or several, dropped if OTHER is empty. Empty lines, comments (`;;`)
     and the heading of NIST's global mapping files (`* ...`) are skipped. Rules that depend on
     neighbouring words or have alternatives are rejected.
 
@@ -149,8 +149,8 @@ def align(
 ) -> list[tuple[str, str | None, str | None]]:
     """The shortest edit from the reference to the hypothesis, word by word.
 
-    Returns  (operation, word of the reference, word of the hypothesis) in order; None: no word,
-             in an insertion or deletion. Substitutions come as late as the shortest edit allows
+    Returns  (operation, word of the reference, word of the hypothesis) in order. In an insertion
+             or deletion, one word is None. Substitutions come as late as the shortest edit allows
     Cost     time and memory grow with the product of the lengths: 4 bytes per pair of words
     """
     distance = _distances(reference, hypothesis)
@@ -221,7 +221,7 @@ def rate_difference(
     seed: int = 1,
 ) -> Interval:
     """Returns the second word error rate minus the first, by paired bootstrap; both must have the
-    same groups in the same order. Raises what `error_rate` raises, and if groups do not match."""
+    same groups in the same order. Raises QueryError like `error_rate`, and if groups differ."""
     errors, words = _counts(first)
     others, same = _counts(second)
     if words.tolist() != same.tolist():
