@@ -23,7 +23,7 @@ from dlm.errors import ConfigError
 
 T = TypeVar("T")
 
-LIKE = 0.8  # the least difflib ratio for a suggestion: a letter or two are wrong
+LIKE = 0.8  # minimum difflib ratio of a suggestion; allows a wrong letter or two
 _A = {
     int: "an integer",
     float: "a number",

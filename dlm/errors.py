@@ -88,7 +88,7 @@ class KenlmFormatError(FormatError):
     """A KenLM binary file is damaged, incomplete, or of another version, kind or byte order.
 
     `section` is the part with the fault, such as "header" or "3-grams"; `byte_offset` is the place
-    of the fault in the file, or None.
+    of the fault in the file, or None if unknown.
     """
 
     def __init__(

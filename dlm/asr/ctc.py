@@ -174,7 +174,7 @@ class BeamSearchDecoderCTC:
             beam_prune_logp   beams further than this below the best one are dropped; default -10
             token_min_logp    only labels above this ln P, and the best one, are tried; default -5
             prune_history     keep one beam of those that differ only in words that the language
-                              model no longer looks at
+                              model no longer uses
             hotwords          words to make more probable, even if the model lacks them; phrases are
                               split into words
             hotword_weight    what each hotword adds to a score; default 10
@@ -353,8 +353,8 @@ class BeamSearchDecoderCTC:
             options = BeamOptions(**attributes)
         except (OSError, ValueError, KeyError, TypeError) as exc:
             raise ConfigError(
-                f"{folder} is not the folder of a saved decoder: {exc}; expected {_ALPHABET} and "
-                f"{_MODEL}/ with {_ATTRIBUTES}, {_UNIGRAMS} and a model"
+                f"{folder} does not hold a saved decoder: {exc}; expected {_ALPHABET}, and in "
+                f"{_MODEL}/: {_ATTRIBUTES}, {_UNIGRAMS} and a model"
             ) from exc
         words = _opened(folder / _MODEL / others.pop(), filter(None, listed))
         return cls(labels, words, options)

@@ -152,9 +152,7 @@ def _of_path(path: Path) -> ModelSource:
     if not path.is_file():
         raise ConfigError(f"{path} is not a regular file; expected {FORMS}")
     if not os.access(path, os.R_OK):
-        raise ConfigError(
-            f"{path} cannot be read: permission denied for this user; check its permissions"
-        )
+        raise ConfigError(f"{path} cannot be read: permission denied; check its permissions")
     if path.stat().st_size == 0:
         raise ConfigError(f"{path} is empty; expected {FORMS}")
     if is_kenlm_file(path):

@@ -39,7 +39,7 @@ def check_reads(
         if place.is_dir() and not folders:
             raise ConfigError(f"{name}: {place} is a folder; expected a file")
         if not os.access(place, os.R_OK):
-            raise ConfigError(f"{name}: this user may not read {place}; check its permissions")
+            raise ConfigError(f"{name}: cannot read {place}; check its permissions")
 
 
 # Suffixes of compressions in which dlm cannot write ARPA files.
@@ -97,7 +97,7 @@ def check_folder(name: str, folder: Path | None, *, make: bool = True) -> None:
     if not there.is_dir():
         raise ConfigError(f"{name}: {there} is not a folder; name another path")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"{name}: this user may not write to {there}; check its permissions")
+        raise ConfigError(f"{name}: cannot write to {there}; check its permissions")
     if make:
         for place in reversed(missing):
             place.mkdir(exist_ok=True)
@@ -145,7 +145,7 @@ def within(**bounds: Any) -> partial[None]:
 
 
 def check_all(given: Iterable[tuple[str, Any, partial[None]]]) -> None:
-    """Checks values, or lists of them, each with its name; no output may be an input."""
+    """Runs each option's check on its value or values; an output must not be an input."""
     found = [
         (name, value if isinstance(value, list) else [value], check) for name, value, check in given
     ]

@@ -33,8 +33,8 @@ def compile_(
     """Compile all kernels now, so that no first use waits.
 
     Without it, each command compiles what it needs when it first runs: some 10 s for score, serve
-    and demo, less for shard and estimate. The kernels are kept beside the package if this user may
-    write there, or else in ~/.cache/dlm; NUMBA_CACHE_DIR names another folder. Run it again after
+    and demo, less for shard and estimate. The kernels are kept beside the package if its folder
+    is writable, or else in ~/.cache/dlm; NUMBA_CACHE_DIR names another folder. Run it again after
     an upgrade.
 
     Examples:

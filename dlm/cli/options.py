@@ -95,7 +95,7 @@ def _shown_name(one: Parameter) -> str:
     (info,) = (fact for fact in one.annotation.__metadata__ if isinstance(fact, ParameterInfo))
     if isinstance(info, ArgumentInfo):
         return str(info.metavar).strip("[].")
-    # In an annotation, Typer keeps an option's first name in place of its default.
+    # In Annotated, Typer stores an option's first name where its default would be.
     return str(info.default) if info.default is not ... else f"--{one.name.replace('_', '-')}"
 
 

@@ -208,7 +208,7 @@ def perplexity(
         list[Path],
         typer.Argument(
             metavar="MODEL [TEXT]...",
-            help="An ARPA or KenLM binary file, or the folder of a shard set (leave it out with "
+            help="An ARPA or KenLM binary file, or the folder of a shard set (none with "
             "--cluster), then texts, one sentence per line: plain, .gz, .zst, .xz, .bz2 or "
             "parquet. Without a text, or for -, standard input.",
         ),
@@ -262,7 +262,7 @@ def perplexity(
         if cluster is not None:
             if memory is not None or tmp is not None:
                 raise ConfigError(
-                    "--memory and --tmp apply to an ARPA file; leave them out with --cluster"
+                    "--memory and --tmp apply to an ARPA file, not --cluster; leave them out"
                 )
             check_reads("--cluster", cluster, stores=True)
             check_reads("TEXT", *paths)

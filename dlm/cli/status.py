@@ -315,7 +315,7 @@ def fitting_columns(
 
 
 def merge_rows(rows: Iterable[Row], name: str) -> list[Row]:
-    """Merges rows with equal values of `name`: sums, the least uptime, the longest delay."""
+    """Merges rows with equal values of `name`: sums, the shortest uptime, the longest delay."""
     groups: dict[object, list[Row]] = {}
     for row in rows:
         groups.setdefault(getattr(row, name), []).append(row)

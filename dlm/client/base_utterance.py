@@ -243,8 +243,8 @@ class BaseUtterance:
 
     @property
     def phrases(self) -> BoundPhrases | None:
-        """The utterance's phrases, in word ids of its model, or None. Reading this property fixes
-        the utterance to its model."""
+        """The utterance's phrases, in word ids of its model; None if it has none. Reading this
+        property fixes the utterance to its model."""
         self._inputs.settled = True
         return self._inputs.phrases
 

@@ -303,7 +303,7 @@ Clock: TypeAlias = Callable[[], float]
 
 LOCK_POLL_S = 0.05
 PUT_TRIES = 20  # a try fails only if another process moves the cached copy meanwhile
-LEAST_S = 1.0  # minimum seconds for each of many servers, if that much time is left
+LEAST_S = 1.0  # minimum seconds to spend on a server, unless less time is left
 LEFT_S = 24 * 3600.0  # after this long, an unfinished download of another shard set is removed
 KEEP_FREE_BYTES = 64 << 20  # space to leave free on the disk
 PROGRESS_BYTES = codec.CHUNK_BYTES  # after this many bytes, a download's time limit begins anew

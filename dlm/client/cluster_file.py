@@ -427,8 +427,8 @@ class ClusterToml:
         found = [folder / file for file in files if file]
         if any(isinstance(file, RemotePath) for file in found):
             raise ConfigError(
-                f"{self.path} is in a store, but names files on each host, such as "
-                f"{files[-1] or files[0]}, by relative paths; give absolute paths"
+                f"{self.path} is in a store, but has relative paths of files on each host, such as "
+                f"{files[-1] or files[0]}; make them absolute"
             )
         ca, cert, key, token = (str(folder / file) if file else "" for file in files)
         with self._named():

@@ -2,7 +2,7 @@
 other threads.
 
 Calls that many threads leave at the same time are delivered together. The mailbox and the timers
-outlive a loop: the next loop runs what was left in them while a fork suspended the last loop.
+outlive a loop: when a fork stops the loop, the next loop runs what is left in them.
 """
 
 from __future__ import annotations

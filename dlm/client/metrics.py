@@ -249,8 +249,8 @@ FAMILIES: dict[str, Family] = {
         ("answered_by",),
     ),
     "dlm_client_calls_total": Family(
-        "Calls by result: ok, failed, cancelled, or an error: shard_down, deadline_exceeded, "
-        "overloaded, stale_shard_set, protocol_error, authentication_error.",
+        "Calls by result: ok, cancelled, shard_down, deadline_exceeded, overloaded, "
+        "stale_shard_set, protocol_error, authentication_error; failed: other errors.",
         ("result",),
     ),
     "dlm_client_messages_total": Family("Messages by result, as for calls.", ("result",)),

@@ -94,7 +94,7 @@ def choose(
                      avoided servers, which may be draining and still answer
         tried        servers that had this message; they are asked only after all others
         stalling     servers that are asked only if all others stall or are slow
-    Paper  Mitzenmacher 2001, the power of two choices: the longest queue is doubly logarithmic
+    Paper  Mitzenmacher 2001, the power of two choices: the longest of n queues grows as log log n
     """
     wanted = list(replicas)
     for worse in (tried, missed, avoided, slow, stalling):  # the strongest reason first

@@ -367,7 +367,7 @@ class Table:
         ]
 
         def rest(seconds: float) -> None:
-            self._runtime.check_open()  # no server is tried again for a closed client
+            self._runtime.check_open()  # raises for a closed client, to end the retries
             time.sleep(seconds)
 
         config = self._config

@@ -1,4 +1,4 @@
-"""Carries out a roll-out: looks at the servers, and writes the files that servers and clients
+"""Carries out a roll-out: checks the servers, and writes the files that servers and clients
 follow, as `rollout` decides. It writes nothing else, so a run can continue a killed run."""
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def places_of(
 
 
 def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
-    """Converts one look at the servers to the form that `rollout.step` takes."""
+    """Converts a snapshot of the servers to the form that `rollout.step` takes."""
     lacking: dict[str, tuple[str, ...]] = {}
     holding: dict[str, tuple[str, ...]] = {}
     busy = set()

@@ -163,7 +163,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look at the servers.
+    """What one look at the servers found.
 
     lacking  shard set -> servers that should hold it but do not, or that do not answer
     holding  shard set -> servers that hold it

@@ -383,8 +383,8 @@ class VisitCounting:
 
 
 class WalkCounting:
-    """Counts the states of a backoff model that its own or given sentences visit; words have the
-    ids of `topology`, which is closed."""
+    """Counts the states of a backoff model that its own sentences, or a text's, visit; words have
+    the ids of `topology`, which is closed."""
 
     def __init__(self, model: ModelColumns, topology: ModelColumns) -> None:
         self._target = topology

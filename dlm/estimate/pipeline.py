@@ -254,7 +254,7 @@ class _Estimation:
             f"{counted(len(self._table) - 3, 'different word')}"
         )
         if not found and n == 0:
-            raise EstimationError("the text has no line that can be counted; give text with words")
+            raise EstimationError("the text is empty, or all lines were skipped; give other text")
         words = len(self._table)
         known = known_words(settings, self._table)
         room = max(min(1 << 18, self._workspace // (64 * order)), 1 << 10)

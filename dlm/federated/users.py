@@ -3,7 +3,7 @@
 A file is sorted by user once into a *store*, an Arrow file with one row per user, which is then
 read through a memory map. Both steps need only a bounded amount of memory.
 
-The module has over 500 lines, since the rules for rows and their place in the store go together.
+The module has over 500 lines, since the rules for rows and the store's layout belong together.
 """
 
 from __future__ import annotations

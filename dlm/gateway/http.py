@@ -178,7 +178,7 @@ class HttpDoor:
 
 
 class Json:
-    """Converts messages from and to JSON, as a `Form` does; large ones in a thread."""
+    """The `Form` of JSON: converts messages from and to JSON, large ones in a thread."""
 
     def __init__(self, turns: GatewayTurns) -> None:
         self._turns = turns

@@ -2,8 +2,8 @@
 
 A shard set is a folder: `manifest.json`, the vocabulary, the low orders (1- and 2-grams, which
 every client holds) and one file per shard. The files are Arrow IPC files that hold one row; each
-column is a list, and its values are mapped from disk without a copy. This module has over 500
-lines, since it is compared with one document, FORMAT.md.
+column is a list, and its values are mapped from disk without a copy. This module is kept whole,
+at over 500 lines, to be read side by side with FORMAT.md.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class KenlmReader(Closeable):
         if prob.max(initial=F32(0)) > 0:
             raise self._error(
                 f"an n-gram has a log10 probability of {prob.max():g}, above 0, which ARPA does "
-                "not allow; a quantised blank can have such a value if a back-off weight exceeds 0",
+                "not allow; quantisation can cause this in a blank if a back-off weight exceeds 0",
                 batch.order,
                 "The file can score text as it is",
             )

@@ -49,7 +49,7 @@ class DictModel:
         for ngram in self.ngrams:
             if len(ngram) > 1 and ngram[:-1] not in self.ngrams:
                 raise ArpaError(
-                    f"the {len(ngram)}-gram {self.spell(ngram)} has no prefix "
+                    f"the {len(ngram)}-gram {self.spell(ngram)} is listed without its prefix "
                     f"{self.spell(ngram[:-1])}",
                     order=len(ngram),
                     advice="Add the prefix, or build the model again",

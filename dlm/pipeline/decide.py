@@ -9,7 +9,7 @@
 | begun | its run can resume | go on |
 | begun | otherwise | begin: nothing of it counts yet |
 | done | settings, inputs or output changed | refuse |
-| done | | look at the next stage; after the last, finished |
+| done | | check the next stage; after the last, finished |
 
 `redo` is a person's request: the stage begins again, and so do the stages that use its output. A
 stage that released something about users is never redone: a second release adds to the first.

@@ -51,7 +51,7 @@ def record_or_word(
 
 
 def check_public(path: Path, by: str, setting: str) -> None:
-    """Raises PrivacyError if a file beside an input that is declared public comes from users."""
+    """Raises PrivacyError if a file beside a "public" input shows that users' text was counted."""
     if beside := traces_of_users(path):
         raise PrivacyError(
             f"{setting} is {by!r}, but {beside[0]} says that {path} comes from users; leave "

@@ -189,13 +189,13 @@ class ParticipationLedger:
             raise PrivacyError(
                 f"accounting by sampling needs cohorts from Poisson sampling with q = {q}; the "
                 f"ledger says {kind}{'' if declared is None else f' with q = {declared}'}. "
-                "Account for the gap and the participations instead"
+                "Compute epsilon from gap and participations instead"
             )
         if (self.gap or 1) > 1 or self.max_participations is not None:
             raise PrivacyError(
                 f"the bounds gap = {self.gap} and max_participations = {self.max_participations} "
                 "were enforced, but a Poisson sampler does not draw cohorts under such bounds. "
-                "Account for the bounds instead"
+                "Compute epsilon from these bounds, not q"
             )
         sizes = np.array(self.cohort_sizes(), np.float64)
         if not len(sizes):
@@ -205,7 +205,7 @@ class ParticipationLedger:
             if bool((sizes != mean).any()):
                 raise PrivacyError(
                     "with q = 1 every user takes part in each round, but here some users did not. "
-                    "Account for the gap and the participations instead"
+                    "Compute epsilon from gap and participations, not q"
                 )
             return
         tails = {
@@ -221,7 +221,7 @@ class ParticipationLedger:
                 raise PrivacyError(
                     f"the cohorts were not drawn by Poisson sampling with q = {q} from "
                     f"{self.population} users: {what} in {len(sizes)} rounds have a probability of "
-                    f"{tail:.0e}. Account for the gap and the participations instead"
+                    f"{tail:.0e}. Compute epsilon from gap and participations, not q"
                 )
 
     def _hash(self, user: str) -> str:

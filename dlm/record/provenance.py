@@ -48,7 +48,7 @@ def is_record_line(line: str) -> bool:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta)-differential privacy, and rho of zero-concentrated privacy, or None."""
+    """(epsilon, delta)-differential privacy; `rho`, of zero-concentrated privacy, may be None."""
 
     epsilon: float
     delta: float

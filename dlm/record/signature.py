@@ -80,7 +80,7 @@ _PUBLISH = "derive it from the private key with: openssl pkey -in key.pem -pubou
 
 @dataclass(frozen=True)
 class Claim:
-    """The statement of a signature about a file and its record.
+    """What a signature states about a file and its record.
 
     Fields
         files   for a shard set, the SHA-256 of each file, by name; the manifest itself only has
@@ -173,7 +173,7 @@ def look_at(
     *,
     partly: bool = False,
 ) -> Verdict:
-    """Checks a file, or the `content` that the caller uses, by digests, signature and trusted key;
+    """Checks a file, or its `content` if already read, against digests, signature and trusted key;
     for a shard set, checks all files or, if `partly`, those that exist. Raises FormatError if the
     file has neither a record nor a signature."""
     snapshot = FileSnapshot.read(path, content)

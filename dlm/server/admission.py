@@ -24,10 +24,10 @@ Release: TypeAlias = Callable[[], None]
 # The fixed cost of a message, and the work of one round (a few milliseconds); both in queries.
 MESSAGE_WORK = 1024
 WORK_AT_ONCE = 32 * MESSAGE_WORK
-# How often the event loop looks at the network between two rounds. gRPC takes two looks to accept a
+# How often the event loop polls the network between two rounds. gRPC needs two polls to accept a
 # call (`pairs.accepting_ahead`). Calls are accepted more often than they begin, so that a flood of
 # calls waits in `Turns` and not in gRPC's own queue, which is first come, first served, whoever
-# sent them. Each look may have to wait for a thread that holds the GIL.
+# sent them. Each poll may have to wait for a thread that holds the GIL.
 LOOKS = 4
 
 NOT_NAMED = (
@@ -123,8 +123,8 @@ class TurnLane:
 
 
 class Turns:
-    """Bounds the work between the event loop's looks at the network, no matter who or how many ask
-    for it. `LOOKS` looks follow each round of work, since a call needs several looks from its
+    """Bounds the work between the event loop's polls of the network, no matter who or how many ask
+    for it. `LOOKS` polls follow each round of work, since a call needs several polls from its
     first byte to its reply. Calls that must wait are not read further.
 
     Args  most        queries of the largest small message; messages with more are large

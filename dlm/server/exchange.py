@@ -238,7 +238,7 @@ class ExchangeStream:
                 answered = await model.in_thread(model.answerer.score, message, late)
             else:
                 answered = await model.in_thread(model.answerer.list, located, late)
-        except asyncio.CancelledError:  # the stream ended, by its client or by bad bytes
+        except asyncio.CancelledError:  # the client, or malformed bytes, ended the stream
             model.metrics.abandoned += 1
             raise
         except Exception as exc:  # noqa: BLE001 - whatever the error, the client is told

@@ -1,6 +1,6 @@
-"""Kernels that find a message's first fault and count its answers.
+"""Kernels that find a message's first fault, and count contexts and answers.
 
-A Score is checked while it is searched (`index/search/owned_kernels.py`); if that fails,
+A Score is checked as it is answered (`index/search/owned_kernels.py`); if the check fails,
 `first_fault` finds the fault. ContextBlocks are checked only here.
 """
 

@@ -212,7 +212,7 @@ class Turn:
 class FollowedSets:
     """The list that a server follows; only one thread at a time may use this.
 
-    Attributes  checking  the sets to serve once their files have been read, or None
+    Attributes  checking  the sets to serve once their files have been read; None at other times
                 rejected  why the file's list is not served, or ""
     """
 

@@ -172,7 +172,7 @@ class _Estimation:
         words, totals = rows.column("word"), self._summary.totals
         self._progress.tell(f"read {totals.summary(skip)}; {len(words):,} different words")
         if totals.lines == 0:
-            raise EstimationError("the text has no line that can be counted; give text with words")
+            raise EstimationError("the text is empty, or all lines were skipped; give other text")
         lines = [0, totals.lines, totals.lines]  # counts of <unk>, <s> and </s>
         return table_of(words), np.append(lines, rows.column("count").to_numpy())
 

@@ -1,4 +1,4 @@
-"""The input and output of Spark on any file system: lines of text, and a model in parts."""
+"""Reads lines of text and writes multi-part models, for Spark, on any file system."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ class ModelFolder:
         ]
         if others:
             raise ConfigError(
-                f"{path} contains other files ({', '.join(sorted(others)[:3])}); expected --output "
-                "to be a folder that does not exist, is empty, or has a model in parts"
+                f"{path} has unexpected files ({', '.join(sorted(others)[:3])}); expected --output "
+                "to be a new folder, an empty one, or one with a multi-part model"
             )
 
     @property

@@ -38,14 +38,14 @@ def column_range(rows, low, high):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], out uint64[:], int64, int64, bool, int64, int64[:], int64[:, :], int64")
 def pack(rows, packed, begin, end, first, level, level_begin, segments, place_bits):  # type: ignore[no-untyped-def]
-    """Packs one level of the keys of the rows whose places are in packed[begin:end].
+    """Packs one level of the rows' keys, for rows whose places are in packed[begin:end].
 
     Shapes   rows (n, W)
              packed (n,)  places in the low `place_bits` bits; replaced from begin to end
              first  whether packed is still empty, so that the places are begin .. end - 1
              level_begin (L + 1,)  where each level begins in segments
              segments (S, 4)  column, value to subtract, bits to drop, bits to keep
-    Returns  whether the new numbers ascend already
+    Returns  whether the new numbers are in ascending order
     Trusts   places below n and level < L, as sort.sort_order makes them
     """
     place_shift = np.uint64(place_bits)

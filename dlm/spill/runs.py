@@ -215,7 +215,7 @@ def parse_manifest(folder: Path, manifest: Mapping[str, Any]) -> tuple[int, int,
         runs = [Run(**entry) for entry in manifest["runs"]]
         numbers = [manifest["width"], manifest["key"], manifest["rows"], *(r.rows for r in runs)]
         if any(type(number) is not int or number < 0 for number in numbers):
-            raise ValueError(f"width, key and rows are {numbers}, not whole numbers")
+            raise ValueError(f"width, key, rows are {numbers}; expected integers >= 0")
         if any(run.rows == 0 for run in runs):
             raise ValueError("a run has no rows")
         for run in runs:

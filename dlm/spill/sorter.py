@@ -138,7 +138,7 @@ class Sorter(Closeable):
     ) -> None:
         _check_shape(width, key, threads)
         if not RUN_NAME.fullmatch(f"{name}-000000.run"):
-            raise ConfigError(f"{name!r} is not a name for runs; use A-Z a-z 0-9 _ .")
+            raise ConfigError(f"{name!r} is not a valid name; use A-Z a-z 0-9 . and _")
         self.directory = Path(directory)
         self.width = width
         self.key = key

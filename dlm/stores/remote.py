@@ -311,7 +311,7 @@ def telling(place: RemotePath) -> Iterator[None]:
         kind = type(exc).__name__
         if kind in ("PermissionDeniedError", "UnauthenticatedError"):
             raise AuthenticationError(
-                f"{place}: the store does not let this user read or write the object. Check the "
+                f"{place}: the store denied access to the object. Check the "
                 "store's credentials in the environment, and that the object exists"
             ) from None
         # Other errors are dlm's own, or bugs.

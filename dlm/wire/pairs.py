@@ -57,8 +57,8 @@ def ask(
     loop: asyncio.AbstractEventLoop,
     came: Callable[[asyncio.Future[Any], Any], None],
 ) -> asyncio.Future[Any]:
-    """Like `send_and_receive`, but begins at once, without a task; on the loop, `came` is called
-    with the future that this returns, and with the next message."""
+    """Like `send_and_receive`, but begins at once, without a task. Returns a future; when the next
+    message has come, `came` is called on the loop with the future and the message."""
     receive = cygrpc.ReceiveMessageOperation(_NO_FLAGS)
     both = cygrpc.SendMessageOperation(message, _NO_FLAGS), receive
     batch = cygrpc.execute_batch(call, both, loop)

@@ -16,7 +16,7 @@ from pathlib import Path
 from dlm.errors import ConfigError
 
 AUTHORIZATION = "authorization"  # DO NOT CHANGE: metadata of a call, on the wire
-SCHEME = "Bearer "  # DO NOT CHANGE: before the token, on the wire
+SCHEME = "Bearer "  # DO NOT CHANGE: prefix of a token, on the wire
 
 # RFC 6750's alphabet. 16 characters are the fewest that cannot be guessed over a network.
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,512}={0,2}")

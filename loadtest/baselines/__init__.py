@@ -1,1 +1,1 @@
-"""The systems that the paper compares with."""
+"""The systems that the paper compares with DLM."""

@@ -1,4 +1,4 @@
-"""An n-gram model as hash tables: the index with which DLM 4.2.3 compares its suffix tree.
+"""An n-gram model as hash tables: the baseline for the suffix tree in the DLM paper (4.2.3).
 
 One table holds probabilities, another back-off weights, both with the whole n-gram as the key;
 1-grams are arrays by word id. A back-off searches the tables again for every suffix.

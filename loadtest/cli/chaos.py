@@ -102,7 +102,7 @@ def chaos(
 def _run(
     chaos: Chaos, plan: Sequence[tuple[float, Command]], servers: int, *, ends_with_input: bool
 ) -> None:
-    """Runs the plan at its times, and the lines of standard input as they arrive."""
+    """Runs a plan's commands at their times, and lines of standard input as they arrive."""
     from loadtest.run.chaos import parse
 
     begun = time.monotonic()

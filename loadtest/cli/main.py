@@ -20,7 +20,7 @@ from loadtest.cli.options import TraceOutput
 from loadtest.cli.paper import paper
 from loadtest.cli.run import CTRL_C, print_table, run, show_report
 
-# Packages of the extra `asr`, which only recording of speech needs.
+# Packages of the extra `asr` that are needed only to record speech.
 SPEECH = {"flashlight", "hama", "soundfile", "soxr"}
 
 app = typer.Typer(

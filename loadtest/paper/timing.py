@@ -299,7 +299,7 @@ def _groups(
 
 
 def best_s(ask: Callable[[], None], passes: int) -> float:
-    """Processor seconds of the fastest pass, without the first, which compiles and reads."""
+    """CPU seconds of the fastest pass, after an untimed one that compiles and loads data."""
     ask()
     best = float("inf")
     for _ in range(passes):

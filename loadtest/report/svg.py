@@ -66,7 +66,7 @@ def _round_step(rough: float) -> float:
 
 
 def y_axis(values: Sequence[float], *, log: bool) -> Axis:
-    """An axis from 0 to above the largest value; on a log scale, from below the least value."""
+    """An axis from 0 to above the largest value; on a log scale, from below the smallest value."""
     if log:
         known = [value for value in values if value > 0] or [1.0]
         least, most = min(known) / 1.3, max(known) * 1.3

@@ -8,7 +8,7 @@ from typing import Any
 
 from loadtest.report.report import Report
 
-# Requests that are sent later than this, and than a median call takes, are worth a warning.
+# Requests sent late by more than this, and by more than a median call takes, cause a warning.
 LATE_MS = 5.0
 
 # Columns of report.csv: name -> path of the column's value in a window.

@@ -355,7 +355,7 @@ def _last_of_streams(stream: NDArray[np.int32]) -> list[bool]:
 
 
 def _messages(client: Asked) -> dict[str, int]:
-    """Messages that have ended, by result; empty for a client that does not report them."""
+    """Counts of finished messages, by result; empty for a client that does not report them."""
     named = (one for one in client.metrics.collect() if one.name == "dlm_client_messages")
     return {one.labels["result"]: int(one.value) for family in named for one in family.samples}
 

@@ -157,7 +157,7 @@ async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
         replay.prepare(requests)
         replay.answers = {} if settings.oracles else None
         gc.collect()
-        gc.freeze()  # garbage collections then only look at objects of the run
+        gc.freeze()  # garbage collections then scan only objects of the run
         cost_s = await driver_cost_s(client.utterance(), trace, requests) if requests else 0.0
         manifest = client.manifest
         say(

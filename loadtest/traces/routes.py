@@ -26,7 +26,7 @@ from loadtest.traces.trace import CALLS, EXTEND, Trace
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """The messages of R requests of the trace, P in all, if each request were sent alone.
+    """The P messages of R requests of the trace, if each request were sent alone.
 
     asked    (R,)  queries, including those that need no message
     first    (R + 1,)  where the messages of a request begin

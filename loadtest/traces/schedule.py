@@ -56,7 +56,7 @@ class Load:
         for one in self.segments:
             if not (0 < one.seconds < 1e7 and 0 < one.per_s < 1e7):
                 raise ConfigError(
-                    f"{one.per_s:g} requests per second for {one.seconds:g} s were requested; "
+                    f"the load has {one.per_s:g} requests per second for {one.seconds:g} s; "
                     "expected numbers above 0 and below 10 million"
                 )
         if not 0 <= self.warmup_s < 1e6 or self.concurrency < 0:

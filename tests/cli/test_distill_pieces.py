@@ -122,7 +122,7 @@ def test_the_stages_and_the_figures_are_told(home: Path) -> None:
     """As people read them."""
     args = ("distill", home / "run", "--topology", home / "top.arpa", "-o", home / "said.arpa")
     done = dlm(*args, "--samples", 20, "--prior", 1, status=0)
-    assert "in 12 pieces" in done.stderr
+    assert " 12 pieces" in done.stderr
     assert "new model" in done.stdout
     assert "nan" not in done.stdout
 

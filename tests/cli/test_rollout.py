@@ -92,7 +92,7 @@ def test_a_list_that_cannot_be_replaced_stays_and_the_command_can_go_on(run, two
     sets.write_text(text)
     done = run("rollout", new, "--cluster", mine, "--sets", sets, "--other-words")
     assert done.returncode == 1
-    assert "goes on" in done.stdout.decode()
+    assert "--undo goes back" in done.stdout.decode()
     assert sets.read_text() == text
     assert "rollout" in mine.read_text()
 

@@ -90,8 +90,8 @@ def test_what_does_not_fit_is_an_error_that_says_where(run: Run, folder: Path) -
     (folder / "part.tsv").write_text("a.flac\tthe man\n")
     done = run("wer", "said.tsv", "part.tsv", cwd=folder, status=1)
     assert done.stderr.decode() == (
-        "dlm: 1 of 2 utterances of the reference have no hypothesis, such as 'b.flac'; expected "
-        "one for each (--subset scores only those that have one)\n"
+        "dlm: 1 of 2 utterances of the reference, such as 'b.flac', have no hypothesis; expected "
+        "one for each (or pass --subset)\n"
     )
 
 

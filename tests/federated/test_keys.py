@@ -34,7 +34,7 @@ def test_a_key_of_the_system_is_new_each_time_and_says_nothing_of_itself() -> No
     key = Key.from_system()
     assert not key.simulated and Key.from_seed(0).simulated
     assert key.words(8).tolist() != Key.from_system().words(8).tolist()
-    assert repr(key.fold("noise", 1)) == "Key(noise/1, of the system)"
+    assert repr(key.fold("noise", 1)) == "Key(noise/1, from the system)"
     with pytest.raises(PrivacyError, match="must not be copied"):
         pickle.dumps(key)
 

@@ -147,7 +147,7 @@ def test_an_edited_sensitivity_is_refused_even_if_epsilon_follows_from_it(
     small = dataclasses.replace(stage, sensitivity=stage.worst_sensitivity / 2)
     found = recheck(record(small))
     assert found.follows is False
-    assert f"sensitivity of {small.sensitivity:.6g}, and {stage.mechanism} has" in found.text
+    assert f"sensitivity of {small.sensitivity:.6g}, but {stage.mechanism} has" in found.text
     if "decay" in stage.matrix:
         short = dataclasses.replace(stage, matrix={**stage.matrix, "rounds": 1}, sensitivity=1.0)
         assert recheck(record(short)).follows is False

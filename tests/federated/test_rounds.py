@@ -419,7 +419,7 @@ def test_no_key_is_drawn_from_twice(name: str, monkeypatch: pytest.MonkeyPatch) 
         ({"estimator": "mean"}, ConfigError, "estimator"),
         ({"schedule": ((5, 1.0), (3, 1.0))}, ConfigError, "expected increasing"),
         ({"schedule": ((5, 0.0),)}, PrivacyError, "expected 1e-12 or more"),
-        ({"adaptive": ADAPTIVE, "schedule": ((5, 1.0),)}, ConfigError, "not both"),
+        ({"adaptive": ADAPTIVE, "schedule": ((5, 1.0),)}, ConfigError, "schedule and an adaptive"),
         ({"adaptive": ADAPTIVE, "estimator": "clipped"}, ConfigError, "expected fixed"),
         (
             {"adaptive": AdaptiveClip(count_stddev=2.5), "noise_multiplier": 7.0},
@@ -467,7 +467,7 @@ def test_a_round_past_the_last_is_refused() -> None:
     """The mechanism and its accounting are for so many rounds."""
     rounds = algorithm(ReleaseConfig(1.0, 1.0, 1.0), make_mechanism("gaussian", rounds=1))
     state = rounds.apply(rounds.init(params(), KEY), [])[0]
-    with pytest.raises(PrivacyError, match=r"round 1 \(from 0\).*1 rounds"):
+    with pytest.raises(PrivacyError, match=r"round 1 .*1 rounds"):
         rounds.apply(state, [])
 
 

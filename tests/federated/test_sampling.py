@@ -146,7 +146,7 @@ def test_a_restored_sampler_goes_on_as_the_first_would_have() -> None:
     ]
     with pytest.raises(ConfigError, match="after round 11"):
         two.cohort(11)
-    with pytest.raises(ConfigError, match="from another sampler"):
+    with pytest.raises(ConfigError, match="checkpoint is not from"):
         AvailabilitySampler(301, 30, KEY).restore(one.state())
     with pytest.raises(ConfigError, match="no state"):
         PoissonSampler(300, 0.1, KEY).restore(one.state())

@@ -264,7 +264,7 @@ def test_a_run_that_is_no_simulation_has_discrete_noise_and_its_report_says_so(
         assert (stage.rounding == 1) == (mechanism == "tree")
         assert stage.rounding < 1.0000001
         text = report.markdown()
-        assert "in steps of the clip norm's 2^-32" in text
+        assert "2^-32" in text
         assert "by ChaCha20; the grid costs" in text
         assert ("costs nothing" in text) == (mechanism == "tree")
         assert "epsilon holds for every mechanism with that rho" in text
@@ -757,9 +757,7 @@ def test_a_round_that_broke_off_is_not_done_again_by_the_same_run(
             with pytest.raises(KeyboardInterrupt):
                 list(training.run())
         done = training.rounds_done
-        with pytest.raises(
-            PrivacyError, match=rf"round {done} \(from 0\) of this run was interrupted"
-        ):
+        with pytest.raises(PrivacyError, match=rf"round {done} .*interrupted"):
             list(training.run())
     with Training(calm, users, tmp_path) as training:
         assert training.rounds_done == done

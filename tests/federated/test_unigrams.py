@@ -259,7 +259,7 @@ def test_the_cache_of_counts_changes_nothing_but_memory(people: UserDataset) -> 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a\n\nb\n", "line 2: .*no word"), ("a\nb\na\n", "'a' twice"), ("", "lists no words")],
+    [("a\n\nb\n", "line 2.* no word"), ("a\nb\na\n", "'a' twice"), ("", "lists no words")],
 )
 def test_a_bad_whitelist_is_refused(tmp_path: Path, text: str, message: str) -> None:
     """With the line or the word."""
@@ -288,7 +288,7 @@ def test_settings_that_cannot_be_are_refused(people: UserDataset) -> None:
     ):
         with pytest.raises(ConfigError):
             dataclasses.replace(UnigramConfig(1.0, 1), **settings)
-    with pytest.raises(ConfigError, match="twice"):
+    with pytest.raises(ConfigError, match="duplicates"):
         UserCounts(people, ["a", "a"])
     with pytest.raises(ConfigError, match="empty"):
         init(UnigramConfig(1.0, 1), 0)

@@ -164,7 +164,7 @@ def test_a_split_puts_nobody_on_both_sides_and_keeps_sides(tmp_path: Path) -> No
     [
         ("user_id\tutterance\na\thello\n\ttext\n", "line 3: .*no user id"),
         ("user_id\tutterance\na\thello\n  \ttext\n", "line 3: .*no user id"),
-        ("user_id\tutterance\na\thello\nb\t  \nb\t\n", "the user of line 3 has no text"),
+        ("user_id\tutterance\na\thello\nb\t  \nb\t\n", "line 3 has no text"),
         ("user_id\tutterance\na\thello\nb\n", "line 3: .*1 fields, .*header has 2"),
         ("user_id\tutterance\na\tx\ty\n", "line 2: .*3 fields"),
         ("who\tutterance\na\tx\n", "'user_id' exactly once"),

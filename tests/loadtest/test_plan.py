@@ -85,7 +85,7 @@ def test_a_small_plan_has_small_units_and_the_singular() -> None:
 
 def test_what_fits_nowhere_is_told_why() -> None:
     """Memory for the smallest shard and the processes; traffic that one pair of words brings."""
-    with pytest.raises(ConfigError, match=r"2\.5 GiB: 256 MiB per process.* 256 shards.* 1\.0 GiB"):
+    with pytest.raises(ConfigError, match=r"2\.5 GiB: 256 MiB per process.* 256.* 1\.0 GiB"):
         fitting(Wishes(10, GIB, processes=2), Model("m", 1, 512 << 30, 1), COSTS, even, 1.0)
     wishes = Wishes(1e6, GIB)
     with pytest.raises(ConfigError, match=r"256 shards .*32 replicas"):
@@ -131,7 +131,7 @@ def test_counts_become_bytes() -> None:
     assert model_of_counts("200k,2M,1.5M", "compact").shards < exact.shards
     assert model_of_counts("4G", "exact").ngrams == 4 * 10**9
     for text in ("", "many", "0", "5,-1", "5T"):
-        with pytest.raises(ConfigError, match="--ngrams: "):
+        with pytest.raises(ConfigError, match="--ngrams "):
             model_of_counts(text, "exact")
     with pytest.raises(ConfigError, match=r"zip; .*exact"):
         model_of_counts("5M", "zip")

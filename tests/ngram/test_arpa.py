@@ -782,8 +782,8 @@ NOT_ARPA: dict[str, tuple[bytes, str, str]] = {
     "tongrams index": (b"\x05\x03\0\0\0\0\0\0\0\x10\0", "tongrams index", "built from"),
     "binary": (b"\x7fELF\0\0\0", "binary", "built from"),
     "counts": (b"3\na\t1\nb\t2\n", "n-gram counts", "Estimate"),
-    "nothing in gzip": (gzip.compress(b""), "empty", "again"),
-    "nothing": (b"", "empty", "again"),
+    "nothing in gzip": (gzip.compress(b""), "empty", "rebuild"),
+    "nothing": (b"", "empty", "rebuild"),
 }  # fmt: skip
 
 

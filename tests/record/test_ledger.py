@@ -68,7 +68,7 @@ def test_a_participation_that_breaks_a_bound_is_refused_and_leaves_no_trace() ->
         ledger.record(2, ["c", "a"])
     assert ledger.digest == before
     ledger.record(3, ["c", "a"])
-    with pytest.raises(PrivacyError, match="in 3 rounds; the guarantee is for 2"):
+    with pytest.raises(PrivacyError, match=r"in 3 rounds; the guarantee .* 2"):
         ledger.record(9, ["a"])
     ledger.record(9, ["b"])
     assert (ledger.observed_gap(), ledger.observed_max_part()) == (3, 2)

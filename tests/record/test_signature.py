@@ -120,7 +120,7 @@ def test_an_edit_that_a_digest_does_not_find_is_found(counts: Path, keys: dict[s
     signed(counts, keys)
     forged(counts, 0.01)
     assert verdict(counts, keys).standing == "wrong"
-    assert "another record" in verdict(counts, keys).text
+    assert "a different record" in verdict(counts, keys).text
     forged(counts, 2.12)
     place = signature_of(counts)
     text = place.read_text()

@@ -98,7 +98,7 @@ def not_a_state(*given: object) -> TypeError:
         if not isinstance(one, KenlmState):
             found = f"{type(one).__module__}.{type(one).__qualname__}"
             return TypeError(
-                f"found a {found} as a state; expected a dlm.asr.kenlm.State (dlm cannot read "
-                "states of the package kenlm)"
+                f"a state has type {found}; expected dlm.asr.kenlm.State (dlm cannot read the "
+                "kenlm package's states)"
             )
     return TypeError("wrong arguments; expected a state, a word and a state, in this order")

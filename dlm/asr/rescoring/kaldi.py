@@ -176,8 +176,8 @@ class _Reader:
         costs = finite(graph), finite(acoustic)
         if costs[0] is None or costs[1] is None:
             raise self._error(
-                f"the costs of a weight are {described(graph)} and {described(acoustic)}; expected "
-                "finite numbers as the first two of GRAPH,ACOUSTIC,TRANSITION_IDS"
+                f"a weight has graph cost {described(graph)} and acoustic cost "
+                f"{described(acoustic)}; expected finite numbers in GRAPH,ACOUSTIC,TRANSITION_IDS"
             )
         return 0.0 - costs[0], 0.0 - costs[1], detail
 

@@ -127,7 +127,7 @@ class FolderWriter(ExitStack):
 
     def __init__(self, folder: Path, *, resume: bool = False) -> None:
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder} is a file; expected a folder for one file per lattice")
+            raise ConfigError(f"{folder} is a file; expected a folder for the lattice files")
         if not resume and folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(
                 f"{folder} already has files; give another folder, or pass --resume to skip the "

@@ -102,8 +102,8 @@ class NgramCounts:
         return NgramCounts([a * by for a in self.ngrams], [a * by for a in self.contexts])
 
     def of(self, topology: ModelColumns, part: ModelColumns) -> NgramCounts:
-        """Selects the counts for `part`, a subset of `topology`, which these counts are for. The
-        counts of an n-gram do not depend on the topology's other n-grams."""
+        """Selects the counts for `part`, a subset of the `topology` of these counts. The counts
+        of an n-gram do not depend on the topology's other n-grams."""
         rows = [topology.rows_of(columns.ids) for columns in part.orders]
         assert not any((row == MISSING).any() for row in rows), "not a subset of the topology"
         return NgramCounts(

@@ -1,4 +1,4 @@
-"""Produces the histories that drawn or given sentences visit, many at once.
+"""Produces the histories that sentences of a source or a text visit, many at once.
 
 At every history, the source's full distribution is counted, including words that did not follow
 (Rao-Blackwell), so few sentences suffice.
@@ -30,8 +30,8 @@ Seed = np.random.SeedSequence
 
 
 def visits_of(reader: SourceReader, sampling: Sampling) -> Iterator[Iterator[Visit | WordMass]]:
-    """Yields the visits of each block of sentences, which are drawn from a source or given. A block
-    is computed only when it is read."""
+    """Yields the visits of each block of sentences, drawn from the source or read from a text. A
+    block is computed only when it is read."""
     if sampling.text is not None:
         yield from _given(reader, sampling, sampling.text.name)
     elif reader.makes_visits:

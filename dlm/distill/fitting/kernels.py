@@ -19,7 +19,7 @@ _LITTLE = 1e-9
 ROUNDING = 1e-11
 # After this many steps, only words with almost no counts still change.
 _SLOW = 256
-_LEAST = 1e-99  # the least probability in an ARPA file
+_LEAST = 1e-99  # the lowest probability in an ARPA file
 _LN_LEAST = -227.955924206411  # natural logarithm of _LEAST
 
 
@@ -189,7 +189,7 @@ def excess_bound(  # type: ignore[no-untyped-def]
     The likelihood of choices from offered sets A with counts n(A) is concave in ln y. Its dual is
     the entropy of flows: n(A) p(w | A) flows from set A to word w, and C(w) in total to w. Flows of
     y match the counts but for a residue, which the set of all words takes up; what that cannot take
-    costs the least probability in a file. The gap is sum over A of n(A) KL(flow || y on A).
+    costs the lowest probability in a file. The gap is sum over A of n(A) KL(flow || y on A).
     """
     total, lost = 0.0, 0.0
     for i in range(len(y) + 1):

@@ -22,7 +22,7 @@ F64 = np.float64
 MOST_STEPS = 1_000
 _RESTARTS = 4
 _TOLERANCE = 1e-12
-SUM_TOLERANCE = 0.01  # of the mean over all contexts; values in files have 4 digits or more
+SUM_TOLERANCE = 0.01  # error allowed in the mean sum, as values may be rounded to 4 digits
 
 
 def distill_backoff(

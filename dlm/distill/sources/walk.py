@@ -1,5 +1,5 @@
-"""Counts how often sentences, drawn from a backoff model or given, visit the states of its
-automaton; the distributions of the states are computed once, at the end."""
+"""Counts how often sentences, drawn from a backoff model or read from a text, visit the states of
+its automaton; the distributions of the states are computed once, at the end."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def ngram_blocks(
 def section_rows(
     trie: Trie, order: int, probs: Column, backoffs: Column | None, rows: int = ROWS
 ) -> Iterator[Callable[[], RowColumns]]:
-    """Yields functions that each read a block of an order's rows; some rows are marked as left
-    out. `probs` and `backoffs` are not logarithms."""
+    """Yields functions that each read a block of an order's rows; `marks` show which rows to
+    leave out. `probs` and `backoffs` are not logarithms."""
 
     def read(begin: int, ids: NDArray[np.uint32]) -> RowColumns:
         end = begin + len(ids)

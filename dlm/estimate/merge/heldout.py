@@ -32,7 +32,7 @@ class Heldout:
     Shapes, m models, t tokens
         prob      (m, t)  float64  by each model's own backoff; a word that the model lacks has
                                    the probability of <unk> if no model has the word, otherwise 0
-        as_unk    (m, t)  float64  as `prob`, but every word that the model lacks counts as <unk>
+        as_unk    (m, t)  float64  like `prob`, but every word that the model lacks counts as <unk>
         known     (m, t)  bool     whether the model has the word
         in_any    (t,)    bool     whether any model has the word
     """

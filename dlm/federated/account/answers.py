@@ -122,7 +122,7 @@ def guarantee_of(
     max_participations: int,
     delta: float,
 ) -> dict[str, Any]:
-    """zCDP and epsilon of a mechanism's noise, with notes for the reader.
+    """Returns rho and epsilon of a mechanism's noise, with notes for the reader.
 
     `epsilon` is what a run reports for this rho: a bound for every mechanism with this rho, since a
     run's noise is discrete. (A run whose grid adds more than 0.1 % to rho is refused.)

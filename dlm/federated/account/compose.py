@@ -140,7 +140,7 @@ class StageRecord:
 @dataclasses.dataclass(frozen=True)
 class PrivacyNumbers:
     """The guarantee of several stages together; `rho` is without amplification by sampling.
-    `epsilon` is the least of `epsilons`: "zcdp" (any noise) and, with sampling, "rdp"."""
+    `epsilon` is the smallest of `epsilons`: "zcdp" (any noise) and, with sampling, "rdp"."""
 
     rho: float
     epsilon: float

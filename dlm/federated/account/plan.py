@@ -17,7 +17,7 @@ from dlm.federated.noise.participation import min_separation_from_gap, most_part
 
 # (rounds, gap, max_participations) -> sensitivity, which does not rise with the gap
 Sensitivity = Callable[[int, int, int], float]
-GRID = 200  # report goals shown between the least and the most
+GRID = 200  # report goals shown between the lowest and highest
 
 
 @dataclasses.dataclass(frozen=True)

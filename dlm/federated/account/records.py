@@ -168,7 +168,7 @@ def stages_of(records: Iterable[Provenance]) -> tuple[Stage, ...]:
 
 
 def ledger_of(stage: Stage) -> str | None:
-    """The digest of a stage's participation ledger, or None."""
+    """The digest of a stage's participation ledger; None without one."""
     return (stage.get("extras") or {}).get("ledger") or None
 
 

@@ -71,7 +71,7 @@ class RoundOutcome:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCohort:
-    """The devices that are asked in a round of a run."""
+    """The devices asked to join a round of a run."""
 
     run: str
     index: int

@@ -114,7 +114,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class SharesDelivery:
-    """The shares that each other device sealed for this one."""
+    """The shares that the other devices sealed for this one."""
 
     sealed: Mapping[int, bytes]
 

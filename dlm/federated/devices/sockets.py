@@ -22,7 +22,7 @@ LONGEST = 1 << 30
 MOST_PATH = 100  # maximum bytes of a socket's path; systems allow a few more
 LINE_S = 30.0  # seconds to receive a message, and to send its answer
 FIRST_S = 5.0  # seconds to receive a message's length
-AT_ONCE = 100  # devices that are asked at the same time
+AT_ONCE = 100  # devices that get a request at the same time
 _LENGTH = 8
 
 

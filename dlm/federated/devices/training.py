@@ -134,7 +134,7 @@ class OnDevices(FederatedRun[Done]):
         asked = given.asked(goal)
         if not LEAST_DEVICES <= goal <= asked <= MOST_DEVICES:
             raise ConfigError(
-                f"report_goal is {goal}, for which {asked} devices are asked; expected "
+                f"report_goal is {goal}, so {asked} devices are asked to join; expected "
                 f"{LEAST_DEVICES} to {MOST_DEVICES} devices, since each device shares secrets with "
                 "every other"
             )

@@ -33,7 +33,7 @@ def make_mechanism(
     error: str = "max",
     progress: Callable[[str], None] | None = None,
 ) -> Mechanism:
-    """Makes the mechanism `name` for `rounds` rounds and, if optimised, for this participation.
+    """Makes mechanism `name` for `rounds` rounds; if optimised, for `gap` and `max_participations`.
 
     Args    restarts  for tree-restart: the rounds at whose start a new tree begins
             bands     for bandmf, bandtoep and bandfhu; by default the gap

@@ -270,7 +270,7 @@ def _joined(first: Floats, second: Floats, times: int) -> Floats:
             here = out[:, :, count : count + second.shape[2]]
             value = first[:, between, count, None, None] + second[None, between, :, :room]
             np.maximum(here, value, out=here)
-    # Counts of participations that do not fit are dropped.
+    # Drops participation counts that cannot be reached.
     reached = np.flatnonzero(np.isfinite(out).any(axis=(0, 1)))
     return out[:, :, : reached[-1] + 1]
 

@@ -23,22 +23,22 @@ SETTING = (
     "are not protected from the provider."
 )
 SECURE_SETTING = (
-    "\nUpdates were encoded for secure aggregation, and added up in a simulation of it: no "
-    "protocol hid single updates from the server. The guarantee itself does not depend on that."
+    "\nUpdates were encoded for secure aggregation and added up in a simulation of it: no protocol "
+    "hid individual updates from the server. The guarantee itself does not depend on that."
 )
 _DEVICES_SETTING = (
     "\nUpdates were added up by secure aggregation between devices and the server (Bonawitz et al. "
     "2017), which no outside cryptographer has reviewed. {keys} If secure aggregation fails, the "
-    "provider sees single updates, and nobody else sees more. The guarantee holds if all devices "
-    "of a sum follow the protocol."
+    "provider sees individual updates, and nobody else sees more. The guarantee holds if all "
+    "devices of a sum follow the protocol."
 )
 _KEYS = {
     True: "Devices held a list of each other's keys: unless a third or more of a round's devices "
     "help it, a dishonest server could learn only sums over devices that all had the same "
     "task. The server chooses the task and the devices, so it could make one user's update "
     "stand out in a sum.",
-    False: "No keys were registered: secure aggregation hid single updates from a server that "
-    "follows the protocol, but not from one that lies about who takes part.",
+    False: "No keys were registered: secure aggregation hid individual updates from a server "
+    "that followed the protocol, but not from one that lied about who took part.",
 }
 _ACCESSES = (
     "The text of every user who took part in this one run and followed the algorithm, including "

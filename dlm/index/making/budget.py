@@ -51,8 +51,8 @@ class Budget:
         if memory_bytes < least:
             raise ConfigError(
                 f"--memory is {memory_bytes:,} bytes; expected at least {least:,}, for "
-                f"{counts[0]:,} words and the word pairs of {min(threads, shards)} of {shards} "
-                "shards"
+                f"{counts[0]:,} words and the word pairs in {min(threads, shards)} of {shards} "
+                "shards at once"
             )
         if PARSER_BYTES + fixed + in_memory_bytes(counts) <= memory_bytes:
             return cls.in_memory(threads)
@@ -93,7 +93,7 @@ def credible_counts(reader: NgramReader) -> list[int]:
 
 
 def least_bytes(counts: Sequence[int], shards: int = 1, threads: int = 1) -> int:
-    """Returns the least memory of a build: for its words, and for each thread a shard's roots."""
+    """Returns the minimum memory of a build: for words and, in each thread, a shard's roots."""
     roots = sum(counts[1:2]) * min(threads, shards) // shards
     return LEAST_BYTES + WORD_BYTES * counts[0] + ROOT_BYTES * roots
 
@@ -105,7 +105,7 @@ def in_memory_bytes(counts: Sequence[int]) -> int:
 
 
 def spill_bytes(counts: Sequence[int]) -> int:
-    """Returns about the most disk space, in bytes, that a model's n-grams take during sharding.
+    """Returns the approximate maximum bytes of disk for a model's n-grams during sharding.
 
     First, each n-gram is stored in two sort orders. Later, nodes and n-grams are stored twice.
     """

@@ -129,7 +129,7 @@ def resume(
     budget: Budget,
     say: Callable[[str], None],
 ) -> None:
-    """Restores what an earlier build finished; without a usable journal, removes all its files."""
+    """Restores what an earlier build finished; if its journal is unusable, removes its files."""
     problem = None
     if journal is not None:
         problem = journal.load(work, budget) or _files_problem(folder, work)

@@ -4,7 +4,7 @@
 blanks and finds its nodes; `route_level` finds the shard of each node and n-gram. In the work,
 `suffix-K` and `list-K` are order K in two sort orders, `needed-K` are n-grams that order K + 1
 needs in order K, `entries-K` and `nodes-K` are order K's columns, and `shard-nodes-K` and
-`shard-entries-K` are these by shard. Over 500 lines: each stage reads what the previous one named.
+`shard-entries-K` are these by shard. The stages share these names, so this module is long.
 """
 
 from __future__ import annotations

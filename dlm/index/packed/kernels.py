@@ -80,11 +80,11 @@ def list_bits(entries, key_bits, value_bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_key(keys, width, low, high, target):  # type: ignore[no-untyped-def]
-    """Gives the index of `target` among keys low .. high - 1 of `width` bits at bit `keys`, or -1.
+    """Returns the index of `target` among keys low .. high - 1, or -1.
 
-    Several keys are compared at once, as lanes of one 64-bit number. XOR with copies of `target`
-    turns an equal key into a lane of zeros; subtracting 1 from every lane then borrows at the
-    lowest such lane first (Mycroft 1987).
+    Keys have `width` bits, and begin at bit `keys`. Several are compared at once, as lanes of one
+    64-bit number. XOR with copies of `target` turns an equal key into a lane of zeros; subtracting
+    1 from every lane then borrows at the lowest such lane first (Mycroft 1987).
     """
     if width == 0:
         return low if low < high else np.int64(-1)

@@ -131,7 +131,7 @@ def words_of_ranks(view, last, ranks, words):  # type: ignore[no-untyped-def]
     """Finds the words (n,) that have these ranks (n,) among the words that follow a word.
 
     Shapes   view  of view.low_view
-    Returns  whether all ranks exist, and ascend
+    Returns  whether all ranks exist, in ascending order
     """
     low = low_of(address_of(view))
     _, size, bit, width = list_after(low, last)

@@ -57,7 +57,7 @@ from dlm.ngram.memory_kernels import field, mask_of, of, prefetch, two_fields
 # the bit of a record or bucket, the bits of a key in it, a family, the family's size, and a key.
 W_DEEPEST, W_RECORD, W_REST, W_FAMILY, W_COUNT, W_KEY = range(6)
 L_WIDTH = 5  # bits of a rank in a list of ranks; `low_kernels` has a list's other columns
-Q_AT, Q_RANK, Q_LOW, Q_SIZE, Q_ROW, Q_WORD = range(6)  # of a queried word
+Q_AT, Q_RANK, Q_LOW, Q_SIZE, Q_ROW, Q_WORD = range(6)  # columns of a queried word
 COLUMNS = 8
 DEPTHS = 16  # rows of arrays by context length: the largest order + 1
 

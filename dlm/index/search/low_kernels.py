@@ -32,10 +32,10 @@ WORDS = 64
 # took twice the time, since their lines evict each other. The array indexes used for each word are
 # unsigned: checking whether a signed index is negative, as numba does, took 5 % of the time.
 L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: its first bit and what `open_list` says
-L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # of the list in which a pair is searched: what the next stage
+L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # the list in which a pair is searched: what the next stage
 #                                  reads, and the list's first pair
 L_KEY = L_SIZE  # in `older`, the pair's key; L_HIGH has the size until the bucket is known
-Q_AT, Q_SIZE, Q_KEY, Q_CONTEXT, Q_RANK, Q_REST = range(6)  # of a queried word
+Q_AT, Q_SIZE, Q_KEY, Q_CONTEXT, Q_RANK, Q_REST = range(6)  # columns of a queried word
 COLUMNS = 8
 
 _0, _1, _2 = np.int64(0), np.int64(1), np.int64(2)

@@ -13,7 +13,7 @@ from dlm.index.search.kernels import ANSWERS, begins_of, search_trees
 from dlm.jit import kernel
 from dlm.ngram.kernels import slot_of
 
-PACKED_BYTES = 7  # of an answer: a float32 and three uint8
+PACKED_BYTES = 7  # per answer: a float32 and three uint8
 
 _0 = np.int64(0)
 

@@ -33,7 +33,7 @@ from dlm.ngram.arpa.source import DamagedStream, TextSource
 from dlm.ngram.arpa.writer import END, header, section_head
 from dlm.ngram.wordtable import PADDING
 
-# Text is read in steps of this size; a block of rows is one step, and the line begun before it.
+# Text is read in steps of this size; a block of rows is one step plus the line begun before it.
 CHUNK_BYTES = 2 << 20
 
 # File name of the index of a multi-part model, and the index's format and version.

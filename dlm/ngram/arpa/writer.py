@@ -179,7 +179,7 @@ def section_head(order: int) -> bytes:
 @dataclass(frozen=True, eq=False)
 class WordBytes:
     """`text` has the words by id, one after another, then PADDING; `begin` (V + 1,) says where each
-    word begins; `longest` is the size of the longest word in bytes."""
+    word begins; `longest` is the number of bytes of the longest word."""
 
     begin: NDArray[np.int64]
     text: NDArray[np.uint8]

@@ -501,7 +501,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
     Trusts      ids below the vocabulary's size; reach[i] <= reach[i - 1] + 1: checked in text.score
     """
     low = low_of(address_of(view))
-    keys, levels = keys_of(trees[0]), first_level(trees[0])  # all trees have the same
+    keys, levels = keys_of(trees[0]), first_level(trees[0])  # the same for all trees
     count = np.int64(len(words))
     b = make_block(count, order)
     before = _0, _0, low.list, _0, low.list, _1
