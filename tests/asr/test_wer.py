@@ -213,7 +213,7 @@ def test_a_quote_that_is_not_closed_takes_no_line_with_it(tmp_path: Path) -> Non
     ("said", "heard", "message"),
     [
         ("a\tx\nb\ty\n", "a\tx\n", "1 of 2 .*'b'"),
-        ("a\tx\n", "a\tx\nc\ty\n", "1 hypotheses .*'c'"),
+        ("a\tx\n", "a\tx\nc\ty\n", "1 hypotheses.*'c'"),
         ("a\tx\na\ty\n", "a\tx\n", "has 'a' twice"),
         ("x/a\tx\ny/a\ty\n", "a\tx\n", "file name"),
         ("a\tx\n", "x\n", "reference .*hypothesis"),

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+import pytest
+from grpc._cython import cygrpc
 
 from cluster import WAIT_S
 from dlm.wire import pairs
@@ -18,6 +20,9 @@ from dlm.wire import pairs
 WAKES = 100
 GRACE_S = 3.0
 Answer = Callable[[bytes, object], Awaitable[bytes]]
+asks_ahead = pytest.mark.skipif(
+    not hasattr(cygrpc.AioServer, "_make_request_call_future"), reason="gRPC 1.82 asks for one call"
+)
 
 
 async def started(answer: Answer) -> tuple[Any, int]:
@@ -92,6 +97,7 @@ def test_what_ends_for_a_closed_loop_holds_up_no_other() -> None:
     assert asyncio.run(run()) is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+@asks_ahead
 def test_calls_are_accepted_ahead_of_their_server() -> None:
     """In their order, more while they stand in line; a registered method has one of its own."""
 
@@ -125,6 +131,7 @@ def test_calls_are_accepted_ahead_of_their_server() -> None:
     asyncio.run(test())
 
 
+@asks_ahead
 def test_calls_that_were_accepted_ahead_are_answered_by_a_server_that_stops() -> None:
     """Within its grace; gRPC ends those that it has not handed over."""
 
@@ -136,8 +143,10 @@ def test_calls_that_were_accepted_ahead_are_answered_by_a_server_that_stops() ->
         accepted = server._server
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/plain/Call")
-            calls = [call.future(b"", timeout=WAIT_S) for _ in range(10 * pairs.MOST_AHEAD)]
+            calls: list[Any] = []
             while sum(one.done() for one in accepted._asked) < 9:
+                if all(one.done() for one in calls):  # they were answered too fast to be seen here
+                    calls = [call.future(b"", timeout=WAIT_S) for _ in range(10 * pairs.MOST_AHEAD)]
                 await asyncio.sleep(0)
             taken = sum(one.done() for one in accepted._asked)
             await server.stop(GRACE_S)
