@@ -254,14 +254,8 @@ def test_what_was_not_enforced_is_the_worst_case_or_no_guarantee(compose: Any) -
 
     for bounds, why in (
         ({"gap": None}, "network: a gap of 3 rounds is assumed, but was not enforced"),
-        (
-            {"gap": None, "max_participations": None},
-            "at most 4 participations are assumed",
-        ),
-        (
-            {"gap": 2, "max_participations": None},
-            "at most 4 participations are assumed",
-        ),
+        ({"gap": None, "max_participations": None}, "at most 4 participations are assumed"),
+        ({"gap": 2, "max_participations": None}, "at most 4 participations are assumed"),
     ):
         found = made(ledger(**bounds))
         assert found.guarantee is None
