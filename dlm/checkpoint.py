@@ -5,7 +5,7 @@
     dlm checkpoint 1\\n
     length of the header, 8 bytes, little-endian; SHA-256 of the header, 32 bytes
     header: JSON: the run's settings, facts, and a checksum of all that follows it
-    arrays, one after another, little-endian, each at a multiple of 64 bytes; then attachments
+    arrays, in order, little-endian, each a multiple of 64 bytes after the first; then attachments
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Checkpoint:
     attachments: Mapping[str, bytes]
 
     def refuse_other_settings(self, settings: Mapping[str, Any]) -> None:
-        """Raises a `ConfigError` that names all settings that differ from this file's."""
+        """Raises a `ConfigError` with both values of each setting that differs from this file's."""
         found = differences(self.settings, canonical(settings))
         if found:
             raise ConfigError(

@@ -118,7 +118,7 @@ class SpillError(FormatError):
 
 
 class LatticeError(FormatError):
-    """A lattice or an n-best list is malformed; `line` is 1-based, or None if unknown."""
+    """A lattice or an n-best list is malformed; `line` is 1-based, None where it does not apply."""
 
     def __init__(self, message: str, *, path: str | None = None, line: int | None = None) -> None:
         self.path = path

@@ -45,7 +45,7 @@ _unfinished: dict[Path, int] = {}
 
 
 def try_lock(descriptor: int) -> bool:
-    """Returns whether an open file could be locked; OSError if the file system has no locks."""
+    """Locks an open file; False if another process has the lock; OSError without file locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

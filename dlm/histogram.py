@@ -39,7 +39,7 @@ class Histogram:
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """Returns (upper end as text, number of values up to it), as Prometheus expects."""
+        """Returns (upper end as text, values up to it), ending in "+Inf", as Prometheus expects."""
         names = [f"{bound:g}" for bound in self.bounds] + ["+Inf"]
         # The counts are copied first, since another thread may count while they are added.
         return list(zip(names, accumulate(list(self.counts)), strict=True))

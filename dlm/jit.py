@@ -315,7 +315,7 @@ def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
 
     numba compiles one function at a time in a process. Of several processes that need the same
     kernels, one compiles them and the others wait for it. All in `kernels` have declared types, and
-    slow ones come first. `tell` gets the numbers of kernels done, from 0, and in total, in any
+    slow ones come first. `tell` gets the numbers of kernels done, from 0, and to compile, in any
     thread; it is not called if all kernels are cached.
     """
     missing = [] if config.DISABLE_JIT else [k for k in dict.fromkeys(kernels) if _is_missing(k)]

@@ -59,8 +59,8 @@ class EndSignals:
                 signal.signal(number, self._ended)
         signal.signal(signal.SIGALRM, self._again)
         sys.unraisablehook = self._dropped
-        # Once Python has let go of its handlers, the alarm would kill the process. This callback
-        # comes first, so it is called last: others may still drop a signal at exit.
+        # Once Python has let go of its handlers, the alarm would kill the process. It is
+        # registered first, so it is called last: others may still drop a signal at exit.
         atexit.register(signal.setitimer, signal.ITIMER_REAL, 0.0)
 
     def _ended(self, number: int, _frame: FrameType | None) -> None:

@@ -192,7 +192,7 @@ class BeamSearchDecoderCTC:
         self, logits: Logits, **options: Any
     ) -> list[tuple[str, tuple[int, int], float]]:
         """Returns each word of the best hypothesis, its frames, and the share of the hypotheses,
-        weighted by probability, that have the word at that time. See `decode_beams`."""
+        weighted by exp(score), that have the word at that time. See `decode_beams`."""
         (found,) = self._decoded([logits], **options)
         shares = np.exp(np.array([one.score for one in found]) - found[0].score)
         shares /= shares.sum()

@@ -17,8 +17,8 @@ _STEP_BYTES = 1 << 20
 
 
 def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
-    """Yields the number, from 1, and the text of each line of a file, plain or compressed; `-` is
-    standard input. Bytes that are not UTF-8 become surrogate escapes, as everywhere in words.
+    """Yields a file's lines, plain or compressed, as (number from 1, text without line end); `-`
+    is standard input. Bytes that are not UTF-8 become surrogate escapes, as everywhere in words.
 
     Raises  OSError;  LatticeError  decompression fails, or a line is longer than 64 MiB
     """

@@ -86,11 +86,11 @@ def open_model(
 
     Args
         config  for a client of servers; ignored for a shard set in this process
-        model   which of the servers' models to use, see `Client.connect`; overrides a pointer
+        model   which of the servers' models, see `Client.connect`; overrides the one of a pointer
         tell    gets lines about the progress of sharding
         vocab   path of a list of words, for a KenLM file that stores none (`build_binary -v`)
     Raises
-        ConfigError  no such model, a file that is not a model, or a cache that is not writable
+        ConfigError  no such model, an empty or irregular file, or a cache that is not writable
         ArpaError, KenlmFormatError, ShardFormatError  the file is damaged, or not an ARPA file
         UnavailableError, AuthenticationError, ProtocolError  see `Client.connect`
     Guarantees

@@ -93,7 +93,7 @@ echo "the man went home" | dlm score --cluster cluster.toml"""
 
 
 class RootHelp(GroupHelp):
-    """Help of `dlm` itself."""
+    """Help for `dlm` itself."""
 
     FIRST_STEPS = FIRST_STEPS
 

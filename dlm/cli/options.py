@@ -100,8 +100,8 @@ def _shown_name(one: Parameter) -> str:
 
 
 def option(kind: type, field: str) -> Any:
-    """Makes the option of a setting. Its help states the default, which Typer could not show, since
-    most commands pass None for an omitted option."""
+    """Makes a setting's option with its name, and help with its bounds and default. Typer could not
+    show this default, since most commands get None for an omitted option."""
     (one,) = (one for one in settings_of(kind) if one.field == field)
     default = one.default if isinstance(one.default, (str, bool)) else number(one.default)
     facts = [one.expected, f"default: {default}" if default else ""]

@@ -35,7 +35,7 @@ def stop_waiting() -> None:
 
 
 def stage_printer(*, quiet: bool = False, timed: bool = True) -> Callable[[str], None]:
-    """Returns a printer of progress lines, with the seconds since this call if `timed`; none if
+    """Returns a printer of progress lines, with the seconds since this call if `timed`; silent if
     `quiet`. From now on, the command also reports when it waits for kernels to compile."""
     began = time.monotonic()
 

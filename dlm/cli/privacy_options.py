@@ -91,7 +91,7 @@ DEFAULT_BUFFERS, MOST_BUFFERS = 4, 10
 
 
 def gap_of(gap: int | None, min_separation: int | None) -> int:
-    """Returns the gap, from --gap or --min-separation; raises `ConfigError` unless one is given."""
+    """Returns the gap; `ConfigError` unless exactly one of --gap, --min-separation is given."""
     from dlm.federated.noise.participation import gap_from_min_separation
 
     if gap is not None and min_separation is not None:

@@ -266,7 +266,7 @@ def errors() -> Topic:
     ]
     return Topic(
         "Errors",
-        "`dlm.errors` defines all errors. A command prints the message of an error on one line and "
+        "`dlm.errors` has these errors. A command prints the message of an error on one line and "
         "exits with 1.",
         "error",
         ("a kind of", "stability"),

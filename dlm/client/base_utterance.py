@@ -221,7 +221,7 @@ class BaseUtterance:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words of the utterance's model. Reading this property fixes the utterance to it."""
+        """The words of the utterance's model. Reading them fixes the utterance to this model."""
         self._inputs.settled = True  # ids that the caller looks up are of this model
         return self._inputs.words
 

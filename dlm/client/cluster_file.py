@@ -125,7 +125,7 @@ class Rollout:
     model: str = field(
         metadata=about("The first digits of the next model's id, or of its shard set's.")
     )
-    replaces: str = field(metadata=about("The beginning of the replaced model's id."))
+    replaces: str = field(metadata=about("First digits of the replaced model's or shard set's id."))
     share: float = field(
         metadata=about("Share of new utterances that get the next model.", low=0, high=1)
     )

@@ -132,9 +132,9 @@ PLAIN = ClientSecurity()
 
 
 def check_address(address: object) -> str:
-    """Returns `address` if it is "host:port", "[IPv6]:port" or has one of gRPC's schemes; otherwise
-    raises ConfigError. gRPC itself would take a port above 65535 for a different port, and many
-    typos for host names."""
+    """Returns `address` if it is "host:port" or "[IPv6]:port", also after ipv4:, ipv6: or dns:, or
+    begins with unix:, unix-abstract: or xds:; else raises ConfigError. gRPC would take a port
+    above 65535 for a different port, and many typos for host names."""
     if not isinstance(address, str):
         raise _refusal(address, 'expected "host:port"')
     if re.fullmatch(_PORTLESS, address):
@@ -487,5 +487,5 @@ class ClientConfig:
 
     @property
     def security(self) -> ClientSecurity:
-        """The credentials; raises `ConfigError` for a cert without key, or an invalid token."""
+        """The credentials; raises `ConfigError` for half of a cert/key pair, or a bad token."""
         return ClientSecurity(**{f.name: getattr(self, f.name) for f in fields(ClientSecurity)})

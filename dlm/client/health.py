@@ -120,7 +120,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Action: another process answers at the address; find out which shards it holds."""
+    """Action: another process answers at the address; find out which shard sets it holds."""
 
 
 MemberEvent: TypeAlias = Tick | Beat | Unreachable | Refused
@@ -291,9 +291,9 @@ class Topology:
 # LOCAL  a probe fails, or is not answered in time   probes are counted anew; `wait_s` doubles
 # =====  ==========================================  =============================================
 #
-# In LOCAL_FALLBACK, only probes are sent. A stay in FULL shorter than `stable_s` doubles the next
-# wait, up to `max_wait_s`; a longer stay resets the wait. So flapping servers are left alone, and
-# every path leads back to FULL once faults end.
+# In LOCAL_FALLBACK, no messages but probes are sent; heartbeats go on. A stay in FULL shorter than
+# `stable_s` doubles the next wait, up to `max_wait_s`; a longer stay resets the wait. So flapping
+# servers are left alone, and every path leads back to FULL once faults end.
 #
 # Only *logical* messages are counted: one that a replica answered in the end has not failed.
 #

@@ -175,7 +175,7 @@ class Inputs:
         return States(self.model_info, dense, lengths)
 
     def own(self, state: Any) -> State:
-        """Returns `state` if it is of this utterance; otherwise raises `ModelMismatch`."""
+        """Returns this utterance's state for `state`; raises `ModelMismatch` if it has none."""
         if not isinstance(state, State):
             raise ModelMismatch(f"expected a State, found {type(state).__name__}")
         if state.model_info is self.model_info or state.model_info == self.model_info:

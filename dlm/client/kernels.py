@@ -18,7 +18,7 @@ from dlm.ngram.kernels import slot_of
 
 
 # A thread that runs a kernel for the first time in this process holds this lock; a process must not
-# fork while the lock is held.
+# fork while another thread holds it.
 COMPILER = global_compiler_lock
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)

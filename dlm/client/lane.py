@@ -65,7 +65,7 @@ class Message:
     """Parts of calls that travel together, from the queue to their end.
 
     Attributes
-        place_of the index in `groups` of each query of the parts; None if the parts share none
+        place_of the index in `groups` of each query of the parts; None if no two share a context
         tried    addresses that the message was sent to since the last wait for servers
         rounds   how often all servers were tried in vain, and a wait followed
         out      attempts in progress: one, or two if the message was late

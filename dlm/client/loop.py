@@ -66,7 +66,7 @@ class Mailbox:
             return False
         now = time.monotonic()
         if now < self.woken_until:
-            return True  # another thread is waking the loop, which runs all posted calls
+            return True  # the loop is running, or being woken, and runs all posted calls
         self.woken_until = now + WAKE_S
         try:
             self._loop.call_soon_threadsafe(self.run)
@@ -142,7 +142,7 @@ class LoopThread:
 
     def stop(self, before: Callable[[], None]) -> None:
         """Calls `before`, cancels all tasks, lets them end, and ends the thread. The loop calls
-        `before`, so never while it handles a reply; this thread does so if the loop hangs."""
+        `before`, so never while it handles a reply; this thread does if the loop does not end."""
 
         async def end() -> None:
             before()

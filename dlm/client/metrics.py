@@ -43,8 +43,8 @@ EVENTS: dict[str, DeclaredEvent] = {
         ("shard_set", "shards_known"),
     ),
     "client.cluster_file.rejected": DeclaredEvent(
-        "cluster.toml could not be read, a host name could not be resolved, or the file is not "
-        "valid.",
+        "cluster.toml could not be read, a host name could not be resolved, or a new client would "
+        "reject the file.",
         ("error",),
     ),
     "client.setting.needs_restart": DeclaredEvent(

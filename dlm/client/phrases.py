@@ -244,11 +244,11 @@ class Phrases:
     """Phrases and their bonuses, prepared once; any number of utterances and threads share them.
 
     Args  weights  maps each phrase to its bonus, log10, rounded to a multiple of 2^-10. The bonus
-                   counts each time the phrase is said, also where phrases overlap; if it is
-                   negative, the phrase gets less likely. Spaces separate the words
+                   counts each time the phrase is said, also where phrases overlap; a negative one
+                   makes it less likely. Spaces separate words, which are spelled as in the model
     Raises  QueryError  if a phrase has no words, more than `MAX_WORDS`, or a mark such as <s>, or
-                        is given twice; if a bonus is not a number, or exceeds `MAX_BONUS`; if
-                        there are more than `MAX_PHRASES` phrases
+                        is given twice; if a bonus is no number, or its size exceeds `MAX_BONUS`;
+                        if there are more than `MAX_PHRASES` phrases
     """
 
     def __init__(self, weights: Weights) -> None:

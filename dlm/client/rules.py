@@ -128,7 +128,7 @@ class TokenBucket:
 
 class Heard(NamedTuple):
     """What is known about a server that might take over a message: `within_s`, in which it answered
-    nearly all of its latest messages or, if it got none, heartbeats (inf if unknown); `silent_s`,
+    nearly all of its latest messages or, if none lately, heartbeats (inf if unknown); `silent_s`,
     how long its messages went unanswered; `misses`, if it missed one and answered none since."""
 
     within_s: float
@@ -415,9 +415,9 @@ def is_moving(error: DlmError) -> bool:
 #
 # Idle shards are asked at once. While a message is in flight to any shard of the set, parts of
 # other calls gather. They are sent together when the last message comes back, since a call waits
-# for its slowest shard, so batching needs no timer. If the last message takes twice as long as
-# usual (`holds_s`), or if a shard's own message takes longer than usual, the shard's next message
-# is sent, up to `limit`, so that neither a slow shard nor a stall holds up the others.
+# for its slowest shard, so batching needs no timer. If the last message takes twice the median time
+# (`holds_s`), or if a shard's own message takes longer than usual, the shard's next message is
+# sent, up to `limit`, so that neither a slow shard nor a stall holds up the others.
 #
 # =========  ======================================  =============================================
 # event      while                                   then

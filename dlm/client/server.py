@@ -240,7 +240,7 @@ class Connection:
     ) -> Withdraw:
         """Sends a ScoreRequest, with a trace context as metadata; `reply` is called once, on any
         thread. Returns a function that withdraws the request unless it was already sent; `reply`
-        is called even then."""
+        is called either way."""
         deadline = time.monotonic() + timeout_s
         return self._post(Ask("Score", request, deadline, reply, metadata, request))
 
@@ -442,8 +442,8 @@ class Connection:
         self._retired = [old for old in (*self._retired, stream) if old.pending]
 
     def _retire_old(self, now: float) -> None:
-        """Retires streams whose token is no longer in the token file: the server ends such streams
-        when the token is removed there."""
+        """Retires streams whose token is no longer in the client's token file: the server ends such
+        streams when the token is removed from the server's tokens."""
         security = self._security
         security.look(now - LOOK_S)
         if now < security.token_changed + TOKEN_SETTLE_S:

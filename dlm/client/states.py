@@ -220,7 +220,7 @@ class Extension:
                                        all `LOCAL_FALLBACK` if the local fallback answered
         oov            (K, W)  bool    whether the word is scored as the unknown word, since the
                                        vocabulary lacks it
-        bonus          (K, W)  float32 log10 bonus of the utterance's phrases; None without phrases
+        bonus          (K, W)  float32 log10 bonus in steps of 2^-10; None without phrases
     """
 
     log10_prob: NDArray[np.float32]

@@ -67,7 +67,7 @@ KERNELS = (
 log = EventLog(__name__)
 
 MAX_ASKED = 256  # number of servers asked at once, since silent ones take their whole timeout
-STAMP_S = 1.0  # seconds between checks for changes of cluster.toml, made when utterances open
+STAMP_S = 1.0  # seconds between checks for changes of cluster.toml
 LOOK_AGAIN_S = 1.0  # seconds between searches for servers while a shard is down
 FOLLOW_S = 10.0  # seconds between checks of servers, if no heartbeats notice new ones
 

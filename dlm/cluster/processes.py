@@ -81,7 +81,7 @@ class Server:
 
 
 def by_number(address: str) -> str:
-    """Replaces any name of this machine in an address by 127.0.0.1, as `running_servers` does."""
+    """Replaces a loopback host in an address by 127.0.0.1, which `running_servers` gives."""
     host, port = address.rsplit(":", 1)
     return f"127.0.0.1:{port}" if is_loopback(host) else address
 

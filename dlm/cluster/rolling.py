@@ -187,7 +187,7 @@ def find_pair(
 ) -> Pair:
     """Returns the models of the roll-out that cluster.toml describes; if it describes none, those
     of a roll-out to `new` (None for an undo). Raises ConfigError if another roll-out is under way,
-    if there is none to undo, or if the new set is already served."""
+    if there is none to undo, or if new utterances already use the new set."""
     under_way = toml.rollout()
     if under_way is None:
         if undo:

@@ -82,7 +82,7 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """All rows of one poll, and what follows from them: the expected `shards`, as far as known; the
-    `missing` shards, which have neither a ready server nor one that refuses this client; and
+    `missing` shards: no ready server has them, no server that refuses this client may have; and
     `unserved`, the default model of cluster.toml, if no server holds that model."""
 
     rows: tuple[Row, ...]

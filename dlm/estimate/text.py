@@ -46,14 +46,14 @@ class LineFault(StrEnum):
     NULL_ROW = "null row"
 
 
-# These are faults in text to count, but not in text to score, where words are bytes, as in KenLM,
-# `<unk>` is the unknown word, and nothing is written that must be read again.
+# These are faults in text to count, but not in text to score: there, as in KenLM, words are bytes
+# and `<unk>` is the unknown word, and the text is not written to a file that is read again.
 SCORED_ANYWAY = frozenset({LineFault.NOT_UTF8, LineFault.RESERVED, LineFault.LONG_WORD})
 
 _ADVICE = {
     LineFault.NOT_UTF8: "convert the file (iconv -t UTF-8)",
     LineFault.NUL: "check that the file is text, and remove the NUL bytes (tr -d '\\000')",
-    LineFault.RESERVED: "remove the sentence marks and unknown words, which dlm adds itself",
+    LineFault.RESERVED: "remove the sentence marks and the unknown word, which dlm adds itself",
     LineFault.LONG_LINE: "put one sentence on each line",
     LineFault.LONG_WORD: "put spaces between words",
     LineFault.NULL_ROW: "filter such rows out",

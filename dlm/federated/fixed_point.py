@@ -31,7 +31,7 @@ def steps_per_unit(bound: float, bits: int = BITS) -> float:
 
 
 class FixedPoint(NamedTuple):
-    """A 64-bit sum of steps, as two arrays: JAX has no 64-bit types. `high` has the sign."""
+    """A 64-bit sum of steps, as halves of one shape: JAX lacks 64 bits. `high` has the sign."""
 
     high: jax.Array
     low: jax.Array

@@ -1,4 +1,4 @@
-"""Every event that only a gateway logs; `*` stands for a word. `server.events` has the rest."""
+"""Every event that only a gateway logs; `*` stands for a word. `server.events` has shared ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Estimates the bytes of a model's shard set from one pass over its ARPA file.
 
-Lists after longer contexts are unknown without sorting, so their ranks are estimated from means.
+Lists after two or more words are unknown without sorting: their ranks are estimated from means.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None)
     )
 
 
-# Bytes that a client needs per word besides letters: an object, a list slot, a dictionary entry.
+# Bytes a client needs per word besides letters: an object, list slot, dictionary entry, number.
 WORD_BYTES = 110
 
 

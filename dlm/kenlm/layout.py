@@ -1,7 +1,7 @@
 """Reads the layout of a KenLM binary file: the header, and the sections that it determines.
 
 When a file is opened, the header is read and every section is checked against the file's size;
-DESIGN.md has the layout. KenLM's files have no checksums, so nothing else can be checked.
+DESIGN.md has the layout. KenLM's files have no checksums, so other damage may go unnoticed.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _probing(
         raise fault(
             f"the vocabulary has version {version}; expected {_PROBING_VERSION}", "vocabulary", at
         )
-    # If the ARPA file has no <unk>, there is one word more than 1-grams.
+    # If the ARPA file has no <unk>, there is one more word than there are 1-grams.
     if not counts[0] <= words <= counts[0] + 1:
         raise fault(
             f"the vocabulary has {words} words; expected one for each of {counts[0]} 1-grams",

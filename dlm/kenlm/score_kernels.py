@@ -56,7 +56,7 @@ _0, _1, _2, _3, _4 = np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int6
 
 @inlined
 def ask_ahead(view, is_trie, order, word, length, context, step):  # type: ignore[no-untyped-def]
-    """Prefetches what `score_word` reads first for a word; takes the same arguments."""
+    """Prefetches what `score_word` reads first for a word; takes its first seven arguments."""
     prefetch(of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES))
     if not is_trie and length:
         key = key_of(word, load32(context))

@@ -64,7 +64,7 @@ _POWERS = _powers()
 
 @inlined
 def _scaled(power_bits, number):  # type: ignore[no-untyped-def]
-    """The upper 32 of 96 bits of a product; the lowest bit also tells if any bit below them is 1.
+    """The upper 32 of 96 bits of a product; the lowest is also 1 if the exact product has a rest.
 
     Two results compare as the exact products do, except that a last bit of 1 stands for any
     fraction: "rounding to odd".

@@ -32,7 +32,7 @@ NOTHING = "no record, so the model has no guarantee"
 @dataclass(frozen=True)
 class WholeReport:
     """A pipeline's report. `privacy` has the checklist and the model's record; `inputs`, for each
-    input, its record or who attests it; `stages`, what each did and how its output is protected;
+    input, its record, who attests it, or neither; `stages`, each one's work and output protection;
     `model`, the files with the record; `held_out`, perplexities of held-out text, if given."""
 
     privacy: PrivacyReport

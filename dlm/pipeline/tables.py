@@ -17,7 +17,7 @@ class FolderSettings:
     """[run]"""
 
     folder: Path = field(
-        metadata=about("Folder for all files of the pipeline; a run that stopped in it resumes.")
+        metadata=about("Folder for all that the pipeline writes; a run that stopped in it resumes.")
     )
     seed: int | None = setting(
         None,

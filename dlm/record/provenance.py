@@ -294,7 +294,7 @@ class Provenance:
 
 
 def digest_of(body: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of JSON values, whatever their order, to compare records or settings."""
+    """Returns the SHA-256 of JSON values in any order of keys, to compare records or settings."""
     raw = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=str)
     return hashlib.sha256(raw.encode()).hexdigest()
 

@@ -194,7 +194,7 @@ class Turns:
         return held.close
 
     def _look(self, lane: TurnLane) -> None:
-        """Begins to count looks, if the lane is waiting for the next round."""
+        """Starts the countdown to the next round, if the lane is waiting for it."""
         if lane.is_spent and not self._looks:
             self._looks = LOOKS
             asyncio.get_running_loop().call_soon(self._looked)

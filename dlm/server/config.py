@@ -120,7 +120,7 @@ class Access:
         "refused with CLIENT_LIMIT.",
         low=1,
         high=65_536,
-        why="A client is known by its token's name, certificate's subject, or address. The "
+        why="A client is a token's name, else a certificate's subject, else an address. The "
         "default is enough for a host of 256 decoding processes with four streams each, and a "
         "sixteenth of `max_calls`. Each stream may hold a partly received message of "
         "`max_message_bytes`, which does not count as in flight: set fewer if clients may be "
@@ -287,7 +287,7 @@ class ServerConfig(Access):
     )
     huge_pages: bool = setting(
         False,
-        "Copy the files to huge pages at start.",
+        "Copy the files to huge pages when they are opened.",
         why="Queries are a few per cent faster, but processes on one host no longer share their "
         "memory.",
     )

@@ -145,7 +145,7 @@ class HttpServer:
             streams = await asyncio.open_connection(sock=connection, limit=HEAD_BYTES)
             await self.connections.talk(*streams)
             if becomes_spare and connection.fileno() >= 0:  # otherwise the client has reset it
-                # One step, so that no other thread can take the descriptor.
+                # Atomic, so that no other thread can take the descriptor.
                 os.dup2(self._socket.fileno(), connection.fileno(), inheritable=False)
                 self._spare = connection.detach()
 

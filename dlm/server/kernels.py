@@ -1,4 +1,4 @@
-"""Kernels that find a message's first fault, and count contexts and answers.
+"""Kernels that find a message's first fault, and count queries by slot and answers by order.
 
 A Score is checked as it is answered (`index/search/owned_kernels.py`); if the check fails,
 `first_fault` finds the fault. ContextBlocks are checked only here.

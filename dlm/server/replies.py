@@ -163,7 +163,7 @@ class Replies:
 
     def _look(self) -> None:
         """Ends the stream if its oldest reply has waited too long. Otherwise looks again when its
-        time is up or, if no reply waits, after the next reply."""
+        time is up or, if no reply waits, WRITE_S after the next one comes."""
         self._timer = None
         if not self._waiting:
             return

@@ -94,7 +94,7 @@ def channel_options(
 class ClientUsage:
     """One client's open calls.
 
-    name   the token's name, the certificate's subject, or the address without the port
+    name   the token's name, else the certificate's subject, else the address without the port
     calls  calls and streams of every kind, until the client has read their end: unread data is kept
     """
 

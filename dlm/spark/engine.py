@@ -65,7 +65,7 @@ def estimate(
 
     Args
         sources     files, folders or patterns that Spark reads: text, compressed as Hadoop reads
-                    it, or parquet. Files of one source are read in the order of their paths
+                    it, or parquet. Files of one source follow one another by their paths
         output      folder, on any file system that Spark writes to
         settings    those of the local engine; memory and threads do not apply
         block_tokens  number of tokens counted at once; for tests

@@ -99,7 +99,7 @@ def of_driver(values: RDD[Any]) -> list[Any]:
 
 @contextmanager
 def explained(stages: JobStages, what: str) -> Iterator[None]:
-    """Turns Spark's errors into dlm's errors, which say what was not written, where, and why."""
+    """Turns Spark's errors into dlm's, which say what was not written, at which stage, and why."""
     from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, PySparkException
 

@@ -276,8 +276,8 @@ def routed(
     slots: NDArray[np.uint16],
     shards: int,
 ) -> Iterator[tuple[int, ShardRows]]:
-    """Yields the rows of each shard, as `stages.route` makes them. `first_pair` has the rank of
-    the first 2-gram of each partition."""
+    """Yields the rows of each shard, as `stages.route` makes them. `first_pair` has the number
+    of the first 2-gram of each partition."""
     c = model.context([])
     for value in values:
         for name, column in value.columns.items():

@@ -30,7 +30,7 @@ _BLANK = pa.array([b"", b"\r"], pa.binary())
 
 def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes | None, Any]]:
     """Yields (start of a piece, mark, the lines after it); a mark is a line that begins with a
-    backslash, or None. Batches have lines (`value`) and the start of a line's piece (`start`)."""
+    backslash, or None. Batches have lines (`value`) and their piece's byte offset (`start`)."""
     for batch in batches:
         values, starts = batch.column("value"), batch.column("start").to_numpy()
         marked = np.flatnonzero(pc.starts_with(values, b"\\").to_numpy(zero_copy_only=False))

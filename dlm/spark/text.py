@@ -95,8 +95,8 @@ def words_of_text(batches: Iterable[pa.RecordBatch], skip: bool) -> Iterator[pa.
         batches  value binary, path string, start bigint: a line, its file, and the byte at
                  which its part of the file begins
     Returns
-        word, its count, path, start, and its rank in that part; then one row without a word, whose
-        facts are JSON: bytes, lines, empty, words, skipped (by fault), fault (the first,
+        word, its count, path, start, and its number in that part; then one row without a word,
+        whose facts are JSON: bytes, lines, empty, words, skipped (by fault), fault (the first,
         and its line from 1 on) or null
     """
     part: tuple[str, int] | None = None

@@ -20,7 +20,7 @@ SMALL = 512  # rows up to which a sort here beats a return to the caller and num
 
 @kernel("uint32[:, :], out uint32[:], out uint32[:]")
 def column_range(rows, low, high):  # type: ignore[no-untyped-def]
-    """Fills low and high (K,) with the smallest and largest values of K columns of rows (n, W).
+    """Fills low and high (K,) with the least and largest values of rows (n, W), columns 0 to K - 1.
 
     Trusts  K <= W and n >= 1, which sorter.Sorter checks
     """

@@ -119,7 +119,7 @@ def merged(
     buffer_rows: int,
     threads: int,
 ) -> Chunks:
-    """Merges runs, and yields a chunk at a time; a chunk is valid until the next but one is made.
+    """Merges runs, and yields a chunk at a time; a chunk is valid only while the next is made.
 
     Args  runs  functions that open the runs, in the order they were added; no run is empty
           buffer_rows  rows read from a run at a time

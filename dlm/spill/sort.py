@@ -108,7 +108,7 @@ def cut_key(
 def gathered(
     rows: Rows, packed: Packed, place_bits: int, chunk_rows: int
 ) -> Generator[Rows, None, None]:
-    """Yields sorted rows a chunk at a time; a chunk is valid until the next but one is made."""
+    """Yields sorted rows a chunk at a time; a chunk is valid only while the next is made."""
     size = min(chunk_rows, len(rows))
     outs = [row_pages(size, rows.shape[1]) for _ in range(2)]
     for turn, begin in enumerate(range(0, len(rows), size)):

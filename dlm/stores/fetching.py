@@ -83,8 +83,8 @@ def remembered(kind: str, place: RemotePath, look: Callable[[], str], tell: Tell
 
 
 def fetch_object(place: RemotePath, tell: Tell = lambda line: None) -> Path:
-    """Returns the cached file of an object, and fetches it first if needed. Raises ConfigError,
-    FormatError, AuthenticationError, UnavailableError, FileNotFoundError."""
+    """Returns the cached file of an object, fetched if needed; a new file if the object changed.
+    Raises ConfigError, FormatError, AuthenticationError, UnavailableError, FileNotFoundError."""
 
     def look() -> str:
         version, size, attributes = call(head, place)

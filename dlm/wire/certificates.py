@@ -55,7 +55,7 @@ def read_certificates(
     context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if authorities is not None:
         try:
-            # `cadata` may contain only ASCII text, but comments in the file may contain anything.
+            # As text, `cadata` may contain only ASCII, but comments may contain anything.
             context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))
         except (OSError, ValueError) as exc:
             raise ConfigError(f"{ca} contains no PEM certificate: {_reason(exc)}") from exc
@@ -106,7 +106,7 @@ def _content(der: bytes, at: int) -> tuple[int, int]:
 
 
 def subject_of(certificate: Mapping[str, Any] | None) -> str:
-    """Returns the subject of a certificate that `ssl` decoded, as gRPC writes it (RFC 2253)."""
+    """Returns a certificate's subject, from `ssl`'s form to gRPC's (RFC 2253); "" for None."""
     said = [
         "+".join(
             f"{_SHORT.get(kind, kind)}={_escaped(value)}" for kind, value in reversed(together)

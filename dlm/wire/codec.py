@@ -282,7 +282,7 @@ def encode_block_request(
 def carry_block_request(data: bytes) -> bytes:
     """Wraps an encoded ContextBlockRequest in a ScoreRequest, to be sent in Exchange.
 
-    The ScoreRequest itself has no queries; a server that does not know the field sends no answers.
+    The ScoreRequest itself has no queries: a server that does not know the field answers only it.
     """
     request = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = request.shard_set, request.shard
@@ -599,7 +599,7 @@ def decode_chunk(
     """Decodes a chunk, which must start at `offset` in a file of `file_bytes`.
 
     Raises  ProtocolError  the chunk is of another shard, shard set or offset, exceeds `CHUNK_BYTES`
-                           or the file, cannot be decompressed, or was damaged in transit
+                           or the file, cannot be decoded, or was damaged in transit
     """
     if chunk.shard_set != shard_set or chunk.shard != shard:
         raise ProtocolError(

@@ -236,7 +236,7 @@ class _Connection:
         return bytes(body)
 
     async def _line(self, body_bytes: int) -> bytes:
-        """Reads a line of a chunked body; BadRequest if the lines outweigh the chunks. Gives other
+        """Reads a line of a chunked body; BadRequest if lines are long beside chunks. Gives other
         tasks a turn, since data that has already arrived is read without waiting."""
         line = await self._reader.readuntil(b"\n")
         self._framing += len(line) + 2

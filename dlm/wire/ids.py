@@ -12,7 +12,7 @@ MAX_SHARD_SETS = 64  # no server holds more shard sets, and no client asks for m
 
 
 def check_beginning(model: str) -> str:
-    """Returns `model` in lower case; raises `ConfigError` if no id can begin with it."""
+    """Returns `model` in lower case; raises `ConfigError` unless it is 6 to 32 hex digits."""
     if re.fullmatch(r"[0-9a-f]{6,32}", model.lower()):
         return model.lower()
     raise ConfigError(

@@ -31,7 +31,7 @@ def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint32[:], uint32[:], uint32[:], float32[:], uint8[:], int64")
 def block_fault(totals, counts, skips, words, log10_backoffs, ngram, size):  # type: ignore[no-untyped-def]
-    """Returns the first fault of a ContextBlockReply, a number from TOTAL to NGRAM, and its index.
+    """Returns the first fault of a ContextBlockReply, TOTAL to NGRAM or 0 for none, and its index.
 
     Shapes  totals, counts, skips (C,); words, ngram (Q,); log10_backoffs (B,)
             size  of the vocabulary, in words

@@ -57,8 +57,8 @@ def ask(
     loop: asyncio.AbstractEventLoop,
     came: Callable[[asyncio.Future[Any], Any], None],
 ) -> asyncio.Future[Any]:
-    """Like `send_and_receive`, but begins at once, without a task. Returns a future; when the next
-    message has come, `came` is called on the loop with the future and the message."""
+    """Like `send_and_receive`, but begins at once, without a task. Returns a future; on the
+    loop, `came` then gets the future and the next message, or None as in `send_and_receive`."""
     receive = cygrpc.ReceiveMessageOperation(_NO_FLAGS)
     both = cygrpc.SendMessageOperation(message, _NO_FLAGS), receive
     batch = cygrpc.execute_batch(call, both, loop)

@@ -146,7 +146,7 @@ def plain(text: str) -> str:
 
 
 def reason_of(error: grpc.RpcError) -> Reason | None:
-    """Returns the reason that a server gave; None if this version does not know the reason."""
+    """Returns the reason that a server gave; None if it gave none that this version knows."""
     return _reason(_metadata(error, REASON_KEY))
 
 

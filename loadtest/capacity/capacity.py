@@ -1,6 +1,6 @@
 """Finds the capacity of a cluster: the highest rate before p99, CPU or errors cross a limit.
 
-The rate is doubled until a run crosses a limit, then the last step is halved. The next rate is
+The rate is doubled until a run crosses a limit; then the range between is halved. The next rate is
 a function of the measurements so far, so an interrupted search can continue.
 """
 

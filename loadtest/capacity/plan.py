@@ -1,7 +1,7 @@
 """Sizes a cluster: the number of servers and their memory for a number of audio streams of a trace.
 
 Every figure is computed from the trace, the model and the measured cost of a message. All functions
-are pure; `assumptions` states their assumptions in words.
+but `costs_of` and `model_of` are pure; `assumptions` states their assumptions in words.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The requirements: at most this memory per server, and this share of its processes' cores."""
+    """The requirements: the streams, and each server's most memory and share of its cores."""
 
     streams: float
     memory_bytes: float

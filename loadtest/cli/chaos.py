@@ -29,7 +29,7 @@ def chaos(
     ] = Path("chaos.toml"),
     script: Annotated[
         Path | None,
-        typer.Option(help="File of lines `at SECONDS command`; chaos ends after the last line."),
+        typer.Option(help="File of lines `at SECONDS command`; chaos ends after the last command."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--random", help="Seed of random faults, for --minutes.")

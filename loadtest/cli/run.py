@@ -42,7 +42,7 @@ def run(
     ] = None,
     concurrency: Annotated[
         int,
-        typer.Option(min=0, help="Instead of a rate: decoders that wait for each answer."),
+        typer.Option(min=0, help="Instead of a rate: decoders that await answers (closed loop)."),
     ] = 0,
     arrival_pattern: Annotated[
         str | None,

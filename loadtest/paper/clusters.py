@@ -73,7 +73,7 @@ def loaded(
 
 
 def kept(setup: Setup, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Keeps the result of `make` as JSON, by model, trace and version, and returns it."""
+    """Returns the result of `make`, kept as JSON by model, trace and version until `--again`."""
     of = {
         "model": read_manifest(setup.model).model,
         "trace": setup.trace.name,

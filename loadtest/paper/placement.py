@@ -268,7 +268,7 @@ def measured_row(name: str, asked: Asked, servers: int, found: Timing) -> Row:
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """Each call's median time over the passes, call_s (calls,), and the messages per pass."""
+    """Each call's median seconds over the passes, call_s (calls,), and the messages per pass."""
 
     call_s: NDArray[np.float64]
     messages: float
@@ -414,7 +414,7 @@ BATCHING_SERVERS = (4, 64)
 
 
 def figure_9(setup: Setup) -> Result:
-    """Makes Figure 9, computed for up to 64 servers, and measured on the largest cluster."""
+    """Makes Figure 9: computed for up to 64 servers, measured on the setup's largest cluster."""
     setup.progress.tell("figure-9: reading the model")
     model = model_of(setup)
     sets = recorded(setup), histories(setup)

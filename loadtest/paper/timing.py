@@ -273,7 +273,7 @@ def _index_rows(model: Model, tree: LocalModel, size: int, asked: Asked, passes:
 def remote_queries(
     model: Model, asked: Asked
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32]]:
-    """Returns contexts, lengths and words of queries to servers, a row per distinct query."""
+    """Returns contexts, lengths, words of queries to servers, one row each, distinct per call."""
     parts = [_remote(model, call) for call in asked.calls]
     contexts, lengths, words = (np.concatenate(one) for one in zip(*parts, strict=True))
     return np.ascontiguousarray(contexts), lengths, words

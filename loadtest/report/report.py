@@ -174,7 +174,7 @@ class _Merged:
 
 
 def _thinned(curve: list[tuple[float, float]]) -> list[list[float]]:
-    """Keeps points a hundredth of a decade of the slower share apart, and the last point."""
+    """Keeps points at least 1/100 of a decade of the slower share apart, and the last point."""
     kept: list[list[float]] = []
     place = -1.0
     for percent, value in curve:
@@ -338,7 +338,7 @@ def _between(begin: float, end: float, windows: list[_Merged]) -> _Merged:
 
 
 def _stretches(faults: list[Record], windows: list[_Merged]) -> list[Report]:
-    """Returns the figures from each fault to the next, with the commands of the first fault."""
+    """Returns the figures of each stretch between faults, with the commands at its beginning."""
     if not faults or not windows:
         return []
     commands: defaultdict[float, list[str]] = defaultdict(list)

@@ -8,7 +8,7 @@ from typing import Any
 
 from loadtest.report.report import Report
 
-# Requests sent late by more than this, and by more than a median call takes, cause a warning.
+# A warning is given if 1 % of requests are sent later than this, and than a median call takes.
 LATE_MS = 5.0
 
 # Columns of report.csv: name -> path of the column's value in a window.

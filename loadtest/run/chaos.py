@@ -59,7 +59,7 @@ HELP = "; ".join([*(f"{verb} N {more}".strip() for verb, more in VERBS.items()),
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that breaks or heals servers.
+    """A command that breaks, heals, restarts or lists servers.
 
     server  index in cluster.toml, from 0, or None for all;  value  milliseconds, or a probability
     """

@@ -39,7 +39,7 @@ GRACE_S = 20.0  # seconds after a request's deadline, for the last window
 KILL_S = 5.0
 CHECK_S = 120.0  # time limit for clients to compare their scores with the files
 BACK_S = 30.0  # time that clients and servers may need after the last planned fault
-SILENT_WINDOWS = 2  # after so many windows without an answer by a server, the cluster is gone
+SILENT_WINDOWS = 2  # after so many windows in a row without any server's answer, it is gone
 Keep = Callable[[Record], None]
 
 

@@ -32,7 +32,7 @@ RESHARD, GROW, SHRINK = "reshard", "grow", "shrink"
 # verb -> its description for people
 MOVES = {
     SHARE: "the servers load another model, which then gets half of the new utterances",
-    UNDO: "the servers return to the old model",
+    UNDO: "the new model is taken back",
     ROLL_OUT: "the new model is rolled out completely",
     RESHARD: "a shard set for one more server is made",
     GROW: "the added servers are started, and the new shard set is rolled out",
@@ -55,7 +55,7 @@ SCENARIOS = {
     ROLLOUT: "a model is rolled out to half of the load, taken back, then rolled out completely",
     RESHARDING: "the model is sharded for one more server, which is added, then removed",
 }
-# Scenarios that move a model or servers, with a move after each quarter of the run.
+# Scenarios that move a model or servers: after a quarter, half and three quarters of the run.
 MOVING = {ROLLOUT: (SHARE, UNDO, ROLL_OUT), RESHARDING: (RESHARD, GROW, SHRINK)}
 SLOW_MS = 10.0  # milliseconds each way
 LATE_S = 60.0  # seconds by which faults may be late at the end of a run; a move has its own limit

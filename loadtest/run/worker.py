@@ -1,8 +1,8 @@
 """A client process of a load test: `python -m loadtest.run.worker`, started by `driver`.
 
 The first line of input is JSON, `WorkerSettings`; the process connects, plans, and prints a line
-with its findings. The second line is JSON with the start time; the process then prints a line for
-each window and a last line. Any further line, or the end of the input, stops it.
+with its findings. The second line is JSON with time 0; the process then prints a line for each
+window and a last line. Any further line, or the end of the input, stops it.
 """
 
 from __future__ import annotations

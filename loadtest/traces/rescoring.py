@@ -43,8 +43,8 @@ def spoken(line: str) -> list[str]:
 
 
 def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
-    """Reads a TSV file of names, with the columns `seconds`, `speaker` and `text` beside them; or
-    plain text, a sentence per line, with lengths guessed from letters.
+    """Reads a TSV file that begins with a column of names, and has `seconds`, `speaker` and `text`;
+    or plain text, a sentence per line, with lengths guessed from letters.
 
     Args    as_spoken  whether words are those of `spoken`; otherwise spaces separate words
     Raises  TextError  no line has a word, a table lacks columns, or a length is not a number

@@ -286,7 +286,7 @@ def _history(part, last, text, history, texts):  # type: ignore[no-untyped-def]
 
 @kernel("int64[:, :], int32[:, :]")
 def shared_text(beams, texts):  # type: ignore[no-untyped-def]
-    """Returns the longest text with which all beams' texts begin; it has the lowest number."""
+    """Returns the longest text that begins all beams' texts; beginnings have lower numbers."""
     shared = beams[0, TEXT]
     for row in range(1, len(beams)):
         other = beams[row, TEXT]
@@ -312,7 +312,7 @@ def prune(  # type: ignore[no-untyped-def]
         trie      (N, 3) int32  parent, letter, length
         parts     (P, 4) int32  parts beyond the trie: as in `trie`, and the code. A part costs
                                 `offset`, more if longer than `long`; array and tables grow
-        biases    (N,) float64  scores of parts of the utterance's own words, which cost nothing
+        biases    (N,) float64  what parts of the utterance's own words add instead of `offset`
         hot       what a hotword of a text adds
         least     how far below the best a beam may be, as a negative number
         history   number of a text's last words that matter; 0: all

@@ -38,7 +38,7 @@ class Labels:
     Raises  ConfigError  two equal labels, white space within a label, or not a list of strings
     Attributes
         labels  "" for the blank, " " for the space; words begin with SentencePiece's mark
-        others  see `beam_kernels.expand`; their last element is a label that ends every word
+        others  see `beam_kernels.expand`; one more label, after the last, ends every word
     """
 
     def __init__(self, labels: Sequence[str], is_pieces: bool | None = None) -> None:

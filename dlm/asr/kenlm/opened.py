@@ -40,7 +40,7 @@ from dlm.units import counted
 from dlm.wire.secret import signature
 
 TOLD_NGRAMS = 10_000_000  # a larger model takes seconds to unpack, so a line is printed
-LOOK_S = 1.0  # seconds between checks whether the servers have changed models
+LOOK_S = 1.0  # seconds between checks of which model new sentences use
 # Separators of words in `bytes.split`; elsewhere in dlm, \v and \f are characters of words.
 _SPACES = bytes.maketrans(b"\n\v\f", b"   ")
 AT_ONCE = 512  # sentences per call to servers

@@ -208,7 +208,7 @@ def search_longer(low, tree, contexts, length, word, rank, value_at):  # type: i
             begin, end = two_fields(bit + (rank >> rest) * step, step)
         bit = keys + begin * (rest + record)
         if width == 0:
-            place = rank  # all words of the shorter context follow, so ranks are indices
+            place = rank  # all words after the shorter context also follow this one: an index
         else:
             place = find_key(bit, rest, _0, end - begin, rank & mask_of(rest))
             bit += (end - begin) * rest

@@ -416,9 +416,9 @@ def fits(model: LocalModel) -> bool:
 
 
 def unpack(model: LocalModel) -> tuple[NDArray[Any], ...]:
-    """Unpacks all n-grams of a model for `unpacked_kernels`. Returns `numbers`; by context, the
-    context without its last word, and that word; and the arrays to which `numbers` refer, `words`
-    first. Raises ShardFormatError if the model's files do not match each other."""
+    """Unpacks all n-grams of a model for `unpacked_kernels`. Returns `numbers`; by context from 1
+    on, the context without its last word, and that word; and the arrays to which `numbers` refer,
+    `words` first. Raises ShardFormatError if the model's files do not match each other."""
     found = decode_tables(model)
     tables = found.model.tables
     first = np.cumsum([1, *(len(table) for table in tables)]).tolist()

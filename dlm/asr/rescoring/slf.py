@@ -37,7 +37,7 @@ _SUBLATTICES = "sub-lattices are not supported; expand them first (HTK: HLRescor
 
 def read_slf(path: Path | str, *, non_words: Collection[str] = NON_WORDS) -> Lattice:
     """Reads a lattice from a file, plain or compressed; `-` is standard input. The lattice's id is
-    the UTTERANCE field without folders and suffixes; without that field, it is the file's name.
+    the UTTERANCE field or else the file's name, each without folders and suffixes.
     Raises OSError, LatticeError."""
     return _Reader(str(path), non_words).read(read_lines(path))
 

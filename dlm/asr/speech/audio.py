@@ -96,8 +96,8 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
 
 
 def stream_audio(path: str | os.PathLike[str]) -> Iterator[NDArray[np.float32]]:
-    """Yields the samples of a file or a pipe (`-` is standard input) as they arrive. Unlike in
-    `read_audio`, they are not scaled, nor is the end checked. Raises AudioError, OSError."""
+    """The samples of a file or a pipe (`-` is standard input) as they arrive: like `read_audio`'s,
+    but neither scaled nor checked at the end. Raises AudioError, OSError, now or later."""
     blocks = _blocks(path)
     return chain([next(blocks)], blocks)
 
@@ -116,7 +116,7 @@ def _opened(path: str | os.PathLike[str], file: int) -> Iterator[Any]:
     import soundfile
 
     try:
-        # The descriptor is opened: callbacks to a Python file would print their own errors.
+        # Not the file object: soundfile would print errors that its callbacks to one raise.
         with soundfile.SoundFile(file, closefd=False) as audio:
             rate = audio.samplerate
             if rate < LOWEST_RATE:

@@ -135,7 +135,7 @@ def model_lexicon(
     sounds: Mapping[str, Sequence[Sounds]] | None = None,
     spell: Spell | None = None,
 ) -> LabelLexicon:
-    """Spells a model's most probable words, and those of the utterance's phrases.
+    """Spells a model's most probable words that it can, and those of the utterance's phrases.
 
     Args    utterance  only its unigrams are used, which need no server
             limit      maximum number of words, the most probable, besides those of phrases

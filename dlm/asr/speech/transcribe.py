@@ -201,7 +201,7 @@ class CtcDecoder:
 class Transcript:
     """The text of a segment of audio.
 
-    sentences       the most probable sentences, best first; none if nothing fits
+    sentences       the most probable sentences, best first; empty if nothing fits
     mode            "full"; "bigram_fallback" if servers failed and 2-grams answered some queries;
                     "local_fallback" if the local fallback answered
     log10_probs     log10 P of each word of the best sentence, given the words before it

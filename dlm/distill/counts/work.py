@@ -154,7 +154,7 @@ def _check_counts(found: checkpoint.Checkpoint, sums: Sequence[NDArray[np.float6
         if (array < 0).any() or np.isinf(array).any() or (np.isnan(array).any() and len(array) > 1):
             raise FormatError(
                 f"{found.path} has counts that are negative, infinite or NaN; expected finite "
-                "numbers, 0 or more. Repeat the command that wrote them"
+                "numbers, 0 or more. Remove the file, and repeat the command that wrote it"
             )
 
 

@@ -184,7 +184,7 @@ def cap_backed(  # type: ignore[no-untyped-def]
 def excess_bound(  # type: ignore[no-untyped-def]
     y, y_back, counts, back, taken, sharp, weight, sharp_weight, full
 ):
-    """Bounds, in nats, the best distribution's gain over y; arguments are as in `fit_contexts`.
+    """Upper bound, in nats, of the best distribution's gain over y; arguments as in `fit_contexts`.
 
     The likelihood of choices from offered sets A with counts n(A) is concave in ln y. Its dual is
     the entropy of flows: n(A) p(w | A) flows from set A to word w, and C(w) in total to w. Flows of

@@ -20,7 +20,7 @@ U32, F32 = np.uint32, np.float32
 @dataclass(frozen=True)
 class Restriction:
     """A topology in the words of a source, with the source's ids. `foreign_words` is the number
-    of words that the source lacks; `dropped` is how many longer n-grams had such words."""
+    of words that the source lacks; `dropped` counts n-grams of order 2 or more with such words."""
 
     model: ModelColumns
     foreign_words: int

@@ -123,7 +123,7 @@ def _normalise(source: BackoffSource) -> None:
 
 
 def exact_counts(source: BackoffSource) -> NgramCounts:
-    """Computes the expected counts of one sentence of a backoff model, without sampling.
+    """Computes expected counts of a backoff model's sentence, on its topology, without sampling.
 
     The expected visits of the model's states solve a sparse linear system (Suresh et al. 2021
     compute them as a shortest distance). BiCGSTAB (van der Vorst 1992) finds them in a few dozen

@@ -278,7 +278,7 @@ def is_object_name(name: str) -> bool:
 
 
 def load_object(name: str) -> Source:
-    """Loads the source that `module:factory` names: the object itself, or what a call returns.
+    """Loads the source `module:factory`: the object itself, or what it returns without arguments.
     ConfigError if the object is missing or has no `log_probs`, SourceError if its code raises."""
     module, _, attribute = name.partition(":")
     with user_code(f"import of {module}"):

@@ -17,7 +17,7 @@ EVERYBODY = "each user is counted as being in all of these runs, which is the wo
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run as described by its report, which states `delta`, or by its record, which does not."""
+    """A run as described by its report or by its record; `delta` is the report's, or None."""
 
     name: str
     record: Provenance

@@ -114,7 +114,7 @@ def z_between_rounds(x: Moments, y: Moments, rounds: int) -> float:
 
 
 def grid() -> Iterator[int]:
-    """Yields the rounds with a Z: 1, 2, 3, 4, 6, 8, 12, 16, ...; with each even k, also k/2."""
+    """Yields the rounds that Z compares: 1, 2, 3, 4, 6, 8, 12, 16, ...; with even k, also k/2."""
     yield 1
     power = 2
     while True:

@@ -65,9 +65,9 @@ class Task:
     run, round     name the round; no two rounds share both
     me             the device's number in this round, from 1
     threshold, segments, verifying  see `RoundTerms`
-    settings       JSON: `text` (how to read the text), the least `gap`, the `most` participations
-                   that the server promises; for training also `model`, `local`, `aggregator` (C,
-                   s, m, alpha); for counting words `counting` (`UnigramConfig`), `goal`
+    settings       JSON: `text` (how to read it), `model` (for counting only its `vocab_size`), the
+                   least `gap`, the `most` participations promised; for training also `local`,
+                   `aggregator` (C, s, m, alpha); for counting `counting` (`UnigramConfig`), `goal`
     parameters     float32, little-endian, one for each leaf of the network
     key            the key of the round's rotation
     """

@@ -61,7 +61,7 @@ class OwnerLimits:
     )
     least_devices: int = setting(
         LEAST_DEVICES,
-        "Minimum number of devices asked to join a round, including this one.",
+        "Minimum number of devices that take part in a round, including this one.",
         low=LEAST_DEVICES,
         high=MOST_DEVICES,
         why="The server chooses which devices are asked: among few devices, those that help it may "

@@ -63,7 +63,7 @@ _OF_MASKING, _OF_OWN = slice(32), slice(32, None)  # slices of the commitments t
 
 
 class RoundAbandoned(PrivacyError):
-    """A round ended without a sum, because too few devices stayed or sent the right shares."""
+    """A round ended without a sum: too few devices stayed, or a secret could not be recovered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def optimise_bandmf(
     rounds: int, bands: int, *, progress: Callable[[str], None] | None = None
 ) -> BandMF:
     """Returns the banded matrix with columns of norm 1 and the least RmsLoss (Choquette-Choo et al.
-    2023, banded, 4). The search starts from a coarser solution; the result is kept on disk."""
+    2023, banded, 4). A large search starts from a coarser one; the result is kept on disk."""
     bands = min(bands, rounds)
     if rounds > MOST_ROUNDS:
         raise ConfigError(
@@ -118,7 +118,7 @@ def _solve(
         start = _stretched(coarse, rounds, bands)
     else:
         start = square_root_coefs(bands)[:, None] * inside
-    # A late column affects few running sums: the loss is flat along it, and a search would hardly
+    # A late column affects few running sums: the loss is flatter along it, so a search would hardly
     # change the last sums, which determine MaxLoss. The loss scales columns to norm 1, so columns
     # can have any norm here: a smaller norm makes the search's steps longer.
     start = start / np.linalg.norm(start, axis=0) * np.sqrt(1 - np.arange(rounds) / rounds)
@@ -151,7 +151,7 @@ def _inside(rounds: int, bands: int) -> NDArray[np.bool_]:
 
 
 def column_loss(columns: Floats) -> tuple[float, Floats]:
-    """Returns (mean squared error of the running sums, gradient), for columns scaled to norm 1.
+    """With columns scaled to norm 1: (mean squared error of running sums, gradient wrt `columns`).
 
     With B = A C^-1 the error is the sum of B's squares divided by the rounds; the gradient wrt C is
     the band of -2 B^T (C^-1 B^T)^T, computed in blocks of about `bands` rows.

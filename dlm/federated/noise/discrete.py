@@ -300,7 +300,7 @@ class FullTreeNoise(WeightedNoise):
         return np.asarray(self._pull[now][_digits(int(self._place[now]))])
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        """Returns one shape per set bit of the number of rounds in the current tree."""
+        """Returns one shape per set bit of the number of rounds done in the current tree."""
         if done >= self.rounds:
             return []
         return [(size,)] * int(self._place[done]).bit_count()

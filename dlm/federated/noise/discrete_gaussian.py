@@ -90,7 +90,7 @@ def _fill(
 
 
 def strips_of(deviation: int) -> int:
-    """Returns the largest power of two that divides `deviation`, or `STRIPS` if that is less."""
+    """Strips per standard deviation: the largest power of two dividing it, at most `STRIPS`."""
     return min(STRIPS, deviation & -deviation)
 
 

@@ -73,7 +73,7 @@ class Mechanism(Protocol):
         """The facts that, with the name, determine C: options of `dlm privacy account`.
 
         If `rounds` is among them, the sensitivity is for all these rounds, even if a run stops
-        earlier. For BandMF, whose C has too many entries, only the number of bands is returned.
+        earlier. For BandMF, whose C has too many entries, the number of bands stands for C.
         """
         ...
 

@@ -268,9 +268,9 @@ def seed_pieces(
 ) -> list[tuple[str, int]]:
     """Collects candidates for the pieces of a unigram model: (substring, weighted occurrences).
 
-    Returns at most `count` substrings, of two characters or more, sorted by the text they cover
-    (occurrences times length), as SentencePiece does, but each occurrence has the weight of its
-    word. A substring that always occurs inside a longer one is left out.
+    Returns the at most `count` substrings of two characters or more that cover the most text
+    (occurrences times length), most first, as SentencePiece does, but each occurrence has its
+    word's weight. A substring that always occurs inside a longer one is left out.
 
     Cost  O(characters of all words) times `max_length`; substrings of two lengths in memory
     """

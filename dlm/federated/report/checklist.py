@@ -184,7 +184,7 @@ def enforced(
             else f"at most {counted(kept['max_participations'], 'participation')}"
         )
         clock = (
-            "each device also kept its own clock, and refused to take part earlier than allowed"
+            "each device also kept its own clock, and refused to exceed these limits"
             if _of_devices(stage)
             else "no timer on a device was involved"
         )

@@ -32,8 +32,8 @@ def check_history(
     ended: bool = False,
 ) -> None:
     """Checks that resuming does not repeat a `released` round. Raises PrivacyError if the
-    checkpoint, after `done` rounds, lacks rounds that private parts or the journal (counted from
-    0) have. If the run has `ended`, its ledger shows that there were rounds."""
+    journal has rounds after the checkpoint's first `done` (counted from 0); or if there is no
+    checkpoint (None), but the journal, private parts or, if `ended`, the ledger show rounds."""
     if not released:
         return
     last = max(journal, default=-1)

@@ -112,7 +112,7 @@ class Diurnal:
             )
 
     def probability(self, now: float, offset_h: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The probability that a device is available at `now`, in seconds since midnight."""
+        """By time zone offset, the probability that a device is available `now` s from midnight."""
         angle = 2 * np.pi * (now + 3600.0 * offset_h) / DAY_S
         return self.low + (self.high - self.low) * (1 + np.cos(angle)) / 2
 

@@ -23,7 +23,7 @@ ClipKind = Literal["flat", "per_layer"]
 _FANOUT = 128
 MARGIN = 2.0**-16
 # Squares of numbers below 1e-19 are 0 in float32, so an update that is too long may seem to have
-# norm 0. With a norm of LEAST_NORM or more, such losses do not matter for up to 10^13 numbers.
+# norm 0. With a clip norm from LEAST_NORM up, such losses do not matter for up to 10^13 numbers.
 LEAST_NORM = 1e-12
 
 
@@ -223,6 +223,6 @@ def tracked_norm(
     ln_norm: Array, centred_count: Array, report_goal: float, adaptive: AdaptiveClip
 ) -> Array:
     """Returns ln C of the next round, given the noised sum of (b - 1/2) over this round's users.
-    GDP Algorithm 1 sums over all rounds from C^0; one step per round gives the same."""
+    GDP Algorithm 1 sums over all rounds from C^0; one step per round is the same, t + 1 its t."""
     share = centred_count / report_goal + 0.5
     return ln_norm - adaptive.learning_rate * (share - adaptive.quantile)

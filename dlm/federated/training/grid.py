@@ -69,8 +69,8 @@ class GridRelease:
     def noised(
         self, state: DiscreteState, sums: RoundSums, bound: float
     ) -> tuple[Any, float, DiscreteState]:
-        """Returns (noised average, noised centred count, next state). Raises PrivacyError if there
-        are too many reports for an off-grid sum to be exact to half a step."""
+        """Returns (noised average, centred count, noised if the norm adapts, next state). Raises
+        PrivacyError for too many reports for an off-grid sum to be exact to half a step."""
         if not self.on_grid and float(sums.users) > MOST_LOOSE_REPORTS:
             raise PrivacyError(
                 f"a round has {int(sums.users):,} users; a sum that is decoded or averaged before "

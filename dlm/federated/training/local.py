@@ -104,10 +104,10 @@ def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Gen
 
 
 class UserUpdate(NamedTuple):
-    """A device's update and figures, all without noise: only the clipped `update` may leave the
-    device. `norm` is the norm before clipping (in the last step, if each batch is clipped). If the
-    device's numbers overflowed, `finite` is False and the update is zeros. `ln_prob` sums
-    ln P(target) over the steps."""
+    """A device's update and figures, without noise: only the clipped `update`, and whether `norm`
+    is within the tracked norm, may leave the device. `norm` is that before clipping (in the last
+    step, if each batch is clipped). If the device's numbers overflowed, `finite` is False and the
+    update is zeros. `ln_prob` sums ln P(target) over the steps."""
 
     update: rnn.Params
     norm: Array

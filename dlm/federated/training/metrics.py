@@ -21,7 +21,7 @@ from dlm.federated.training.clip import Array
 class Metrics:
     """Counts over some text, which can be added, and figures derived from them. `words` counts
     targets except the ends of utterances; `known`, words in the vocabulary; `correct`, known words
-    that the model ranks first. The other fields sum ln P over words, known words, and ends."""
+    that the model ranks first. The `ln_` fields sum ln P over words, known words, and ends."""
 
     sentences: int
     words: int

@@ -115,7 +115,7 @@ class DataSettings:
         why="No guarantee covers them, and they must have agreed.",
     )
     held_out_tokens: int = setting(
-        100_000, "Most text of held-out users that an evaluation reads.", unit="tokens", low=1
+        100_000, "Maximum text of held-out users that an evaluation reads.", unit="tokens", low=1
     )
 
     def __post_init__(self) -> None:

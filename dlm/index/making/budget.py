@@ -93,7 +93,7 @@ def credible_counts(reader: NgramReader) -> list[int]:
 
 
 def least_bytes(counts: Sequence[int], shards: int = 1, threads: int = 1) -> int:
-    """Returns the minimum memory of a build: for words and, in each thread, a shard's roots."""
+    """Minimum memory of a build: words and, per thread, a shard's roots (up to all 2-grams)."""
     roots = sum(counts[1:2]) * min(threads, shards) // shards
     return LEAST_BYTES + WORD_BYTES * counts[0] + ROOT_BYTES * roots
 
@@ -107,7 +107,7 @@ def in_memory_bytes(counts: Sequence[int]) -> int:
 def spill_bytes(counts: Sequence[int]) -> int:
     """Returns the approximate maximum bytes of disk for a model's n-grams during sharding.
 
-    First, each n-gram is stored in two sort orders. Later, nodes and n-grams are stored twice.
+    First, n-grams are stored in two sort orders; later, they and nodes, twice. Blanks do not count.
     """
     twice = sum(2 * count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1)
     return int(

@@ -129,7 +129,7 @@ def resume(
     budget: Budget,
     say: Callable[[str], None],
 ) -> None:
-    """Restores what an earlier build finished; if its journal is unusable, removes its files."""
+    """Restores what an earlier build finished, or, if `journal` is None or unusable, removes it."""
     problem = None
     if journal is not None:
         problem = journal.load(work, budget) or _files_problem(folder, work)
@@ -399,7 +399,7 @@ def _key_widths(
 ) -> NDArray[np.int64]:
     """Returns the bits of each list's largest id, at least 1; the keys have `key_bits` bits."""
     widths, some = np.ones(len(begin) - 1, I64), np.diff(begin) > 0
-    # An id of few bits, mirrored, ends with zeros.
+    # If the bits of a small id are reversed, it ends with zeros.
     joined = np.bitwise_or.reduceat(keys, begin[:-1][some] - begin[0])
     widths[some] = np.maximum(np.frexp(mirrored(joined, key_bits).astype(np.float64))[1], 1)
     return widths

@@ -103,7 +103,7 @@ def build_shard_set(
     Guarantees
         The folder appears complete or not at all: it is written next to `output`, synced and
         renamed. The same model and arguments give the same bytes, whatever the memory.
-        If a build from a file spills and is killed, the same call resumes after its last stage.
+        If a build from a file spills and is killed, the same call resumes at its unfinished stage.
     Cost    memory: the limit, which must hold the words, 300 bytes each, and the word pairs of as
             many shards as threads, 30 bytes each; with `repair`, first some 400 bytes per n-gram
     """

@@ -80,7 +80,7 @@ def plan_slots(
     Raises      ConfigError  an impossible number of shards, or choice of removed ones
     Guarantees  the same plan for the same arguments, on every machine; nothing moves if every shard
                 is within the bound and none is removed. Slots without weight count a little, which
-                only breaks ties, so that every new shard gets some of these slots
+                only breaks ties, so that every new shard gets some slots
     """
     check_shards(shards)
     if len(table) != SLOTS or len(weight) != SLOTS:

@@ -63,7 +63,7 @@ BYTES_PER_S = 16 << 20
 
 @dataclass(frozen=True)
 class Resharded:
-    """A new set, and the names of its files that were made, hard-linked or copied."""
+    """A new set, and the names of its files: made, or hard-linked or copied from the old set."""
 
     manifest: Manifest
     made: tuple[str, ...]
@@ -72,7 +72,7 @@ class Resharded:
 
 
 def unchanged(before: NDArray[Any], after: NDArray[Any], shards: int) -> dict[int, int]:
-    """Maps each new shard to an old one that has exactly the same slots, and so the same file."""
+    """Maps new shards to the old ones that have exactly the same slots, and so the same files."""
     old = {(before == shard).tobytes(): shard for shard in np.unique(before).tolist()}
     found = {shard: old.get((after == shard).tobytes()) for shard in range(shards)}
     return {shard: same for shard, same in found.items() if same is not None}

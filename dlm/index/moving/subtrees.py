@@ -108,7 +108,7 @@ class SourceSet:
         return counts, found @ np.array([NODE_BYTES, GRAM_BYTES])
 
     def slot_bytes(self, say: Callable[[str], None] = lambda line: None) -> Ints:
-        """Returns (4096,) the approximate bytes under each slot, with which a build balances."""
+        """Returns (4096,) the approximate bytes under each slot, which a build balances."""
         total = np.zeros(SLOTS, np.int64)
         for shard in range(self.manifest.shards):
             say(f"measuring the slots of shard {shard}")

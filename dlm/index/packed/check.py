@@ -103,7 +103,7 @@ def check_low(a: Arrays, words: int, order: int) -> int:
         or np.array_equal(
             unpack_words(a["word_value"], words)[1][1:], np.arange(1, words) < entries
         ),
-        "word_value: if 2-grams have one flag, exactly the words below entries must be EXTENDED",
+        "word_value: if 2-grams have one flag, from word 1, just those below entries are EXTENDED",
     )
     limit = _backoff_limit(s["word_backoff_bits"], a["word_backoff_table"], "word_backoff_table")
     shift = stride - s["word_backoff_bits"]

@@ -27,7 +27,7 @@ _ONE = np.int64(1)
 
 @inlined
 def put(words, bit, width, value):  # type: ignore[no-untyped-def]
-    """Writes a field into `words`; its bits must be 0."""
+    """Writes a field into `words`, where its bits must be 0."""
     word = bit >> np.int64(6)
     shift = bit & np.int64(63)
     words[word] |= np.uint64(value) << np.uint64(shift)

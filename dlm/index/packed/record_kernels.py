@@ -85,8 +85,8 @@ def read_gamma(bit):  # type: ignore[no-untyped-def]
 def read_head(bit, parent_size, is_root):  # type: ignore[no-untyped-def]
     """Reads how many words follow a context; returns this number, and the bits that it takes.
 
-    A root stores the gamma code of the number + 1. Another context stores a one for `parent_size`,
-    else a zero and the number's gamma code, with `parent_size` in place of 0.
+    A root stores the gamma code of the number + 1. Others store a one for `parent_size`, that of
+    the shorter context; else a zero and the number's gamma code, `parent_size` in place of 0.
     """
     if is_root:
         size, width = read_gamma(bit)
@@ -355,14 +355,14 @@ def root_bits(keys, sizes, key_bits):  # type: ignore[no-untyped-def]
 
 @kernel("out uint64[:], uint32[:], int64[:], int64, out int64[:]")
 def put_roots(words, keys, sizes, key_bits, places):  # type: ignore[no-untyped-def]
-    """Writes the fields that precede roots' records; fills `places` (R,) with the records' bits."""
+    """Writes the fields that precede roots' records; fills `places` (R,) with where these begin."""
     put_family(words, _0, keys, sizes, _0, np.int64(len(keys)), np.int64(key_bits), True, places)
     return 0
 
 
 @inlined
 def put_family(words, bit, keys, sizes, first, count, key_bits, is_root, places):  # type: ignore[no-untyped-def]
-    """Writes the fields that precede a family's records; fills `places` with the records' bits."""
+    """Writes the fields that precede a family's records; fills `places` with where these begin."""
     if count == 0:
         return
     if count <= DIRECT:
@@ -437,7 +437,7 @@ def put_records(  # type: ignore[no-untyped-def]
     key_bits,
     below_places,
 ):
-    """Writes the records of some contexts, and finds the places of the records below them.
+    """Writes the records of some contexts, but not those below them, whose places it finds.
 
     Shapes  words          must be 0 where something is written
             places (D,)    where each record begins

@@ -291,7 +291,7 @@ def search_trees(  # type: ignore[no-untyped-def]
 ):
     """Completes the low orders' answers to words after contexts of two words or more.
 
-    Shapes  trees   (B,)  address of each shard's view.tree_view; a single tree owns all slots
+    Shapes  trees   (B,)  address of each shard's view.tree_view; a single one serves all slots
             slots   (4096,)  the shard of each slot;  chosen (n,) the contexts that are searched
             context_begin, context_words, word_begin  as in `low_kernels.search_low`
             pairs (C,), ranks (Q,) uint32  as `search_low` fills them; other values are not found
@@ -400,7 +400,7 @@ def score_groups(  # type: ignore[no-untyped-def]
 ):
     """Scores groups of words that share a context, by the low orders and trees of a set.
 
-    Shapes  trees (B,)  as in `search_trees`; without trees, the low orders are the whole model
+    Shapes  trees (B,)  as in `search_trees`; none: the low orders answer as if they were all
             other arrays as in `low_kernels.search_low`; answers (Q,) filled
     Guarantees
         scores equal ngram.backoff.score bit for bit: the back-off weights are added to 0 in float32

@@ -223,11 +223,11 @@ class Shard:
         ranks: NDArray[np.uint32],
         by_slot: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
-        """Returns packed answers to untrusted queries, (7 Q,) uint8 as in a reply, and how many of
-        them matched each order, (16,); None if a query breaks a rule of `score_owned`, or belongs
-        to another shard. Adds to `by_slot` (4096,) the queries of each slot.
+        """Returns packed answers to untrusted queries, (7 Q,) uint8 as in a reply, and how many
+        matched each order, (16,); None if a query breaks a rule of `owned_kernels.score_owned`, or
+        belongs to another shard. Adds to `by_slot` (4096,) the queries of each slot.
 
-        It takes the arrays of a `QueryGroups`, since making a group takes as long as ten queries.
+        It takes the arrays of a `QueryGroups`, since making one takes as long as ten queries.
         """
         packed = np.empty(owned_kernels.PACKED_BYTES * len(ranks), np.uint8)
         by_order = np.zeros(MAX_ORDER + 1, np.int64)
@@ -359,7 +359,7 @@ def run_kernel(
     trees: NDArray[np.int64] = NO_TREES,
     slots: NDArray[np.uint16] = _NO_SLOTS,
 ) -> tuple[Answers, NDArray[np.uint8]]:
-    """Calls `kernels.score_groups`; returns the answers, and which contexts need a shard.
+    """Calls `kernels.score_lengths`; returns the answers, and whether each context needs a shard.
 
     Raises  QueryError  lengths do not match, a context is too long, or an id is out of range
     Trusts  the columns behind `view` are still mapped; the arrays have the types of `QueryGroups`

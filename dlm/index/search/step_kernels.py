@@ -68,7 +68,7 @@ class Low(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The bits of a key in all trees of a model: of a word's key, and of the number of a root."""
+    """The bits of a key in all trees of a model: a word's, and a root's (its 2-gram's number)."""
 
     key_bits: int
     root_key_bits: int

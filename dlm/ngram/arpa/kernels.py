@@ -79,7 +79,7 @@ def read_number(text, at):  # type: ignore[no-untyped-def]
     Guarantees  a certain number equals rows.float32_of of the same text. Text that is not a number,
                 overflows, is below the normal range, or is too near the midpoint of two float32 for
                 a double to decide, gives no certain number; nor does an infinity, except -inf, in
-                upper or lower case
+                any mix of upper and lower case
     Trusts      after the number, a byte that cannot belong to one, and PAD_BYTES more
     """
     unsure = (False, np.float32(0.0), at)

@@ -9,7 +9,7 @@ A model may also be a folder of parts, whose index says which files make up each
 
 The index is one JSON object: `format` ("dlm-arpa-parts") and `version` (1), `comments` (lines
 before the model, without `#`), `counts` (n-grams by order) and `parts` (by order, the parts of its
-section in their order: `name` in the folder and size in `bytes`). The text of the model is the
+section in their order: `name` below the folder and size in `bytes`). The text of the model is the
 header, each section's head and the text of its parts, and the end, as in a single file.
 """
 
@@ -133,7 +133,7 @@ class LineReader:
 
     def take_block(self) -> RowBlock | None:
         """Takes the complete lines that were read; `line` does not count them. Returns None
-        if the text ends within a line, or the line is too long."""
+        if the text ends before another line does, or that line is too long."""
         while True:
             here = self._here
             end = here.text.rfind(b"\n", here.position, here.end) + 1
@@ -270,7 +270,7 @@ class LineReader:
         return _Step(pieces, False, None)
 
     def _next_pieces(self) -> list[bytes]:
-        """Returns the next pieces and reads ahead. After an OSError, each call raises it again."""
+        """Returns the next pieces; reads ahead, but no pipe. Each call after an OSError raises."""
         if self._source_ended:
             return []
         step = self._read() if self._ahead is None else self._ahead.result()
@@ -407,7 +407,7 @@ def _index(folder: Path) -> dict[str, Any]:
     elif not _is_list(about.get("parts"), list) or len(about["parts"]) != len(about["counts"]):
         fault = "`parts` must have one list for each of `counts`"
     elif not all(_is_part(part) for own in about["parts"] for part in own):
-        fault = "expected each part to have `bytes` and a `name` in the folder"
+        fault = "expected each part to have `bytes` and a `name` below the folder"
     if fault is not None:
         raise ArpaError(
             f"the index of a multi-part ARPA file is invalid: {fault}",

@@ -25,7 +25,7 @@ from dlm.ngram.wordtable import WordTable
 # The kernels that read an ARPA file; see jit.compile_ahead.
 KERNELS = (kernels.read_ngrams, kernels.read_words, count_newlines)
 
-# The longest line that is read or written; a row of real models has about a hundred bytes.
+# The longest line that is read or written; rows of real models have about a hundred bytes.
 MAX_LINE_BYTES = 1 << 20
 
 NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z")

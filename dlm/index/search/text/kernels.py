@@ -298,7 +298,7 @@ def read_alone(low, words, block, lonely, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def choose_live(reach, block, k, pairs, b):  # type: ignore[no-untyped-def]
-    """Puts in `live` the words found so far whose context of k words is a node."""
+    """Puts in `live` words that the shorter context has, and whose context of k words is a node."""
     alive = _0
     for j in range(pairs):
         t = b.found[j]
