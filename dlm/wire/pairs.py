@@ -122,8 +122,10 @@ class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
         return self._asked.popleft()
 
     async def shutdown(self, grace: float | None) -> None:
-        # Each of these calls begins within two turns of the loop, and then has the grace period.
-        for _ in range(3 * sum(one.done() for one in self._asked)):
+        # Each call that waits begins within two turns of the loop, and then has the grace period.
+        for _ in range(3 * MOST_AHEAD):
+            if not any(one.done() for one in self._asked):
+                break
             await asyncio.sleep(0)
         self._asked.clear()  # gRPC waits until nobody holds a call
         await super().shutdown(grace)

@@ -91,7 +91,7 @@ def test_the_traces_that_come_along_are_small_and_say_where_they_are_from(
             "--arrival-pattern and ",
         ),
         (["run", "--arrival-pattern", "uniform"], "the arrival pattern is 'uniform'"),
-        (["run", "--request-rate", "0"], "0 requests per second for 100 s"),
+        (["run", "--request-rate", "0"], "the load has 0 requests per second for 100 s"),
         (["run", "--cluster", "c.toml", "--shard-set", "d"], "--cluster and --shard-set "),
         (["run", "--window", "0"], "--window is 0 s; "),
         (["run", "--faults", "storm"], "--faults storm "),
