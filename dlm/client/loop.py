@@ -132,7 +132,7 @@ class LoopThread:
 
     def _run_timers(self) -> None:
         self._alarm, self._alarm_at = None, inf
-        # Half a millisecond early is fine: a loop's clock is no more precise.
+        # Half a millisecond early is fine: a loop's clock is not more precise.
         due = time.monotonic() + 0.0005
         while _timers and _timers[0][0] <= due:
             _, _, call, args = heapq.heappop(_timers)

@@ -247,7 +247,7 @@ class Phrases:
                    counts each time the phrase is said, also where phrases overlap; a negative one
                    makes it less likely. Spaces separate words, which are spelled as in the model
     Raises  QueryError  if a phrase has no words, more than `MAX_WORDS`, or a mark such as <s>, or
-                        is given twice; if a bonus is no number, or its size exceeds `MAX_BONUS`;
+                        is given twice; if a bonus is not a number or its size exceeds `MAX_BONUS`;
                         if there are more than `MAX_PHRASES` phrases
     """
 
