@@ -302,7 +302,7 @@ class Replacement:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the target is a pipe or a device, so that nothing is renamed."""
+        """Whether the target is a pipe or a device, which is written in place."""
         return self._beside is None
 
     def sync(self) -> None:

@@ -295,7 +295,7 @@ for line in sys.stdin:
     sys.stdout.write("compiled\\n")
     sys.stdout.flush()
 """
-HELPERS = 3  # at most, 150 MB each; this process may have fewer processors than it sees
+HELPERS = 3  # maximum: each takes 150 MB, and not all processors seen may be usable
 
 Tell = Callable[[int, int], None]
 

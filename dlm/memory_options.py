@@ -65,7 +65,7 @@ def hold(file: IO[bytes], size: int, memory_options: MemoryOptions = MAPPED) -> 
                 at += got
     else:
         held = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        # Asks before the first page is read. A file larger than memory is read in small pages,
+        # Must precede the first read. A file larger than memory is read in small pages,
         # since most of a huge page that is dropped again was read for nothing.
         if size <= available_bytes() // 2:
             _ask_for_huge_pages(held)

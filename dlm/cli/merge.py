@@ -67,7 +67,7 @@ def merge(
     as_json: Json = False,
     quiet: Silent = False,
 ) -> None:
-    """Mix models into one, with given weights or tuned ones.
+    """Mix models into one, with given or tuned weights.
 
     The mixture has every n-gram of every model; its backoff weights are recomputed. A word that
     a model lacks has probability 0 in that model. --tune finds the weights that make the text most

@@ -130,9 +130,9 @@ def plan(
 ) -> None:
     """Find the settings for a target: report goal, noise and timer.
 
-    The method is GDP section 2.5. A mechanism is compared with itself: a tree, independent noise,
-    or the BLT of BLT Table 4 that was made for a gap of 400. Banded mechanisms are excluded, since
-    their bands change with the gap, and with them the noise that they tolerate. If no report goal
+    The method is GDP section 2.5. The plan keeps the simulation's mechanism: a tree, independent
+    noise, or the BLT of BLT Table 4 that was made for a gap of 400. Banded mechanisms are
+    excluded: their bands, and the noise that models tolerate, change with the gap. If no goal
     meets the target, the command says so first and exits with 1.
 
     Examples:

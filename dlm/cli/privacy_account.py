@@ -119,7 +119,7 @@ def account(
         if any(given is not None for given in others):
             raise ConfigError(
                 "--sampling-probability replaces --gap, --min-separation, --max-participations, "
-                "--column-norm and all options that describe a matrix; leave those out"
+                "--column-norm and all options that describe a matrix; leave these out"
             )
         probability = parsed(
             "--sampling-probability",
@@ -203,7 +203,7 @@ def account(
 def _blt(
     made_for: str | None, buffers: int | None, decay: str | None, scale: str | None
 ) -> BltParameters | None:
-    """The BLT made for a participation, or with these buffers; None if neither is given."""
+    """The BLT made for a participation, or of given buffers; None if neither is given."""
     if (decay is None) != (scale is None):
         raise ConfigError("--decay and --scale describe the same buffers; give both or neither")
     if made_for is not None:

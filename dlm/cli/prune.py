@@ -306,7 +306,7 @@ def filter_(
         "words_missing": found.words_missing,
     }
     lines = [
-        f"order {order}: {after:,} of {counted(before, 'n-gram')}"
+        f"order {order}: kept {after:,} of {counted(before, 'n-gram')}"
         for order, (before, after) in enumerate(
             zip(found.counts_before, found.counts, strict=True), 1
         )

@@ -297,7 +297,7 @@ def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
         return "mode: full", "green"
     if snapshot.mode is None:
         return "mode: unknown", "yellow"
-    return "mode: local_fallback if clients have one, otherwise bigram_fallback or errors", "red"
+    return "mode: local_fallback where configured, otherwise bigram_fallback or errors", "red"
 
 
 def fitting_columns(

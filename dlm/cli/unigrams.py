@@ -127,9 +127,9 @@ def _oov(rate: OovRate | None, words: int) -> str:
     if rate is None:
         return "OOV rate: undefined, since the held-out users have no words"
     return (
-        f"OOV rate of {rate.users:,} held-out users, {counted(words, 'word')} in the vocabulary: "
+        f"OOV rate of {rate.users:,} held-out users, vocabulary of {counted(words, 'word')}: "
         f"{rate.of_words:.3f} % of "
-        f"words, {rate.of_users:.3f} +- {rate.error:.3f} % per user (not covered by any guarantee)"
+        f"words, user mean {rate.of_users:.3f} +- {rate.error:.3f} % (not covered by any guarantee)"
     )
 
 

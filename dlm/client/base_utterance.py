@@ -68,7 +68,7 @@ GRACE_S = 0.02
 # A large call stops waiting before its deadline, to have time for its bigram-fallback answers and
 # results: half of its planning time, plus SHAPE_SHARE of its time limit (at most SHAPE_S seconds).
 SHAPE_SHARE, SHAPE_S = 0.05, 0.1
-SHAPED = 128  # number of sentences scored between two looks at the clock
+SHAPED = 128  # number of sentences scored between two checks of the clock
 
 # What happens to an utterance on the full model when its client switches to the local fallback.
 FINISH, RESCORE = "finish", "rescore"

@@ -510,7 +510,7 @@ class AsyncClient(_Face):
         if not self._core.begun:
             self._core.check_open()
             raise ConfigError(
-                "this copy of a client has not connected yet, and a property cannot wait for that; "
+                "this copy of a client has not connected yet, and a property cannot connect it; "
                 "use `await client.utterance()` first"
             )
 

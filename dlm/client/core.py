@@ -87,7 +87,7 @@ class Lanes(Runtime):
     def overload(
         self, snapshot: Snapshot, queries: int, deadline: float, asks: Asks = SCORES
     ) -> DlmError | None:
-        """Returns an error if a shard is too busy for a call with this many queries per shard.
+        """Returns an error if a shard is too busy for a call with `queries` queries per shard.
         Called before any work on the call, to save time for other calls."""
         now = self.clock()
         for number in range(snapshot.topology.manifest.shards):
@@ -187,7 +187,7 @@ class Lanes(Runtime):
         snapshot = self.table.known
         assert snapshot is not None  # otherwise no shard would be reachable
         manifest, limit = snapshot.topology.manifest, self.max_queries(snapshot)
-        # Like an accepted call: a probe is never refused because this client is busy.
+        # `let_in` below: however busy this client is, it must not refuse a probe.
         pieces = router.route(probe_queries(manifest), manifest.slots, manifest.shards, limit)
         call = Call.of_pieces(snapshot.model, pieces, self.clock() + timeout_s, snapshot.shard_set)
         call.let_in = True

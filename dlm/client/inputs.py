@@ -73,7 +73,7 @@ def _check_contexts(contexts: Any) -> None:
 
 def _check_states(states: Any) -> None:
     if isinstance(states, State):
-        raise QueryError("states is one State; expected a sequence of states: pass [state]")
+        raise QueryError("found one State; expected a sequence of states: pass [state]")
     check_sequence(states, "states", "a sequence of states from begin() or extend()")
 
 
@@ -330,7 +330,7 @@ class Inputs:
         counts.clear()
         if isinstance(sentences, (str, bytes)):
             raise QueryError(
-                "sentences is one string; expected a sequence of sentences (each character would "
+                "found one string; expected a sequence of sentences (each character would "
                 "be scored as a sentence): pass [sentence]"
             )
         check_sequence(sentences, "sentences", "a sequence of sentences")

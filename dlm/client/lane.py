@@ -181,7 +181,7 @@ class Lane:
     # -- its queue ----------------------------------------------------------------------------
 
     def overload(self, queries: int, deadline: float, now: float) -> DlmError | None:
-        """In any thread: returns an error if the shard is too busy for this many more queries."""
+        """In any thread: returns an error if the shard is too busy for `queries` more queries."""
         queue, left_s = self.queue, deadline - now
         if not queue.refuses(queries, deadline, now):
             return None
@@ -191,7 +191,7 @@ class Lane:
         error = Overloaded(
             f"shard {self.place.shard} is overloaded: {queue.ahead} queries are ahead of this "
             f"call, in {len(queue.in_flight)} messages in flight and {len(queue.waiting)} waiting "
-            f"parts of calls. With this call's {queries} queries they take {asked_s:.3g} s at the "
+            f"parts of calls. With this call's {queries} queries this is {asked_s:.3g} s at the "
             f"current pace; a call with {left_s:.3g} s left waits for at most "
             f"{PATIENCE * left_s:.3g} s of work. Send smaller calls, or retry later"
         )
@@ -205,7 +205,7 @@ class Lane:
         self.look(now, self.queue.submit(part))
 
     def look(self, now: float, due: float) -> None:
-        # Looks at the queue now, or when it is due.
+        # Checks the queue now, or when it is due.
         if due <= now:
             self.client.ready[self.place] = self
         else:
@@ -578,7 +578,7 @@ class Lane:
             watch.count(failed=allows_fallback(error))
 
     def go_on(self) -> None:
-        """Looks at the queues: a place may be free, and the round may be over."""
+        """Checks the queues: a place may be free now, and the round may be over."""
         now = self.client.clock()
         for lane in (self,) if self.queue.round.under_way else self.peers:
             if lane.queue.waiting:
@@ -618,5 +618,5 @@ class Lane:
             if attempt.withdraw is not None:
                 attempt.withdraw()
             self._replied(attempt, None, lost)
-        # A message that waits for a look at the servers, or for a replica, keeps its last error.
+        # A message that waits for news of the servers, or for a replica, keeps its last error.
         self._fail(message, message.failure or lost)

@@ -132,7 +132,7 @@ class LoopThread:
 
     def _run_timers(self) -> None:
         self._alarm, self._alarm_at = None, inf
-        # Half a millisecond early is fine: a loop's clock is not more precise.
+        # Half a millisecond early is fine: a loop's clock is no more precise.
         due = time.monotonic() + 0.0005
         while _timers and _timers[0][0] <= due:
             _, _, call, args = heapq.heappop(_timers)
@@ -149,7 +149,7 @@ class LoopThread:
             self.mailbox.closed = True
             for task in self._tasks:
                 task.cancel()
-            # Waits for the tasks of gRPC, too, which end with ours, and reference objects that
+            # Also waits for gRPC's tasks: they end with this loop's, and reference objects that
             # `stop` must free.
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=STOP_S)
@@ -372,8 +372,8 @@ def suspend_at_forks(streams: Any) -> None:
 
 
 def register_forks() -> None:
-    """Registers our fork handlers, once. Before a fork, handlers run in reverse order, ours before
-    those of gRPC, which stop gRPC's threads, even one that holds a lock that ours wait for."""
+    """Registers dlm's fork handlers, once. Before a fork, handlers run in reverse order: dlm's,
+    then gRPC's, which stop gRPC's threads, even one with a lock that dlm's handlers wait for."""
     global _registered, _keeps
     if not _keeps:
         _keeps = True

@@ -330,7 +330,7 @@ class BaseMixture(Generic[U]):
                 )
             return states.parts
         if isinstance(states, tuple) and states and isinstance(states[0], State):
-            raise QueryError("states is one state; expected a sequence of states: pass [state]")
+            raise QueryError("found one state; expected a sequence of states: pass [state]")
         check_sequence(states, "states", "a sequence of states from begin() or extend()")
         for state in states:
             if not isinstance(state, tuple) or len(state) != len(self.members):
@@ -422,7 +422,7 @@ class Mixture(BaseMixture[Utterance]):
         unknown: str = ZERO,
         deadline_s: float | None = None,
     ) -> Mixture:
-        """Makes the mixture that gives held-out sentences most probability (`dlm merge --tune`).
+        """Makes the mixture that makes held-out sentences most probable (`dlm merge --tune`).
 
         Raises  EstimationError  no word of the sentences is in any model;  see `Mixture`
         """

@@ -110,7 +110,7 @@ def check_queries(
     if words.ndim != 1 or int(counts.sum(dtype=np.uint64)) != len(words):
         raise QueryError(
             f"the sum of counts is {int(counts.sum(dtype=np.uint64))}, but words has shape "
-            f"{words.shape}; expected one dimension, as long as that sum"
+            f"{words.shape}; expected shape (sum of counts,)"
         )
     if rows and int(lengths.max()) > width:
         raise QueryError(f"a context has {int(lengths.max())} words; expected at most {width}")

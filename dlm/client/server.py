@@ -167,7 +167,7 @@ class ReceivedFile:
         self._error: DlmError | None = closed_error(address)  # unless the task ends otherwise
 
     def begin(self, home: LoopThread) -> None:
-        if home.ending:  # the caller resumes the download
+        if home.ending:  # the caller will resume later
             self._ended()
         else:
             self._task = home.start(self._run())

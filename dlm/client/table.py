@@ -85,7 +85,7 @@ class Table:
         self._gone = False  # no server holds `known`
         self._missed: frozenset[str] = frozenset()  # utterances' models that no server holds
         self._kept: frozenset[str] = frozenset()  # settings that changed without effect
-        self._unread = ""  # why the last look failed
+        self._unread = ""  # why the last refresh failed
         self._rollout: Rollout | None = None  # names a model of `_others` by its complete id
         self._unserved: str | None = None  # the default model, while servers lack shards of it
         self._stamp = endpoints.stamp()
@@ -94,7 +94,7 @@ class Table:
         self.begin()
 
     def begin(self) -> None:
-        """Begins with no look in progress: at creation, and in a forked child."""
+        """Begins with no refresh in progress: at creation, and in a forked child."""
         self._refreshing: Future[Snapshot] | None = None
         self._queued: Future[Snapshot] | None = None  # the last refresh, which callers may share
         self._looking = False  # whether a quiet refresh is queued or runs
@@ -127,10 +127,10 @@ class Table:
     def current(
         self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
     ) -> Snapshot:
-        """Returns the snapshot for a new utterance. In a roll-out, if `key` falls into its share,
-        that is the next model's. If servers no longer hold the current model (or refused model
-        `unlike`), it is the replacement's, once that is fetched. Raises StaleShardSet if the
-        replacement is not ready in time, and what `snapshot` raises."""
+        """Returns the snapshot for a new utterance: the next model's if `key` falls into the share
+        of a roll-out; the replacement's, once fetched, if servers no longer hold the current model
+        (or refused model `unlike`). Raises StaleShardSet if the replacement is not ready in time,
+        and what `snapshot` raises."""
         self.follow()
         known, rollout = self.snapshot(), self._rollout
         if rollout is not None and unlike is None and rollout.takes(key):
@@ -208,7 +208,7 @@ class Table:
             self._looking = False
 
     def may_look(self) -> bool:
-        """Whether the last look at the servers was at least `LOOK_AGAIN_S` ago."""
+        """Whether the servers were last asked at least `LOOK_AGAIN_S` ago."""
         return self._clock() - self._looked >= LOOK_AGAIN_S
 
     def look_quietly(self, snapshot: Snapshot) -> None:
@@ -218,7 +218,7 @@ class Table:
 
     def look(self, snapshot: Snapshot, timeout_s: float, stale: bool) -> None:
         """On the helper thread: refreshes, unless another call has replaced `snapshot`, or the last
-        look was recent and the table is not `stale`."""
+        refresh was recent and the table is not `stale`."""
         if self.of(snapshot.model) is snapshot and (stale or self.may_look()):
             self.refresh(snapshot, timeout_s)
 

@@ -191,7 +191,7 @@ class BlockFetch:
                 len(before) and len(part.ranks) and part.ranks[0] <= before[0]
             ):
                 raise ProtocolError(
-                    "the words stored after a context changed between two replies. The server is "
+                    "two replies disagree on the words stored after a context. The server is "
                     "faulty; use another server"
                 )
             fetched.total, fetched.source = part.total, source

@@ -339,7 +339,7 @@ def supervise(
                     started[at] = now
                     try:
                         servers[at] = server.again()
-                    except OSError as exc:  # no free process or memory: the next look tries again
+                    except OSError as exc:  # out of processes or memory: try again next time
                         yield f"{what}; it cannot be restarted yet: {exc}"
                         continue
                     gone.discard(at)

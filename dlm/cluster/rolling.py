@@ -243,8 +243,8 @@ def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) 
     if found and not other_words:
         raise ConfigError(
             f"shard set {new.shard_set}: {'; '.join(found)}. Decoders that keep word ids or states "
-            "from one utterance to the next would fail; if your decoders look them up in every "
-            "utterance, add --other-words"
+            "from one utterance to the next would fail; if your decoders keep "
+            "neither, add --other-words"
         )
     shards = {one.shard for one in endpoints if one.shard is not None}
     missing = sorted(set(range(new.shards)) - shards)
@@ -325,8 +325,8 @@ def places_of(
     if len(others) == len(listed):
         raise ConfigError(
             f"{sets} lists neither shard set {pair.old.shard_set}, which is served, nor "
-            f"{pair.new.shard_set}: the servers of this cluster use another list, or the folder "
-            "that they serve was replaced. Give the list that they use (--sets FILE)"
+            f"{pair.new.shard_set}: the servers of this cluster use another list, or the "
+            "served folder was replaced. Give the servers' list (--sets FILE)"
         )
     return RolloutPlaces(cluster, sets, folders, others)
 
@@ -483,8 +483,7 @@ class Rolling:
             f"dlm rollout: default {told.model[:ID_DIGITS]}, {share}",
         )
         if told.rollout is None and places.sets is not None and replaced_sets(places.sets):
-            # The roll-out is over: as a replaced set, the list keeps only the set to which `--undo`
-            # returns.
+            # The roll-out is over: of replaced sets, the list keeps only the target of `--undo`.
             pair, listed = self._pair, read_sets(places.sets)
             before = (places.folders.get(one.shard_set) for one in (pair.old, pair.new))
             write_sets(places.sets, listed, [one for one in before if one and one not in listed])

@@ -27,7 +27,7 @@ from dlm.config import check, setting
 
 ADDRESSES_SHOWN = 4
 SPARE_S = 10.0  # seconds; a restarted server answers again before that
-RARELY = 10_000  # in one of this many comparisons, a model seems slow by chance
+RARELY = 10_000  # one comparison in this many finds a model slow by chance
 
 
 class Phase(Enum):
@@ -139,8 +139,8 @@ def most_by_chance(calls: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The results of the same sentences on both models. `failed` and `old_failed` sentences failed
-    on the new and the old one; for `wrong` ones, servers' scores differ from the new model's files.
+    """The results of the same sentences on both models: `failed` failed on the new, `old_failed`
+    on the old model; for `wrong`, servers' scores differ from the new model's files.
 
     old_ms, new_ms  median times of the calls
     ratios      for each pair of calls with one sentence, the new model's time over the old model's
@@ -163,13 +163,13 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look at the servers found.
+    """What one poll of the servers found.
 
     lacking  shard set -> servers that should hold it but do not, or that do not answer
     holding  shard set -> servers that hold it
-    busy     shard sets that may have got queries since the last look
+    busy     shard sets that may have got queries since the last poll
     spared   servers that do not answer while another server of their shard does
-    processes  number of processes of the largest server; a look reaches only one process
+    processes  number of processes of the largest server; a poll reaches only one process
     """
 
     lacking: Mapping[str, tuple[str, ...]]
@@ -307,18 +307,14 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
             return _enter(state, Phase.COMPARE, rules, now)
         if passed >= rules.load_within:
             late = shown(lacking)
-            why = (
-                f"after {rules.load_within:g} s, {late} had not loaded the new set; see their logs"
-            )
+            why = f"after {rules.load_within:g} s, {late} had not loaded the new set; see the logs"
             return _retreat(state, why, rules, now)
     elif state.stage is Phase.RELOAD:
         if not lacking:
             return _enter(state, Phase.RETREAT, rules, now)
         if passed >= rules.load_within:
             late = shown(lacking)
-            why = (
-                f"after {rules.load_within:g} s, {late} had not loaded the old set; see their logs"
-            )
+            why = f"after {rules.load_within:g} s, {late} had not loaded the old set; see the logs"
             return replace(state, stage=Phase.ENDED), (End(why),)
     elif state.stage is Phase.SHARE and not state.comparing:
         if passed >= rules.watch_for:
@@ -329,7 +325,7 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         leaving = state.old if state.stage is Phase.ALL else state.new
         if leaving in event.busy:
             state = replace(state, quiet_since=now)
-        idle = rules.idle * event.processes  # so that looks reach every process
+        idle = rules.idle * event.processes  # a poll reaches only one process
         if now - state.quiet_since >= idle or passed >= rules.longest:
             following = Phase.UNLOAD if state.stage is Phase.ALL else Phase.CLEAR
             return _enter(state, following, rules, now)
@@ -342,7 +338,7 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
             return ended, (TellClients(stays, None), End(state.failure, is_undo, event.silent))
         if passed >= rules.load_within:
             late = shown(holding)
-            why = f"after {rules.load_within:g} s, {late} still held {leaving}; see their logs"
+            why = f"after {rules.load_within:g} s, {late} had not unloaded {leaving}; see the logs"
             return ended, (End(state.failure or why, is_undo),)
     return state, ()
 

@@ -81,8 +81,8 @@ class DistillRequest(DistillSettings):
         if self.capitalize is not None and self.kind != "network":
             what = "a Python object" if self.kind == "object" else "an ARPA file"
             raise ConfigError(
-                f"--capitalize needs a network; {self.source} is {what}, whose words already have "
-                "their case"
+                f"--capitalize needs a network; {self.source} is {what}, whose words are "
+                "already cased"
             )
         if not self.source:
             raise ConfigError(

@@ -307,12 +307,12 @@ class SentenceCollection:
 
 
 def sentences_of(reader: SourceReader) -> SentenceBlocks:
-    """Returns the function that yields a source's sentences; ConfigError for a source that makes
-    visits, since visits do not show where sentences end."""
+    """Returns the function that yields a source's sentences; ConfigError for a source that yields
+    visits, which do not show where sentences end."""
     if reader.makes_visits:
         raise ConfigError(
-            f"{reader.name} makes visits, not sentences, so no topology can be inferred; give a "
-            "topology"
+            f"{reader.name} yields visits, not sentences, so no topology can be inferred; give "
+            "a topology"
         )
     end = reader.vocabulary.end_id
 

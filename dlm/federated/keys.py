@@ -55,7 +55,7 @@ class Key:
         return Key(material, simulated=self.simulated, path=(*self.path, *names))
 
     def material(self) -> bytes:
-        """Returns 32 bytes for a cipher, derived from this key, about which they reveal nothing."""
+        """Returns 32 bytes for a cipher, derived from this key but revealing nothing about it."""
         return self.fold("cipher")._material
 
     def shared(self) -> bytes:

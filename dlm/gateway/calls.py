@@ -82,8 +82,8 @@ class GatewayTurns(Turns):
 
 
 def countdown(left_s: float) -> Left:
-    """Returns a function that returns how many of these seconds are left, and raises `Refusal` once
-    they have passed."""
+    """Returns a function that returns how many of `left_s` seconds are left, and raises `Refusal`
+    once all have passed."""
     until = time.monotonic() + left_s
 
     def left() -> float:

@@ -386,7 +386,7 @@ def find_longer(view, is_trie, n, node, end, word):  # type: ignore[no-untyped-d
 
 @inlined
 def extends(backoff):  # type: ignore[no-untyped-def]
-    """Whether a context can matter to the right: its weight is not -0.0."""
+    """Whether a context can affect later words: its weight is not -0.0."""
     return bits_of_float32(backoff) != _SIGN
 
 

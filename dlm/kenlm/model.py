@@ -146,7 +146,7 @@ class KenlmFile:
 
 
 def splits_at(spaces: bytes) -> NDArray[np.uint8]:
-    """Returns (256,) uint8 flags: 1 for the newline and for these bytes."""
+    """Returns (256,) uint8 flags: 1 for the newline and for `spaces`."""
     splits = np.zeros(256, np.uint8)
     splits[[ord("\n"), *spaces]] = 1
     return splits

@@ -115,7 +115,7 @@ class KenlmReader(Closeable):
     def facts(self) -> dict[str, Any]:
         """Facts for the provenance: the file, its blanks, and what it does not hold."""
         kind = self.layout.model_type
-        lost = ["the decimal text of the ARPA file"]
+        lost = ["the exact decimals of the ARPA file"]
         if kind.is_quantised:
             lost.append("the values before quantisation")
         if kind is ModelType.REST_PROBING:

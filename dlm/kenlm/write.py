@@ -85,7 +85,7 @@ class _Order:
 
 
 def check_memory(model: Path, counts: Sequence[int], memory_bytes: int) -> None:
-    """Raises `ConfigError` if reading a model of this many n-grams and writing it as a probing file
+    """Raises `ConfigError` if reading a model of `counts` n-grams and writing it as a probing file
     takes more than `memory_bytes`."""
     needed = NEEDED_BYTES * sum(counts)
     if needed > memory_bytes:

@@ -59,7 +59,7 @@ class DictModel:
         for ngram in self.ngrams:
             for start in range(len(ngram)):
                 self.closure.add(ngram[start:])
-        # A context matters to the right if something follows it, including blanks as in KenLM, or
+        # A context affects later words if something follows it, including blanks as in KenLM, or
         # if backing off from it has a weight.
         self.extended = {ngram[:-1] for ngram in self.closure if len(ngram) > 1}
         for ngram, (_, log10_backoff) in self.ngrams.items():

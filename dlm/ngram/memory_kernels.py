@@ -136,7 +136,7 @@ mirrored_32 = _counting(
 
 @inlined
 def mirrored(number, bits):  # type: ignore[no-untyped-def]
-    """A number of `bits` bits, 1 to 32, with these bits in reverse order."""
+    """A number of `bits` bits, 1 to 32, with its bits in reverse order."""
     return mirrored_32(number) >> (np.int64(32) - bits)
 
 

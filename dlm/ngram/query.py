@@ -37,7 +37,7 @@ class Answers:
     """Answers to Q queries, in their order; each array is (Q,).
 
     matched_order  order of the longest n-gram found;  ngram_length  the same, but counting blanks
-    state_length   words of (context, word) that matter to the right
+    state_length   words of (context, word) that affect later words
     source         FULL; BIGRAM_FALLBACK where no shard answered; LOCAL_FALLBACK everywhere if the
                    local fallback replaces the servers. None means that all are FULL
     """

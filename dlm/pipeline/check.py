@@ -29,7 +29,7 @@ PLAIN = ("", ".txt", ".tsv", ".arpa")
 
 
 def check(settings: PipelineSettings) -> None:
-    """Checks that inputs can be read, and are attested if need be, and that the disk has room.
+    """Checks that inputs are readable, attested public if needed, and that the disk has room.
     Raises what a stage would have raised, and ModuleNotFoundError without the extra `train`."""
     import dp_accounting  # noqa: F401
 

@@ -147,7 +147,7 @@ class Turns:
         self._calls, self._small = TurnLane(inf, MESSAGE_WORK), TurnLane(inf, in_a_round)
         self._large = TurnLane(at_once, in_a_round, threads=threads)
         self._lanes = [self._calls, self._small, self._large]
-        self._looks = 0  # looks before the next round
+        self._looks = 0  # polls left before the next round
 
     def room_of_connection(self) -> asyncio.Semaphore:
         """The room for large messages that the streams of the current call's connection share."""
@@ -210,7 +210,7 @@ class Turns:
 
 
 async def looks() -> None:
-    """Waits for as many looks of the event loop at the network as are between two rounds."""
+    """Waits for as many polls of the network as the event loop makes between two rounds."""
     for _ in range(LOOKS):
         await asyncio.sleep(0)
 

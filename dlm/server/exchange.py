@@ -312,7 +312,7 @@ class Models:
 
     def change(self, services: Sequence[ShardService]) -> list[ShardService]:
         """Uses these services from now on, the first as the default; returns the services that
-        get no new messages any longer, but may still have some in flight."""
+        no longer get new messages, but may still have some in flight."""
         old = [service for service in self if service not in services]
         before, self.default = self.default, services[0]
         self._by_set = {service.shard_set: service for service in services}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = EventLog(__name__)
 
-# For so many seconds after the last message has ended, messages still in transit are refused.
+# For this many seconds after the last message has ended, messages still in transit are refused.
 STOP_GRACE_S = 0.5
 # A draining process ends once no message has come for this long. The time is longer than the time
 # between a client's heartbeats (0.6 s), so a client that asks steadily has moved to another server.

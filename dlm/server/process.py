@@ -68,7 +68,7 @@ def keep_objects() -> None:
 
 
 def in_thread(work: Callable[[], T]) -> Future[T]:
-    """Runs `work` in a thread that delays no signal and no end of the process."""
+    """Runs `work` in a thread that delays neither signals nor the process's end."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # so it cannot be cancelled before it begins, either
 
@@ -106,7 +106,7 @@ class MemoryGauge:
         elif self._clock() >= self._due and self._reading.acquire(blocking=False):
             try:
                 threading.Thread(target=self._refresh, name="dlm-memory", daemon=True).start()
-            except RuntimeError:  # the system has no room for a thread: the next read tries again
+            except RuntimeError:  # no thread could be started: the next call tries again
                 self._reading.release()
         return self._bytes or 0
 
@@ -205,7 +205,7 @@ class Watchdog:
 
     def beat(self) -> None:
         if self._ends:
-            with suppress(RuntimeError):  # no room for a thread: the next beat tries again
+            with suppress(RuntimeError):  # no thread could be started: the next beat tries again
                 faulthandler.dump_traceback_later(HUNG_S, exit=True)
         self._notify(b"WATCHDOG=1")
 

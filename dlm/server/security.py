@@ -73,7 +73,7 @@ def channel_options(
         # measures the network; this allows five messages of 16,000 queries in transit.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 512 << 10),
-        # Calls of all clients that wait for the event loop: above the first number, gRPC silently
+        # Waiting calls of all clients together: above the first limit, gRPC silently
         # cancels some at random. One peer's burst reaches gRPC's defaults of 1,000 and 3,000.
         ("grpc.server.max_pending_requests", 1 << 16),
         ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
@@ -325,8 +325,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return {"clients": sorted(set(tokens.names)), "calls_ended": self._end_invalid()}
 
     def _end_invalid(self) -> int:
-        """Ends the calls whose token was removed or has expired, and returns their number. The
-        others may use the models that their token names now."""
+        """Ends the calls whose token was removed or has expired, and returns their number. Other
+        calls may use the models that their token now allows."""
         tokens = self._credentials.tokens
         good = {} if tokens is None else tokens.valid(self._now())
         ended = 0
@@ -450,9 +450,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         finally:
             self.half_received -= 1
         if request is None:
-            said = (
-                f"no message arrived within {REQUEST_S:g} s of the call; send the request at once"
-            )
+            said = f"no request came within {REQUEST_S:g} s; send it as soon as the call begins"
             await Refusal(Reason.LATE, said).abort(context)
         if request is grpc.aio.EOF:
             said = "the call ended without a message; send a request"

@@ -100,7 +100,7 @@ def write_sets(
     replaced: Sequence[AnyPath] = (),
 ) -> None:
     """Writes the list: the absolute paths of `folders`, the default first, and of `replaced`, as
-    comments, so that one can return to those. Keeps owner, mode and a symbolic link."""
+    comments, for `dlm rollout --undo`. Keeps owner, mode and a symbolic link."""
     lines = [f"{folder.absolute()}\n" for folder in folders]
     lines += [f"{REPLACED}{folder.absolute()}\n" for folder in replaced]
     content = "".join(lines).encode()
@@ -320,7 +320,7 @@ class FollowedSets:
 
 
 class FileWatcher:
-    """Tells if files have changed and settled: two checks agree, but not with what was loaded."""
+    """Tells if files have changed and settled: two checks agree and differ from what was loaded."""
 
     def __init__(self, paths: Sequence[AnyPath]) -> None:
         self.paths = tuple(paths)

@@ -55,7 +55,7 @@ class ModelFacts(NamedTuple):
     bounds: NDArray[np.int64]
 
     def context(self, counts: list[int]) -> Context:
-        """Makes the context of a partition that has this many n-grams of each order."""
+        """Makes the context of a partition that has `counts` n-grams, by order."""
         silent = ProgressReporter(lambda _: None)
         c = Context(Work(None), Budget.in_memory(1), self.coding, silent, Path())
         c.work.info |= {

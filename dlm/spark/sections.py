@@ -78,7 +78,7 @@ class Sections:
                 if at == AT_END or (at > 0 and after <= at and after != AT_END):
                     raise ArpaError(
                         f"the line {row['mark'][:80]!r} is out of place; expected the sections in "
-                        "order, and then the end mark",
+                        "order, and then the end marker",
                         path=path,
                         advice="Rebuild the file",
                     )
@@ -97,7 +97,7 @@ class Sections:
                 raise ArpaError(str(exc).replace(str(alone), path)) from exc
         if at != AT_END:
             raise ArpaError(
-                "the file ends without its end mark",
+                "the file ends without its end marker",
                 path=path,
                 advice="The file is truncated; copy it again, or rebuild it",
             )

@@ -65,8 +65,8 @@ class _Encoder:
         """Adds the ids of whole lines; yields when full, and the caller then sets `used` to 0."""
         chars, at = np.frombuffer(text + PADDING, np.uint8), 0
         while at < len(text):
-            # Room for more than the longest word, since a word is only recognised as new if there
-            # is room for it.
+            # A word is recognised as new only if the table has room: make more than the longest
+            # word needs.
             self.table.reserve(1 << 10, 1 << 17)
             before, words = at, int(self.state[kernels.WORDS])
             at, self.used = kernels.encode(

@@ -54,7 +54,7 @@ class Memory:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> bool:
-        """Returns whether this many more bytes may be taken; if so, they count as taken."""
+        """Returns whether `size_bytes` more bytes may be taken; if so, takes the bytes."""
         with self._lock:
             if self.used_bytes + size_bytes > self.limit_bytes:
                 return False
@@ -116,7 +116,7 @@ class Column:
         self._put(begin, rows)
 
     def extend(self, count: int) -> None:
-        """Makes room for this many rows at the end, to be set by `edit` and `store`."""
+        """Makes room for `count` rows at the end, to be set by `edit` and `store`."""
         self._lengthen(count)
         if self._held is None:
             os.ftruncate(self._descriptor, self._length * self.row_bytes)

@@ -200,7 +200,7 @@ def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-un
         node = (winner + runs) >> 1
         while node >= 1:
             other = tree[node]
-            if other < 0:  # the match waits for its other side
+            if other < 0:  # the match waits for its second run
                 tree[node] = winner
                 break
             if head[other] < head[winner] or (

@@ -305,7 +305,7 @@ class SortedRuns(Closeable):
 
         Raises  SpillError   a run is missing, damaged or not the one in the manifest. This call
                              checks the header and every checksum; reading checks the rows
-                ConfigError  memory_bytes is too little to merge so many runs
+                ConfigError  memory_bytes is too low to merge the runs
         """
         folder = Path(directory)
         width, key, runs = parse_manifest(folder, manifest)

@@ -129,7 +129,7 @@ def costs_of(path: Path | None) -> Costs:
     knee = found["knee"]
     if knee is None or knee["server_cpu_us_per_message"] is None or not knee["sent_per_s"]:
         raise ConfigError(
-            f"{path} contains no rate that met its limits, or no CPU use of its servers; give "
+            f"{path} contains no rate within the limits, or no CPU use of the servers; give "
             "another --costs"
         )
     machine, commit = found["provenance"]["machine"], found["provenance"]["commit"]

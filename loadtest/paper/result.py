@@ -1,4 +1,4 @@
-"""Defines an experiment's input, and its result: rows that say how they were found."""
+"""Defines an experiment's input, and its result: rows, each with the way it was found."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from loadtest.traces.trace import Trace, read_trace
 
 SERVERS, QUICK_SERVERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4)
 CPU = 0.75  # share of the busiest server's cores, as in the paper
-CLIENT_CPU = 0.5  # there are enough clients to keep each below this
+CLIENT_CPU = 0.5  # enough clients run to keep each client below this
 PEAK_PER_MINUTE = 100e6  # the paper's peak
 MESSAGES, QUICK_MESSAGES = 60_000, 3_000  # number of messages simulated per point
 WIDTHS = (1 / 3, 1.0, 3.0)  # factors on the contexts of a request

@@ -88,7 +88,7 @@ class Outcome:
 
 
 class Process:
-    """Does one piece of work after another, on shared cores or on its own.
+    """Does one piece of work after another, on shared cores or on its own core.
 
     Args  slowness  factor by which work takes longer than its processor seconds
     """
@@ -102,7 +102,7 @@ class Process:
         self.busy_s = 0.0
 
     def do(self, seconds: float) -> Steps:
-        """Does work of this many processor seconds, after all earlier work."""
+        """Does `seconds` processor seconds of work, after all earlier work."""
         with self._turns.request() as turn:
             yield turn
             self.busy_s += seconds

@@ -49,7 +49,7 @@ class Ratio:
 
 
 def compare(before: Report, after: Report, threshold: float) -> list[Ratio]:
-    """Compares each figure of two reports; `threshold` is the share by which one may get worse.
+    """Compares each figure of two reports; a figure may get worse by the share `threshold`.
 
     The interval is Welch's, for the difference between the runs' mean logarithms over their
     windows, around the ratio of the whole runs. Neighbouring windows are not independent, so the

@@ -240,7 +240,7 @@ def _on_small(report: Report) -> list[tuple[float, float, str]]:
 
 
 def _percentiles(report: Report) -> str:
-    """Percentiles over the logarithm of the slower share, as in HdrHistogram's own plots."""
+    """Latency over the log of the share of slower requests, as in HdrHistogram's plots."""
     ticks = [(50.0, "50"), (90.0, "90"), (99.0, "99"), (99.9, "99.9"), (99.99, "99.99")]
     most = 1 - 1 / max(report["results"]["latency"]["count"], 2)
 

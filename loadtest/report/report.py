@@ -174,7 +174,7 @@ class _Merged:
 
 
 def _thinned(curve: list[tuple[float, float]]) -> list[list[float]]:
-    """Keeps points at least 1/100 of a decade of the slower share apart, and the last point."""
+    """Keeps points 1/100 of a decade of slower requests' share apart, and the last point."""
     kept: list[list[float]] = []
     place = -1.0
     for percent, value in curve:
@@ -311,7 +311,7 @@ def _driver(ready: list[Record], total: _Merged) -> Report:
 
 
 def _checked(found: list[Record]) -> Report | None:
-    """Answers that were compared with the files of the models they name, and how many differed."""
+    """How many answers were compared with the named models' files, and how many differed."""
     if not found:
         return None
     return {name: sum(one[name] for one in found) for name in ("answers", "wrong")}

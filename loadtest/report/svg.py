@@ -11,7 +11,7 @@ from html import escape
 WIDTH, WIDE, HEIGHT = 520, 1070, 240
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 34
 MARK_ROWS = 4  # rows for the texts of marks, one below the other
-MAX_MARKS = 150  # a series of more points gets no marks with their own text
+MAX_MARKS = 150  # a series of more points gets no marks with texts
 
 Point = tuple[float, float | None]
 

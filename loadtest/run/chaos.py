@@ -17,7 +17,7 @@ from dlm.client.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.errors import ConfigError
 from loadtest.run.proxy import Faults, Proxies
 
-# verb -> the values that follow the server
+# verb -> what follows the server's number
 VERBS = {
     "kill": "",
     "start": "",

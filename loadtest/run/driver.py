@@ -37,9 +37,9 @@ READY_S = 600.0  # time limit for client processes: the first one of a version c
 LEAD_S = 0.25  # seconds from the order to start until the first request may be due
 GRACE_S = 20.0  # seconds after a request's deadline, for the last window
 KILL_S = 5.0
-CHECK_S = 120.0  # time limit for clients to compare their scores with the files
+CHECK_S = 120.0  # time limit for clients to check scores against the models' files
 BACK_S = 30.0  # time that clients and servers may need after the last planned fault
-SILENT_WINDOWS = 2  # after so many windows in a row without any server's answer, it is gone
+SILENT_WINDOWS = 2  # windows in a row without an answer after which the cluster is gone
 Keep = Callable[[Record], None]
 
 

@@ -264,7 +264,7 @@ class Proxies(Closeable):
                 seed     seed of all random choices; their effect also depends on how the system
                          cuts the stream of bytes
     Guarantees  without faults every byte passes, in order, and ends of streams and resets are
-                forwarded; only a missing server shows as a connection that is reset, not refused
+                forwarded; but a connection to a missing server is reset, not refused
     """
 
     def __init__(self, targets: Sequence[str], seed: int = 0) -> None:

@@ -271,8 +271,8 @@ class Replay:
         self.differing += first is not log10_prob and not np.array_equal(first, log10_prob)
 
     async def check(self, oracles: Mapping[str, Asked]) -> tuple[int, int]:
-        """Compares answers with those of the model that they name; returns (compared, wrong).
-        Answers of other models are wrong."""
+        """Compares answers with those of the models they name; returns (compared, wrong).
+        Answers of unknown models are wrong."""
         wrong = self.differing
         for (model, request), scores in (self.answers or {}).items():
             oracle = oracles.get(model)

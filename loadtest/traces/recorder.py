@@ -36,7 +36,7 @@ _SILENT = (
 
 
 class Recorder:
-    """Replaces a client; its utterances record into the utterance that is being spoken.
+    """Stands in for a client; utterances record requests for the one being spoken.
 
     at_s        audio time of the next request; None spreads an utterance's requests evenly
     utterances  the utterances that have ended, with their requests

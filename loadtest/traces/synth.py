@@ -53,7 +53,7 @@ def _scaled(
         one = known[int(rng.integers(len(known)))]
         if one not in contexts:
             contexts.append(one)
-            kept.append(int(rng.integers(has)))  # the one whose words the new context gets
+            kept.append(int(rng.integers(has)))  # the context whose words the new one gets
     words = request.words
     if len(words) > 1:
         words = tuple(words[at] for at in kept)

@@ -171,9 +171,9 @@ def test_a_state_of_the_sentence_before_is_refused(local: Client) -> None:
 @pytest.mark.parametrize(
     ("words", "error", "says"),
     [
-        ("the man", QueryError, "words is a str"),
-        ({"w1"}, QueryError, "words is a set"),
-        (7, QueryError, "words is a int"),
+        ("the man", QueryError, "words: found a str"),
+        ({"w1"}, QueryError, "words: found a set"),
+        (7, QueryError, "words: found a int"),
         ([1.5], QueryError, "float"),
         ([-1], QueryError, "ids .*-1"),
         (["THE", "MAN"], ConfigError, "2 words .*'THE', 'MAN'"),

@@ -34,7 +34,7 @@ def test_the_output_has_the_counts_that_are_told_and_where_it_is_from(
     told = capsys.readouterr().out.splitlines()
     with ArpaReader(output) as reader:
         first, second = reader.comments
-        counts = [f"order {k}: {n:,} of " for k, n in enumerate(reader.counts, 1)]
+        counts = [f"order {k}: kept {n:,} of " for k, n in enumerate(reader.counts, 1)]
     assert [line[: len(count)] for line, count in zip(told, counts, strict=False)] == counts
     assert told[-1].startswith("not in the model: 1 word of ")
     assert first == "provenance: {}"

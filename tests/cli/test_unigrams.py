@@ -112,7 +112,7 @@ def test_an_out_of_vocabulary_rate_is_told_of_users_that_were_kept_out(
     said = capsys.readouterr()
     assert said.err == ""
     train, test = people.split(0.2, name="unigrams")
-    assert f"OOV rate of {len(test)} held-out users, 40 words" in said.out
+    assert f"OOV rate of {len(test)} held-out users, vocabulary of 40 words" in said.out
     assert ParticipationLedger.load(tmp_path / "counts.tsv.ledger.json").population == len(train)
 
 

@@ -174,7 +174,7 @@ def test_a_source_may_make_its_visits_itself(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ConfigError, match="mine makes its own sentences"):
         count_source(made, target, Sampling(text=text))
-    with pytest.raises(ConfigError, match="mine makes visits, not sentences"):
+    with pytest.raises(ConfigError, match="mine yields visits, not sentences"):
         collect_sentences(made, Sampling(5))
 
 

@@ -46,7 +46,7 @@ def test_users_become_a_model_of_words_by_wordpieces(tmp_path: Path, dlm: Run) -
     assert done.returncode == 0, done.stderr
     assert "stage 5 of 8, distill, resumed" in done.stderr
     assert "sentences for" not in done.stderr
-    assert "of them counted before" in done.stderr
+    assert "sentences already counted" in done.stderr
     assert not (out / "distilled.work").exists()
 
     counts, pieces = read_counts(out / "counts.tsv"), Inventory.load(out / "pieces.model")

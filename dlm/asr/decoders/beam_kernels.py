@@ -45,7 +45,7 @@ def _slot(keys, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def _slots(rows):  # type: ignore[no-untyped-def]
-    """Returns an empty hash table with room for this number of rows."""
+    """Returns an empty hash table with room for `rows` rows."""
     size = 16
     while size < 2 * rows:
         size *= 2

@@ -203,7 +203,7 @@ class BeamOptions:
         for name, value in asdict(self).items():
             check_number(name, value, *_RANGES[name])
         self.beam_width = int(self.beam_width)
-        self.unk_score_offset = max(self.unk_score_offset, NEVER)  # finite: may be multiplied by 0
+        self.unk_score_offset = max(self.unk_score_offset, NEVER)  # finite, for products with 0
 
 
 @dataclass(frozen=True, slots=True)

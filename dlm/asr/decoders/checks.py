@@ -31,7 +31,7 @@ def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
     """
     if isinstance(words, (str, bytes, set, frozenset, dict)) or not hasattr(words, "__iter__"):
         raise QueryError(
-            f"words is a {type(words).__name__}; expected a list with one word per index"
+            f"words: found a {type(words).__name__}; expected a list with one word per index"
         )
     phrases, size = utterance.phrases, utterance.vocabulary_size
     known = utterance.vocabulary if phrases is None else phrases

@@ -43,11 +43,11 @@ class Labels:
 
     def __init__(self, labels: Sequence[str], is_pieces: bool | None = None) -> None:
         if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
-            raise ConfigError("labels is not a list of strings; expected a string per model output")
+            raise ConfigError("labels must be a list of strings, one string per model output")
         if is_pieces is None:
             twice = [label for label, count in Counter(labels).items() if count > 1]
             if twice:
-                raise ConfigError(f"labels contains {twice[0]!r} twice; expected distinct labels")
+                raise ConfigError(f"label {twice[0]!r} is given twice; expected distinct labels")
             is_pieces = any(label.startswith((BEGIN, INSIDE)) for label in labels)
             labels = _named(labels, is_pieces)
         self.labels, self.is_pieces = list(labels), is_pieces

@@ -135,8 +135,8 @@ class OpenedModel:
             return other, row  # a sentence that began on the previous model
         theirs, ours = other.model_info, self.table.model_info
         raise ModelMismatch(
-            f"found a state of the model {theirs.model} (shard set {theirs.shard_set}), expected "
-            f"one of {ours.model} (shard set {ours.shard_set}); a sentence cannot mix scores of "
+            f"found a state of model {theirs.model} (shard set {theirs.shard_set}), expected "
+            f"model {ours.model} (shard set {ours.shard_set}); a sentence cannot mix scores of "
             "two models, or of two shard sets of one model"
         )
 
@@ -311,7 +311,7 @@ class OpenedModel:
             if found is not self.table:
                 raise QueryError(
                     "the states belong to different models, since the servers changed models after "
-                    "some of these sentences had begun; score them one by one"
+                    "some sentences had begun; score the sentences one by one"
                 )
 
 

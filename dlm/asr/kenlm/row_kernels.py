@@ -140,7 +140,7 @@ def ask_ahead(view, row, contexts, word):  # type: ignore[no-untyped-def]
 def search(view, tree, row, contexts, word):  # type: ignore[no-untyped-def]
     """Scores a word after a row's words, list by list, like `index.search.kernels.score_groups`.
     Returns (log10 P float32, length of the longest n-gram or blank found, number of words that
-    matter to the right). `view`, `tree`: see `walk`. Trusts an id below the vocabulary's size."""
+    affect later words). `view`, `tree`: see `walk`. Trusts an id below the vocabulary's size."""
     low = low_of(view)
     length = load32(row)
     found, matched, reach = _1, _1, _0
@@ -176,7 +176,7 @@ def search_longer(low, tree, contexts, length, word, rank, value_at):  # type: i
     Args     word, rank  the pair's second word, and its rank in the list of the first word
              value_at  address of the pair's value, in bits
     Returns  (length of the longest n-gram or blank found, length of the longest n-gram, number of
-             words that matter to the right, log10 P of the longest n-gram if it is not a 1-gram)
+             words that affect later words, log10 P of the longest n-gram if it is not a 1-gram)
     """
     value = field(value_at, low.pair_bits)
     found, matched = _2, _1

@@ -199,7 +199,7 @@ class ModelTable(ABC):
 
     @abstractmethod
     def row_of(self, words: Sequence[int]) -> int:
-        """Returns the row of a state with these ids, most recent first; below 0 if none is free."""
+        """Returns the row of the state of `words`, most recent first; below 0 if no row is free."""
 
     def score_rows(self, rows: NDArray[np.int64], words: NDArray[np.uint32]) -> NDArray[np.float32]:
         """Returns (K, W) log10 P for (K,) rows and (1, W) or (K, W) words, if `is_whole`."""
@@ -308,7 +308,7 @@ class StepTable(ModelTable):
         return int(self._enter_state(self.address, np.array(words, np.uint32)))
 
     def renewed(self, states: int | None = None) -> StepTable:
-        """Returns an empty table, with room for this number of states."""
+        """Returns an empty table, with room for `states` states."""
         return StepTable(
             self.utterance, self.count(), self.owner, states=states or self.room,
             scorer=self.scorer, max_words=self._max_words,

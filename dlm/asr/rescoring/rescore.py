@@ -421,7 +421,7 @@ def rescore_one(
     nbest: int | None = None,
     phrases: Phrases | None = None,
 ) -> RescoredUtterance:
-    """Rescores one utterance on its own; with `nbest`, a lattice becomes a list of this length."""
+    """Rescores one utterance on its own; with `nbest`, a lattice becomes a list of that length."""
     utterance = client.utterance(phrases=phrases)
     if not isinstance(given, Lattice):
         listed, queries = rescore_nbest(given, utterance, search)

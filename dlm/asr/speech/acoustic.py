@@ -71,7 +71,7 @@ class AcousticModel:
         if not blanks:
             raise ConfigError(
                 "none of the acoustic model's labels is the blank; expected one of "
-                f"{', '.join(map(repr, BLANKS))} among them"
+                f"{', '.join(map(repr, BLANKS))} as a label"
             )
         if not 0 < self.frame_s < 1:
             raise ConfigError(

@@ -79,7 +79,7 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
         )
     if not has_end:
         raise AudioError(
-            f"{path} ends after {read / rate:.2f} s, without its end mark, so it was cut off; "
+            f"{path} ends after {read / rate:.2f} s, without an end marker, so it was cut off; "
             "copy it again"
         )
     if not np.isfinite(samples).all():

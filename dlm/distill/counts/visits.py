@@ -104,7 +104,7 @@ def drawn(
 def followed(
     histories: Histories, vocabulary: Vocabulary, lines: list[NDArray[np.uint32]]
 ) -> Iterator[Visit]:
-    """Yields the visits of given sentences, with the source's distribution at each history.
+    """Yields the visits of sentences, with the source's distribution at each history.
     Sentences of similar length go together; words beyond `MOST_WORDS` are left out."""
     lines = sorted((line[:MOST_WORDS] for line in lines), key=len, reverse=True)
     for first in range(0, len(lines), BATCH):

@@ -65,7 +65,7 @@ def count_all(
         facts = {"sentences": 0, "blocks": 0, "whole": False}
         if file is not None and file.exists():
             facts = _resume(counts, settings, file)
-            stage = f"{stage}, {facts['sentences']:,} of them counted before"
+            stage = f"{stage}; {facts['sentences']:,} sentences already counted"
         reporter.stage(stage, max(total - facts["sentences"], 0), "sentences")
         if facts["whole"]:
             return

@@ -24,7 +24,7 @@ def mixed_counts(
     said = list(sentences) or [1.0] * len(counts)
     if len(said) != len(counts) or not all(number > 0 for number in said):
         raise ConfigError(
-            f"sentences is {said}; expected a number above 0 for each of the {len(counts)} sources"
+            f"sentences={said}; expected a number above 0 for each of the {len(counts)} sources"
         )
     first, *rest = (
         each.scaled(share / number)

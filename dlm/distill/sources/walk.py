@@ -62,7 +62,7 @@ class Automaton:
         return said[:kept].copy()
 
     def follow(self, ids: NDArray[np.uint32], begins: NDArray[np.int64]) -> None:
-        """Adds the visits of given sentences: `ids` (n,), cut at `begins` (m + 1,)."""
+        """Adds the visits of sentences: `ids` (n,), cut at `begins` (m + 1,)."""
         walk_kernels.follow_sentences(
             self._first, self._parent, self._word, self._leads, self._start, MOST_WORDS,
             ids, begins, self.visits,

@@ -63,7 +63,7 @@ class OrderColumns:
 
 
 def memory_bytes(counts: Sequence[int]) -> int:
-    """Returns the peak memory for reading a model with these counts, including its words."""
+    """Returns the peak memory for reading a model with `counts`, including its words."""
     rest = sum((4 * k + 8 + _LINK_BYTES) * count for k, count in enumerate(counts, 1))
     sorting = max((4 * k + 16) * count for k, count in enumerate(counts, 1))
     return rest + sorting + WORD_BYTES * counts[0] + PARSER_BYTES
@@ -203,7 +203,7 @@ def _sorted_on_disk(
 
 
 def new_order(rows: int, order: int, storage: Storage) -> OrderColumns:
-    """Makes arrays for this many n-grams; only first_child is set, as if no n-gram were longer."""
+    """Makes arrays for `rows` n-grams; only first_child is set, as if no n-gram were longer."""
     first_child = storage.empty(rows + 1, U32)
     first_child[:] = 0
     return OrderColumns(

@@ -1,5 +1,5 @@
-"""Computes the probabilities of an order from those of the order below. Sums of contexts are
-collected in an array by rank, for one range of contexts at a time if memory does not hold all."""
+"""Computes the probabilities of an order from those of the order below. Each context's sums go
+into an array by rank, one range of contexts at a time if not all fit in memory."""
 
 from __future__ import annotations
 

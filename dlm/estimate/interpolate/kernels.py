@@ -70,7 +70,7 @@ def add_up(  # type: ignore[no-untyped-def]
             np.int64(children_[j]) - first_child, np.int64(children_[j + 1]) - first_child
         ):
             word = words_[i]
-            # The word is listed, not before the previous word: gallop ahead, then halve the range.
+            # The word is listed at or after the previous word: gallop ahead, then halve the range.
             stride = np.int64(1)
             while at + stride < end and searched_words_[at + stride] <= word:
                 at += stride

@@ -62,7 +62,7 @@ class MergedModel:
 
 
 def needed_bytes(counts: Sequence[Sequence[int]]) -> int:
-    """Returns the approximate peak memory for merging models with these counts, without theirs."""
+    """Returns the approximate peak memory for merging models with `counts`, without the models."""
     models = len(counts) + 1
     order = max(map(len, counts))
     by_order = [sum(c[k] for c in counts if len(c) > k) for k in range(order)]

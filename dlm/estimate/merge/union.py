@@ -228,7 +228,7 @@ def run_parts(
 
 
 def split(first_child: NDArray[np.uint32], parts: int) -> list[int]:
-    """Returns the edges of ranges of contexts that have about equally many children."""
+    """Returns the edges of context ranges with about the same number of children each."""
     wanted = [int(first_child[-1]) * j // parts for j in range(1, parts)]
     inside = np.searchsorted(first_child, np.array(wanted, U32)).tolist()
     return [0, *(min(edge, len(first_child) - 1) for edge in inside), len(first_child) - 1]

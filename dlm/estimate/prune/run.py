@@ -51,7 +51,7 @@ class PruneResult:
 
 
 def needed_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
-    """Returns the peak memory of pruning models with these counts, including reading them."""
+    """Returns the peak memory of pruning models with `counts`, including reading the models."""
     own = memory_bytes(counts) + (memory_bytes(history) if history else 0)
     working = sum(13 * n for n in counts[1:]) + 8 * sum(counts[:-1])
     chosen = sum((4 * k + 20) * n for k, n in enumerate(counts, 1))

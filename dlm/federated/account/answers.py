@@ -160,7 +160,7 @@ def guarantee_of(
 def sampled_guarantee_of(
     name: str, q: float, *, noise_multiplier: float, rounds: int, delta: float
 ) -> dict[str, Any]:
-    """Returns unamplified rho, and epsilon, of independent noise on Poisson-sampled cohorts.
+    """Returns epsilon and unamplified rho for independent noise with Poisson sampling.
 
     `epsilon` is what a run reports for discrete noise, from integer orders of Renyi divergence. The
     other epsilons are for exact Gaussian noise, from privacy loss distributions, from Renyi

@@ -39,7 +39,7 @@ class CountedUnigrams:
 
 
 def check_users(settings: CollectionSettings, users: int) -> bool:
-    """Whether this many users are sure to fill the rounds; see `sampling.check_population`."""
+    """Whether `users` users are sure to fill the rounds; see `sampling.check_population`."""
     if settings.gap is None and settings.max_participations is None:
         return True
     return check_population(

@@ -107,7 +107,7 @@ def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = S
     integers: a device's counts are truncated to steps of lambda 2^-bits, so that a device moves the
     sum by lambda at most, whoever else is counted.
 
-    Raises  PrivacyError  a sum over so many devices may not fit in 64 bits, or in a double
+    Raises  PrivacyError  the sum over all devices may not fit in 64 bits, or in a double
     """
     scale = _scale(clip, bits)
     most = MOST_DEVICES[bits]

@@ -82,7 +82,7 @@ class Clocks:
         rest_s = last_s + allowed.rest_s - self._now()
         if allowed.rest_s and rest_s > 0:
             raise PrivacyError(
-                f"this device took part recently, and rests for another {rest_s:.0f} s"
+                f"this device took part recently, and must wait another {rest_s:.0f} s"
             )
         return self._of.get(run, Clock()).after(round, gap, most)
 

@@ -20,7 +20,7 @@ def check_name(name: str) -> str:
     """Returns `name`; ConfigError if a device cannot have this name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"the name of a device is {name!r}; expected 1 to 64 letters, digits, dots, hyphens "
+            f"the device name is {name!r}; expected 1 to 64 letters, digits, dots, hyphens "
             "and underscores, beginning with a letter or digit"
         )
     return name

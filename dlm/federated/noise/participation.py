@@ -233,7 +233,7 @@ def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
 
     states: tuple[tuple[int, int, int], ...] = ((0, 0, 0),)
     for size in sizes:
-        # Trees share no node, so the number of participations in one does not matter to the next.
+        # Trees share no node, so participations in one tree do not affect the next tree.
         states = _three_way_front(
             (0, value + more, after)
             for _, value, closed in states

@@ -116,7 +116,7 @@ class Cohorts:
         simulated: bool,
         **more: Any,
     ) -> dict[str, Any]:
-        """Makes a JSON `account.compose.StageRecord` for this many rounds, done or planned."""
+        """Makes a JSON `account.compose.StageRecord` for `rounds` rounds, done or planned."""
         gap, most = self.bounds(rounds)
         drawn = self.ledger.sampling
         # Amplification is known only for independent noise, and depends on how users were drawn.

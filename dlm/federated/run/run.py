@@ -40,7 +40,7 @@ class FederatedRun(Closeable, Generic[Done]):
     folder: RunFolder | None = None
     rounds_done: int = 0
     resumed: bool = False
-    _ends: bool = False  # whether the next checkpoint is the last for now
+    _ends: bool = False  # whether the next checkpoint is the last of this call
     _in_round: bool = False  # also true after an interrupted round
     _over: str = ""  # why the run ended early; "" if it has not ended early
 

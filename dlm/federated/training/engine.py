@@ -46,7 +46,7 @@ class Aggregator(Protocol):
     """Adds up updates, a few at a time, in the clear or as secure aggregation does."""
 
     def zero(self, template: Any, bound: float | None = None) -> Any:
-        """Returns an empty total for updates of these shapes and norms of at most `bound`."""
+        """Returns an empty total for updates shaped like `template`, of norms up to `bound`."""
         ...
 
     def add(self, total: Any, updates: Any, key: Any) -> Any:

@@ -27,7 +27,7 @@ def pretrain(
     order: np.random.Generator,
     progress: Callable[[int, float], None] | None = None,
 ) -> rnn.Params:
-    """Trains for this many steps of Adam on public text, whose rows `order` shuffles in each pass.
+    """Trains for `steps` steps of Adam on public text, whose rows `order` shuffles in each pass.
     Raises ConfigError without text. `progress` gets the step and mean loss every 100 steps."""
     rows = [windows(sequence(ids), unroll) for ids in utterances if len(ids)]
     if not rows:

@@ -226,7 +226,7 @@ class PrivacySettings:
         object.__setattr__(self, "restarts", tuple(self.restarts))
 
     def release(self, users_a_round: float) -> ReleaseConfig:
-        """Returns how sums are released if this many users are expected per round."""
+        """Returns how sums are released for `users_a_round` expected users."""
         over = self.denominator or users_a_round
         adaptive = None
         if self.adaptive:

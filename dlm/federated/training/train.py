@@ -114,7 +114,7 @@ class Training(FederatedRun[RoundReport]):
                       for the rounds of a new run
         PrivacyError  the ledger or noise belongs to another checkpoint; a run with a guarantee
                       uses a vocabulary or pretraining text without a guarantee that nobody attests
-                      as public; the grid is too coarse for this many numbers
+                      as public; the grid is too coarse for the network
         FormatError   a file is damaged
     """
 
@@ -304,7 +304,7 @@ class Training(FederatedRun[RoundReport]):
         return metrics.evaluate(self.state.params, self.model, self._held_out)
 
     def stage(self, rounds: int | None = None) -> StageRecord:
-        """The facts that accounting needs about this run so far, or about this many rounds."""
+        """Facts for accounting about the first `rounds` rounds, by default the rounds done."""
         rounds = self.rounds_done if rounds is None else rounds
         privacy, adaptive = self.settings.privacy, self._release.adaptive
         noised = self.mechanism is not None
@@ -373,7 +373,7 @@ class Training(FederatedRun[RoundReport]):
     def _report(
         self, rounds: int, released: Arrays, *, at: datetime | None = None, data_name: str = ""
     ) -> PrivacyReport:
-        """Reports on this many rounds, done or planned; the record is about `released`."""
+        """Reports on `rounds` rounds, done or planned; the record is about `released`."""
         content = {STATE_DIGEST: checkpoint.digest(released)}
         if self._vocabulary is not None:
             content[VOCABULARY_DIGEST] = content_digest(self._vocabulary.content)

@@ -197,7 +197,7 @@ class _Tree:
                     f"a word after {spell(model.vocabulary, self.rows[node])} has a rank beyond "
                     f"the {listed[node]} words after that context's last word ({len(beyond)} such)",
                 )
-                # A rank that exists, so that decoding can go on.
+                # Decoding goes on with a rank that exists.
                 a.rank[beyond] = 0
                 parent_begin = np.where(listed, parent_begin, 0)
         else:

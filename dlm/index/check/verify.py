@@ -197,8 +197,7 @@ class _Rules:
         self.values()
         self.blanks()
         self.model_id()
-        # A node or an n-gram that was left out of the tables leaves a hole, which shows as further
-        # faults.
+        # A node or an n-gram that was left out of the tables also causes other faults.
         lost = {"node", "twice"} & {v.rule for v in self.report.violations}
         self.report.complete = not lost
 

@@ -211,7 +211,7 @@ class _Maker:
 
 
 def _check_memory(source: SourceSet, weight: NDArray[np.int64], memory_bytes: int | None) -> None:
-    """Raises ConfigError if `memory_bytes` is too low for shards of these approximate bytes."""
+    """Raises ConfigError if `memory_bytes` is too low for shards of about `weight` bytes."""
     roots = [tree_shape(shard.arrays["shape"]).roots for shard in source.shards]
     largest = int(weight.max()) / max(int(weight.sum()), 1)
     most = max(max(roots), int(sum(roots) * largest))

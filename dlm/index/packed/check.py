@@ -143,7 +143,7 @@ def check_low(a: Arrays, words: int, order: int) -> int:
 
 
 def check_tree(a: Arrays, levels: int, words: int, pairs: int, nodes: int) -> int:
-    """Checks a shard's tree, for a model with this many words, and 2-grams including blanks;
+    """Checks a shard's tree, for a model of `words` words and, with blanks, `pairs` 2-grams;
     returns how many n-grams, including blanks, the tree has.
 
     Args  nodes  the number of nodes that the shard should have

@@ -58,7 +58,7 @@ def good_backoff(code, limit):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64, int64, int64, int64")
 def check_backoffs(address, count, shift, stride, width, limit):  # type: ignore[no-untyped-def]
-    """Returns the first i whose field at shift + i * stride is no code of a weight, or -1."""
+    """Returns the first i whose field at shift + i * stride is not a weight's code, or -1."""
     for i in range(count):
         if not good_backoff(get(address, np.int64(i) * stride + shift, width), limit):
             return i
@@ -121,7 +121,7 @@ def check_list(  # type: ignore[no-untyped-def]
             at += rest
         for _ in range(begin, end):
             far = field(at + flag_bits, value_bits - flag_bits)
-            if far >= prob_limit:  # no code of a probability
+            if far >= prob_limit:  # not a probability's code
                 return np.int64(VALUES)
             at += value_bits
     return np.int64(0)

@@ -133,5 +133,5 @@ class ContextBlock:
 
     @property
     def _reach(self) -> int:
-        """The state length if the shard, which knows what matters to the right, gave no answer."""
+        """The state length if the shard, which knows what later words need, gave no answer."""
         return min(len(self.context) + 1, self.low.manifest.order - 1)

@@ -210,7 +210,7 @@ def ask_alone(low, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def alone(low, word):  # type: ignore[no-untyped-def]
-    """Returns the log10 P of a 1-gram, and 1 if the 1-gram matters to the right, else 0."""
+    """Returns the log10 P of a 1-gram, and 1 if the word affects later words, else 0."""
     block = load64(low.value + ((word >> _BLOCK) << _3))
     place = word & np.int64(BLOCK_WORDS - 1)
     begun = ones_in((block >> np.int64(FIRST)) & mask_of(place + _1))

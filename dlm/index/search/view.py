@@ -69,7 +69,7 @@ def table_or_base(table: NDArray[np.float32], base: int = 0) -> int:
 
 
 def tree_view(a: Arrays, words: int) -> NDArray[np.int64]:
-    """The view of a tree, for a model with this many words."""
+    """The view of a tree, for a model of `words` words."""
     s = tree_shape(a["shape"])
     own = [words, s.key_bits, s.pairs, s.roots, key_bits_of(s.pairs), a["tree"].ctypes.data]
     return np.concatenate([np.array(own, np.int64), level_numbers(a, s).reshape(-1)])
