@@ -167,7 +167,7 @@ class ReceivedFile:
         self._error: DlmError | None = closed_error(address)  # unless the task ends otherwise
 
     def begin(self, home: LoopThread) -> None:
-        if home.ending:  # the caller will resume later
+        if home.ending:  # the caller will resume the download later
             self._ended()
         else:
             self._task = home.start(self._run())

@@ -127,10 +127,10 @@ class Table:
     def current(
         self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
     ) -> Snapshot:
-        """Returns the snapshot for a new utterance: the next model's if `key` falls into the share
-        of a roll-out; the replacement's, once fetched, if servers no longer hold the current model
-        (or refused model `unlike`). Raises StaleShardSet if the replacement is not ready in time,
-        and what `snapshot` raises."""
+        """Returns the snapshot for a new utterance: the current one; in a roll-out, the next
+        model's if `key` falls into its share; the replacement's, once fetched, if servers no longer
+        hold the current model (or refused model `unlike`). Raises StaleShardSet if the replacement
+        is not ready in time, and what `snapshot` raises."""
         self.follow()
         known, rollout = self.snapshot(), self._rollout
         if rollout is not None and unlike is None and rollout.takes(key):

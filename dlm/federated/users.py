@@ -403,8 +403,8 @@ def _write_store(
             if not texts:
                 if missing == "refuse":
                     raise FormatError(
-                        f"{source}: the user in line {line} has no text; remove the rows or pass "
-                        'missing="count" (--missing count) to leave such users out'
+                        f"{source}: the user in line {line} has no text; remove that user's rows "
+                        'or pass missing="count" (--missing count) to leave such users out'
                     )
                 without_text += 1
                 return

@@ -38,7 +38,7 @@ _HALF = np.uint64(1 << 63)
 # The two digits of each number below 100.
 _PAIRS = np.frombuffer("".join(f"{n:02}" for n in range(100)).encode(), np.uint8)
 
-# Exponents of ten to scale by: -32 for the largest float32, 46 for the smallest.
+# Exponents of ten to scale by: -31 for the largest float32, 45 for the smallest; and one beyond.
 _LEAST_POWER, _MOST_POWER = -32, 46
 
 

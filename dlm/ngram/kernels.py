@@ -179,7 +179,7 @@ def find_word(slots, mask, word_begin, word_bytes, text, begin, length, first, h
             mask  len(slots) - 2: hash & mask is the place of an entry
             word_begin (n + 1 or more)  where each word begins in word_bytes
             first, h  `bytes_at` and `hash_word` of the word
-    Cost    for a word of up to eight bytes, one read of `slots`
+    Cost    for a word of up to eight bytes, usually one place in `slots`
     Trusts  PAD_BYTES after the word and after all of word_bytes, which wordtable.WordTable adds
     """
     tag = ((h >> _TAG_SHIFT) << U8) | min(np.uint64(length), _LONGEST_IN_ENTRY)

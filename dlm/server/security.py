@@ -73,7 +73,7 @@ def channel_options(
         # measures the network; this allows five messages of 16,000 queries in transit.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 512 << 10),
-        # Waiting calls of all clients together: above the first limit, gRPC silently
+        # Calls of all clients that wait for the event loop: above the first limit, gRPC silently
         # cancels some at random. One peer's burst reaches gRPC's defaults of 1,000 and 3,000.
         ("grpc.server.max_pending_requests", 1 << 16),
         ("grpc.server.max_pending_requests_hard_limit", 1 << 17),

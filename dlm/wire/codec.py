@@ -546,7 +546,7 @@ def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
         f"{answers.matched_order[at]}, ngram_length {answers.ngram_length[at]}, state_length "
         f"{answers.state_length[at]}; after a context of {words - 1} words, at order {order}, "
         f"expected matched_order <= ngram_length <= {words}, state_length <= ngram_length and "
-        f"< {order}; all three 0 or >= 3, and 0 if the word never follows the last context word; "
+        f"< {order}; each one 0 or >= 3, and 0 if the word never follows the last context word; "
         f"log10_prob <= 0 if matched_order is {words}, otherwise < inf. The "
         "server is faulty; use another server"
     )
@@ -629,7 +629,7 @@ def decode_chunk(
             ) from exc
     else:
         raise ProtocolError(
-            f"this dlm does not know chunk encoding {chunk.encoding}; install a newer dlm"
+            f"this dlm does not know chunk encoding {chunk.encoding}; install the server's version"
         )
     expected = _chunk_checksum(shard_set, chunk.shard, offset, file_bytes, raw)
     if len(raw) != chunk.raw_bytes or expected != chunk.checksum:

@@ -39,7 +39,7 @@ GRACE_S = 20.0  # seconds after a request's deadline, for the last window
 KILL_S = 5.0
 CHECK_S = 120.0  # time limit for clients to check scores against the models' files
 BACK_S = 30.0  # time that clients and servers may need after the last planned fault
-SILENT_WINDOWS = 2  # windows in a row without an answer after which the cluster is gone
+SILENT_WINDOWS = 2  # windows in a row without a server's answer after which the cluster is gone
 Keep = Callable[[Record], None]
 
 

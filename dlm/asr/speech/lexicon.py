@@ -42,8 +42,8 @@ LONGEST = 32  # letters; the network makes at most 32 phonemes
 
 
 def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tuple[str, ...]]:
-    """Returns the sounds of each lower-case word, except words longer than `LONGEST`. Later
-    calls are slow if the cache cannot be written."""
+    """Returns the sounds of each lower-case word, except words longer than `LONGEST`. If the
+    cache cannot be written, that is no error, but later calls are slow."""
     path = cache_folder() / f"pronunciations-{version('hama')}.tsv"
     known = _read(path)
     missing = [word for word in words if word not in known and len(word) <= LONGEST]
@@ -135,7 +135,7 @@ def model_lexicon(
     sounds: Mapping[str, Sequence[Sounds]] | None = None,
     spell: Spell | None = None,
 ) -> LabelLexicon:
-    """Spells a model's most probable words, if it can, and words of the utterance's phrases.
+    """Spells the most probable words that it can spell, and those of the utterance's phrases.
 
     Args    utterance  only its unigrams are used, which need no server
             limit      maximum number of words, the most probable, besides those of phrases

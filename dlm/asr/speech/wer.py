@@ -336,7 +336,7 @@ def _json_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
             text, speaker = found["text"], found.get("speaker", "")
         except (ValueError, KeyError, TypeError) as exc:
             raise TextError(
-                f"line {number} of {path} lacks the JSON keys text and file; expected the output "
+                f"line {number} of {path} lacks the JSON key text or file; expected the output "
                 "of `dlm transcribe --json`"
             ) from exc
         if not found.get("partial"):  # partial results come from `dlm transcribe --stream`

@@ -233,7 +233,7 @@ def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
 
     states: tuple[tuple[int, int, int], ...] = ((0, 0, 0),)
     for size in sizes:
-        # Trees share no node, so participations in one tree do not affect the next tree.
+        # Trees share no node, so how many participations one has does not affect the next.
         states = _three_way_front(
             (0, value + more, after)
             for _, value, closed in states

@@ -226,7 +226,7 @@ class PrivacySettings:
         object.__setattr__(self, "restarts", tuple(self.restarts))
 
     def release(self, users_a_round: float) -> ReleaseConfig:
-        """Returns how sums are released for `users_a_round` expected users."""
+        """Returns how sums are released for `users_a_round` expected users per round."""
         over = self.denominator or users_a_round
         adaptive = None
         if self.adaptive:
