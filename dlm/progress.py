@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 Tell = Callable[[str], None]
 
-COMPILING = "compiling kernels (first run of this command)"
+COMPILING = "compiling kernels (first run only)"
 COUNT_S = 5.0  # seconds between two lines that count compiled kernels
 
 

@@ -41,7 +41,7 @@ def test_a_first_start_says_that_it_compiles_and_a_second_does_not(tmp_path: Pat
         assert "bit for bit" in done.stdout
         return done.stderr
 
-    said = re.findall(r"compiling kernels \(first run of this command\): (\d+) of (\d+)", run())
+    said = re.findall(r"compiling kernels \(first run only\): (\d+) of (\d+)", run())
     (ahead,) = {int(of) for _, of in said}  # when it is due, and every few seconds
     assert all(int(done) <= ahead for done, _ in said)
     assert ahead > 20
