@@ -4,11 +4,11 @@
 
 Model and text are those of `settings.py`. dlm opens the model as one shard, as four (both unpacked)
 and as a KenLM probing file, which both open; else KenLM has the ARPA file. Needs the package
-(`pip install -e '.[peers]'`). Each round takes sentences that no round before it had, and asks first
-one, then the other, in turn: what dlm remembers of states comes from the same round. Both must
-answer the same. Times are of the processor; a ratio is the other's time over dlm's in one round, so
-above 1 dlm is the faster. The other is KenLM; of a batch also dlm's own loop over the same states
-and words.
+(`pip install -e '.[peers]'`). Each round takes sentences that no round before it had, and asks
+first one, then the other, in turn: what dlm remembers of states comes from the same round. Both
+must answer the same. Times are of the processor; a ratio is the other's time over dlm's in one
+round, so above 1 dlm is the faster. The other is KenLM; of a batch also dlm's own loop over the
+same states and words.
 """
 
 from __future__ import annotations
