@@ -91,7 +91,7 @@ class Setting(NamedTuple):
         )
 
 
-_KNOWN: dict[type, tuple[Setting, ...]] = {}  # a cache: each option looks up its class
+_KNOWN: dict[type, tuple[Setting, ...]] = {}  # cached, since each option looks up its class
 
 
 def about(meaning: str, **more: Any) -> dict[str, Setting]:
@@ -138,7 +138,7 @@ def settings_of(kind: type) -> tuple[Setting, ...]:
 
 
 def check(section: str, values: Any) -> None:
-    """Raises `ConfigError`, naming SECTION.NAME, for the first value of a wrong type or range."""
+    """Raises `ConfigError` with SECTION.NAME for the first value of wrong type or out of range."""
     for one in settings_of(type(values)):
         value = getattr(values, one.field)
         if value is None and one.optional:
@@ -249,7 +249,7 @@ def parse_toml(text: str, file: str | os.PathLike[str]) -> dict[str, Any]:
 
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as exc:  # also for numbers too long, tables too deep
+    except (ValueError, RecursionError) as exc:  # numbers can be too long, tables too deep
         raise ConfigError(f"{os.fspath(file)} cannot be read as TOML: {exc}") from exc
 
 
@@ -268,7 +268,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _nearest_variable(variable: str, prefix: str, fields: Iterable[str]) -> str:
-    """Like `nearest`, but ignores the prefix that all of these variables share."""
+    """Like `nearest`, for a variable; ignores the prefix that a section's variables share."""
     found = nearest(variable.removeprefix(prefix), [name.upper() for name in fields])
     return found.replace("mean ", f"mean {prefix}")
 

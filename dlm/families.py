@@ -1,4 +1,4 @@
-"""Declares families of metrics. Each part declares its own once and creates its metrics from that;
+"""Declares families of metrics. Each part declares its families once and creates metrics from them;
 the reference and the tests of dashboards and alerts read the same declarations."""
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _unfinished: dict[Path, int] = {}
 
 
 def try_lock(descriptor: int) -> bool:
-    """Locks an open file; False if another process has the lock; OSError without file locks."""
+    """Locks an open file; False if another process has the lock; OSError if locks do not work."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -78,7 +78,7 @@ def lock_file(file: Path, *, needs_locks: bool = True, mode: int = 0o600) -> int
 
 
 def unlock(descriptor: int) -> None:
-    """Releases the lock of `lock_file`, also for a child that was forked since."""
+    """Releases the lock of `lock_file`, also for children forked while it was held."""
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
@@ -336,7 +336,7 @@ class Replacement:
         finally:
             with contextlib.suppress(
                 OSError
-            ):  # closing flushes the buffer: a disk may be full, a pipe have no reader
+            ):  # closing flushes the buffer: a disk may be full, or a pipe may have no reader
                 self.file.close()
 
 

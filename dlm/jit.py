@@ -2,7 +2,7 @@
 
 `kernel` and `inlined` replace numba's decorators in every file of kernels. numba's own cache
 compares a kernel only with the file that defines it, but a kernel also contains code inlined from
-other files. So this cache keeps kernels in a folder named after a hash of the source of them all.
+other files. So this cache keeps kernels in a folder named after a hash of all kernels' source.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def folders() -> Sequence[Path]:
         with contextlib.suppress(OSError):
             _claim(folder)
             return found
-    with contextlib.suppress(OSError):  # nothing can be written: kernels are not cached
+    with contextlib.suppress(OSError):  # if nothing can be written, kernels are not cached
         private = _private.enter_context(scratch_folder(None, "dlm-kernels"))
         os.environ["NUMBA_CACHE_DIR"] = os.fspath(private)
         found.append(next(_places()) / version())
@@ -295,7 +295,7 @@ for line in sys.stdin:
     sys.stdout.write("compiled\\n")
     sys.stdout.flush()
 """
-HELPERS = 3  # maximum: each takes 150 MB, and not all processors seen may be usable
+HELPERS = 3  # at most: each takes 150 MB, and some of the processors seen may not be usable
 
 Tell = Callable[[int, int], None]
 
@@ -315,8 +315,8 @@ def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
 
     numba compiles one function at a time in a process. Of several processes that need the same
     kernels, one compiles them and the others wait for it. All in `kernels` have declared types, and
-    slow ones come first. `tell` gets the numbers of kernels done, from 0, and to compile, in any
-    thread; it is not called if all kernels are cached.
+    slow ones come first. `tell` gets the number of kernels done, from 0, and of all to compile, in
+    any thread; it is not called if all kernels are cached.
     """
     missing = [] if config.DISABLE_JIT else [k for k in dict.fromkeys(kernels) if _is_missing(k)]
     if not missing:
@@ -443,7 +443,7 @@ def _is_missing(kernel: Any) -> bool:
 def _compiling_alone() -> Iterator[None]:
     """Waits until no other process compiles ahead into the same folder."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # nowhere to write, or no locks
+        with contextlib.suppress(OSError):  # fails if there is nowhere to write, or no locks
             stack.enter_context(locked(folders()[-1] / ".compiling"))
         yield
 

@@ -46,5 +46,5 @@ class EventLog(logging.LoggerAdapter[logging.Logger]):
         name = str(msg) % args if args else str(msg)
         fields = dict(kwargs.pop("extra", None) or {})
         line = line_of(name, fields)
-        level_up = kwargs.pop("stacklevel", 1) + 1  # the caller's line, not this one
+        level_up = kwargs.pop("stacklevel", 1) + 1  # so that the record has the caller's line
         self.logger.log(level, line, stacklevel=level_up, extra={**fields, "event": name}, **kwargs)

@@ -32,7 +32,7 @@ class MemoryOptions:
     preload     every page is mapped before the file counts as open
     lock        every page stays in memory (mlock), neither swapped nor dropped; implies preload
     huge_pages  the file is read into the process's own memory, in huge pages if the system grants
-                them (transparent_hugepage: madvise or always). It is a few per cent faster, since
+                them (transparent_hugepage: madvise or always). This is a few per cent faster, since
                 fewer addresses must be translated; but each process then has its own copy
     """
 
@@ -65,8 +65,8 @@ def hold(file: IO[bytes], size: int, memory_options: MemoryOptions = MAPPED) -> 
                 at += got
     else:
         held = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        # Must precede the first read. A file larger than memory is read in small pages,
-        # since most of a huge page that is dropped again was read for nothing.
+        # This must precede the first read. A file that may not fit in memory keeps small pages:
+        # if a huge page is dropped again, most of it was read for nothing.
         if size <= available_bytes() // 2:
             _ask_for_huge_pages(held)
         if memory_options.preload or memory_options.lock:
@@ -83,7 +83,7 @@ def _ask_for_huge_pages(held: mmap.mmap) -> None:
 
 def _populate(held: mmap.mmap, size: int) -> None:
     number = _call("madvise", held, size, _POPULATE_READ)
-    if number == errno.EINVAL:  # an older kernel: touch every page
+    if number == errno.EINVAL:  # an older kernel lacks this, so touch every page
         int(np.frombuffer(held, np.uint8)[:: mmap.PAGESIZE].sum())
     elif number:
         raise OSError(number, os.strerror(number))

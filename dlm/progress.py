@@ -151,7 +151,7 @@ class CompilingNotice:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Prints no lines while something else reports compiling, nor the first line afterwards."""
+        """Prints nothing while something else reports compiling, then only lines with counts."""
         self._hidden += 1
         try:
             yield

@@ -117,8 +117,8 @@ def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None)
 
 
 def _shown(value: object, promise: str) -> str:
-    """Shows a value of the provenance; for a privacy record, refers to its statement `promise`. A
-    line that does not begin like a record is free text and claims nothing."""
+    """Returns a value of the provenance as text; a privacy record becomes a reference to `promise`,
+    its statement. A line that does not begin like a record is free text and claims nothing."""
     from dlm.record.provenance import LINE_PREFIX, is_record_line
 
     text = str(value)
@@ -333,7 +333,7 @@ def _refuse_quantised(directory: Path, arpa: Path) -> None:
 
 
 class Reading(NamedTuple):
-    """How a KenLM file is read: words, memory, temporary folder, and unlimited time (`force`)."""
+    """How to read a KenLM file: word list, memory, temporary folder, no time limit (`force`)."""
 
     vocab: Path | None
     memory: int | None

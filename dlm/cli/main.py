@@ -71,7 +71,7 @@ HEADINGS = {
     "pipeline": "Train privately",
 }
 
-# Commands that answer at once or run until they are stopped, and options that request silence.
+# `begin_waiting` is skipped for commands that answer at once or run until stopped, and for `MUTE`.
 OWN_WORDS = {
     *("cluster", "compile", "demo", "devices", "explain", "gateway", "info", "rollout", "score"),
     *("serve", "status", "token"),
@@ -168,7 +168,7 @@ def __getattr__(name: str) -> Any:
     return globals().setdefault("app", program())
 
 
-# The packages of extras; commands that need them import them when they run.
+# Extra -> its packages; a command that needs one imports it when it runs.
 EXTRAS = {
     "train": {"cryptography", "dp_accounting", "jax", "optax", "scipy", "sentencepiece"},
     "asr": {"flashlight", "hama", "pocketsphinx", "soundfile", "soxr"},
@@ -189,7 +189,7 @@ def main() -> None:
         extra = next((name for name, packages in EXTRAS.items() if missing in packages), None)
         if extra is None:
             raise
-        from dlm.extras import packages_of, pip_install  # reads the metadata of packages
+        from dlm.extras import packages_of, pip_install  # loads importlib.metadata, so only here
 
         command = pip_install(packages_of(extra))
         _complain(

@@ -112,7 +112,7 @@ def merge(
     limit = available_bytes() if memory is None else memory
     # Renumbering a model's words sorts a copy while the original is still in memory.
     needed = sum(map(memory_bytes, counts)) + max(map(memory_bytes, counts)) + needed_bytes(counts)
-    if by_counts:  # some float64 columns per n-gram of the union
+    if by_counts:  # each n-gram of the union needs several float64 columns
         needed += 130 * sum(map(sum, counts))
     if needed > limit:
         raise ConfigError(

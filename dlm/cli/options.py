@@ -32,7 +32,7 @@ class Options(NamedTuple):
     required: str = ""
 
     def parameters(self, kind: type) -> list[Parameter]:
-        """One option per field; its default is the field's, or None in a dict."""
+        """One option per field, with the field's default, or with None if `of` is set."""
         kind = self.of or kind
         settings = {one.field: one for one in settings_of(kind)}
         made = []
@@ -41,7 +41,7 @@ class Options(NamedTuple):
             default = None if self.of else one.default
             if name in self.required.split() or (one.required and not self.of):
                 default = Parameter.empty
-            hint: Any = one.kind if isinstance(one.kind, type) else str  # text for unions
+            hint: Any = one.kind if isinstance(one.kind, type) else str  # unions are given as text
             annotation = Annotated[hint | None, option(kind, name)]
             made.append(_parameter(name, default, annotation))
         return made
@@ -100,7 +100,7 @@ def _shown_name(one: Parameter) -> str:
 
 
 def option(kind: type, field: str) -> Any:
-    """Makes a setting's option with its name, and help with its bounds and default. Typer could not
+    """Makes a setting's option, whose help shows the setting's bounds and default. Typer could not
     show this default, since most commands get None for an omitted option."""
     (one,) = (one for one in settings_of(kind) if one.field == field)
     default = one.default if isinstance(one.default, (str, bool)) else number(one.default)

@@ -17,7 +17,7 @@ from dlm.units import size_text
 if TYPE_CHECKING:
     from dlm.pipeline.run import Pipeline
 
-# State of a stage from `look` -> text to print. Any other state says why the stage is refused.
+# A stage's state, as `look` returns it -> text to print. Any other state is the reason to refuse.
 STATES = {"done": "done", "adopt": "done", "begin": "begin", "go on": "resume"}
 
 

@@ -219,7 +219,7 @@ def mechanism(
 ) -> None:
     """Compute the losses of a mechanism at equal privacy.
 
-    A loss is the error of prefix sums. Mechanisms that need optimising are optimised for this
+    A loss is the error of prefix sums. Mechanisms that need optimising are optimised for the given
     participation, or for that of --made-for, and cached. --json also prints their parameters, such
     as a BLT's decays and scales.
 

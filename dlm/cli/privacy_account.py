@@ -203,7 +203,7 @@ def account(
 def _blt(
     made_for: str | None, buffers: int | None, decay: str | None, scale: str | None
 ) -> BltParameters | None:
-    """The BLT made for a participation, or of given buffers; None if neither is given."""
+    """The BLT made for a participation, or the one with given buffers; None if neither is given."""
     if (decay is None) != (scale is None):
         raise ConfigError("--decay and --scale describe the same buffers; give both or neither")
     if made_for is not None:

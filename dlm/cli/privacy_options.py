@@ -30,8 +30,8 @@ class Name(StrEnum):
     blt = "blt"
 
 
-# Noise multipliers of runs that learned well, at 500 users per round: GDP 2.2's, and 7.379 at
-# 6,500 users (BLT Table 4), scaled in proportion.
+# Noise multipliers with which runs of 500 users per round learned well: GDP 2.2 has the tree's; the
+# BLT's is 7.379 at 6,500 users (BLT Table 4), scaled in proportion.
 SIMULATED = {Name.tree: 0.54, Name.blt: 7.379 * 500 / 6500}
 
 Delta = Annotated[float, typer.Option("--delta", help="Delta of the guarantee, such as 1e-10.")]
@@ -76,7 +76,7 @@ Plot = Annotated[
     WRITE,
 ]
 
-# The noise that an epsilon refers to.
+# Texts that say for which noise an epsilon holds.
 AS_REPORTED = "as a run reports it (discrete noise)"
 AS_PUBLISHED = "for exact Gaussian noise, as papers print it"
 

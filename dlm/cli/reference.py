@@ -17,8 +17,8 @@ from dlm.cli.output import print_answer
 from dlm.config import Setting, kind_name, nearest, number, settings_of
 from dlm.errors import ConfigError
 
-# What later versions keep (see dlm/COMPATIBILITY.md): the class of each kind of public name; and
-# the names, or beginnings of names, that are experimental.
+# What later versions keep (see dlm/COMPATIBILITY.md): each kind of public name has a class, but
+# names with a beginning in `EXPERIMENTAL` are experimental.
 STABILITY = {
     "command": "stable",
     "error": "stable",
@@ -46,12 +46,12 @@ EXPERIMENTAL = {
 
 
 def stability(kind: str, name: str) -> str:
-    """The class of a public name, such as the command `dlm shard --engine`, or `server.port`."""
+    """The stability class of a public name, such as `dlm shard --engine` or `server.port`."""
     return "experimental" if name.startswith(EXPERIMENTAL.get(kind, ())) else STABILITY[kind]
 
 
 class ReferenceEntry(NamedTuple):
-    """A setting, an event, a metric or an error, with the facts that the topic's `facts` names."""
+    """A setting, an event, a metric or an error; `Topic.facts` names the values in its `facts`."""
 
     name: str
     facts: tuple[str, ...]
@@ -59,7 +59,7 @@ class ReferenceEntry(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """Entries under headings, with a text about all of them and the names of their facts."""
+    """Entries by heading, a text about all of them, and the names of the facts of each entry."""
 
     title: str
     about: str
@@ -68,8 +68,8 @@ class Topic(NamedTuple):
     tables: dict[str, list[ReferenceEntry]]
 
 
-# Settings: topic -> title, a text about all of them, and heading -> dataclass, imported on use,
-# since some need the packages of an extra.
+# Topic -> title, a text about all of its settings, and heading -> dataclass. The dataclasses are
+# imported on use, since some need the packages of an extra.
 SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
     "server": (
         "Settings of a server",
@@ -153,7 +153,7 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
 
 
 def settings(name: str) -> Topic:
-    """The settings of one part; ModuleNotFoundError if they need the packages of an extra."""
+    """The settings of one part; ModuleNotFoundError if packages that they need are missing."""
     title, about, tables = SETTINGS[name]
     found = {}
     for heading, kind in _declared(**tables).items():

@@ -62,8 +62,8 @@ def open_here(
     place: Path, memory: int | None, tmp: Path | None, stack: ExitStack, tell: Callable[[str], None]
 ) -> LocalModel | KenlmFile:
     """Opens the shard set, KenLM or ARPA file at `place`, and compiles kernels; an ARPA file is
-    sharded into a folder that `stack` removes. Raises ConfigError if memory or tmp is given without
-    sharding; ShardFormatError or KenlmFormatError for any other folder or a damaged model."""
+    sharded into a folder that `stack` removes. Raises ConfigError if memory or tmp is given but not
+    used; ShardFormatError or KenlmFormatError for any other folder or a damaged model."""
 
     with quick_start():
         from dlm.index.layout import read_manifest
@@ -122,7 +122,7 @@ def _check_unsharded(place: Path, found: str, memory: int | None, tmp: Path | No
 
 
 def print_json_summary(summary: ScoreSummary, reader: Reader, skip: bool, **more: Any) -> None:
-    """Prints the object `summary`, with `more` facts; with `skip`, also the skipped lines."""
+    """Prints the object `summary` and the facts `more`; with `skip`, also counts skipped lines."""
     skipped = {"skipped": reader.totals.skipped} if skip else {}
     print_json_line({"summary": {**summary.facts(), **more, **skipped}})
 

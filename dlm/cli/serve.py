@@ -107,7 +107,7 @@ def serve(
             f"{found}; give either the folders of shard sets (DIR), or a file that lists them "
             "(--sets)"
         )
-    # A free port is not known yet; the event server.ready reports it.
+    # With port 0, the port is not known yet; the event server.ready reports it.
     log_to_stderr(
         log_level, {"shard": shard} | ({"address": settings.address} if settings.port else {})
     )

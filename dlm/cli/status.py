@@ -111,7 +111,7 @@ def status(
         connect = partial(Connection, security=security)
 
         def rollout() -> Rollout | None:
-            with suppress(ConfigError):  # as for clients, a file with faults changes nothing
+            with suppress(ConfigError):  # like clients, ignores a file that has faults
                 return toml.again().rollout()
             return None
 
@@ -271,8 +271,8 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
 
 
 def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
-    """A line with the numbers of ready servers, in all and for each shard with unready ones, and
-    the colour of this line. A server is ready if it is ready for each of its models."""
+    """A line and its colour: how many servers are ready, in all and for each shard that has unready
+    servers. A server is ready if it is ready for each of its models."""
     is_ready: dict[str, bool] = {}
     shard_of: dict[str, int | None] = {}
     for row in snapshot.rows:
@@ -290,7 +290,7 @@ def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
 
 
 def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
-    """A line with the mode of clients, judging by heartbeats, and the colour of this line."""
+    """A line and its colour: the mode that clients are in, judging by heartbeats."""
     from dlm.client.health import Mode
 
     if snapshot.mode is Mode.FULL:
@@ -315,7 +315,7 @@ def fitting_columns(
 
 
 def merge_rows(rows: Iterable[Row], name: str) -> list[Row]:
-    """Merges rows with equal values of `name`: sums, the shortest uptime, the longest delay."""
+    """Merges rows with equal `name`: keeps sums, the shortest uptime and the longest delay."""
     groups: dict[object, list[Row]] = {}
     for row in rows:
         groups.setdefault(getattr(row, name), []).append(row)

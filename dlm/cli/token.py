@@ -91,7 +91,7 @@ def token(
     with nullcontext() if tokens is None else editing(tokens.resolve()):
         present = b""
         if tokens is not None and tokens.exists():
-            # Do not extend a file that servers reject, or make it one that they reject.
+            # Do not extend a file that servers reject, or would reject once it is longer.
             if len(read_tokens(tokens).names) == MAX_TOKENS:
                 raise ConfigError(
                     f"{tokens} has {MAX_TOKENS} tokens, the most that a server accepts; remove the "

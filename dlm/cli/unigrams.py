@@ -73,7 +73,7 @@ def unigrams(
     memory_bytes = parse_size(memory)
     if memory_bytes < 1 << 20:
         raise ConfigError(f"--memory is {memory}; sorting needs at least 1M")
-    # The time of a round would reveal how much its users wrote.
+    # The duration of a round would reveal how much its users wrote.
     tell = stage_printer(quiet=quiet, timed=not settings.released)
     done = count_unigrams(
         lambda store: UserDataset.open(users, **vars(text), memory_bytes=memory_bytes, store=store),

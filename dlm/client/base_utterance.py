@@ -75,7 +75,7 @@ FINISH, RESCORE = "finish", "rescore"
 
 
 def check_deadline(deadline_s: float) -> None:
-    """Raises `QueryError` unless the deadline is a number of seconds that a call can have."""
+    """Raises `QueryError` unless the deadline is above 0 and below `MAX_DEADLINE_S` seconds."""
     if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s < MAX_DEADLINE_S:
         raise QueryError(
             f"the deadline is {deadline_s!r}; expected seconds above 0 and below {MAX_DEADLINE_S:g}"
@@ -134,7 +134,7 @@ class Asking:
                 if not call.done():
                     yield call, self._wait_s(number)
                 if not call.done():
-                    # A cancelled call would count as abandoned by its caller.
+                    # `cancel` would count the call as abandoned by its caller.
                     call.give_up(
                         DeadlineExceeded(
                             f"no answer within {self._limit_s:g} s; retry, or raise the deadline"
@@ -148,7 +148,7 @@ class Asking:
                 call.close(self._handle._core.counts)
 
     def _submit(self, queries: Queries, ahead: int, asks: Asks) -> None:
-        """Plans and sends a part, the first even too late: low orders may answer all of it."""
+        """Plans and sends a part; the first even when late, as low orders may answer all of it."""
         more = bool(self._parts)
         if more:
             if self.left_s <= 0.0:
@@ -232,7 +232,7 @@ class BaseUtterance:
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the shard set that answers: while servers fail, the local fallback."""
+        """The manifest of the shard set that answers: the local fallback's while servers fail."""
         return self._inputs.snapshot.topology.manifest
 
     @property
@@ -299,7 +299,7 @@ class BaseUtterance:
         return self._inputs.states(states)
 
     def states_after(self, contexts: Sequence[Sequence[Word]]) -> States:
-        """Returns a state per context: its last words, at most order - 1 of them, as given.
+        """Returns a state per context, which has the context's last words, at most order - 1.
 
         Use this for stored contexts (`States.contexts`) or another utterance's. The states are
         not minimised: the state that `extend` returns after the same words may keep fewer. With

@@ -77,7 +77,7 @@ class Ending:
         """Waits for the call to end, and returns its error, or None. Raises `TimeoutError` or
         `CancelledError`."""
         if not self._ends:
-            send_kept()  # the tasks' event loop cannot send these calls during this wait
+            send_kept()  # this wait may block the event loop that would send these calls
             limit_s = -1.0 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
             if not self._gate.acquire(timeout=limit_s):
                 raise TimeoutError
@@ -115,8 +115,8 @@ class Ending:
         return bool(self._ends)
 
     def when_ended(self, call: Callable[[], object]) -> None:
-        """Runs the function `call` once this object has ended: at once, in the thread that ends it,
-        or both. `call` must not raise. Only one function can be registered at a time."""
+        """Runs the function `call` at once if this object has ended, else in the thread that ends
+        it; in a race, both. `call` must not raise. Only one can be registered at a time."""
         self._then = call
         if self._ends:
             call()
@@ -323,7 +323,7 @@ class Call(Ending):
 
     def fail(self, error: DlmError) -> None:
         """Ends the call with its own copy of the error."""
-        if not self.done():  # a call that is done was abandoned, or had failed
+        if not self.done():  # it may have been abandoned, or have failed before
             self.end(own_copy(error))
 
     def give_up(self, error: DlmError) -> None:

@@ -238,7 +238,7 @@ class CascadeMonitor:
     def _alarm(self, planned: float) -> None:
         now = self._clock()
         if planned != self._next or self._stopped:
-            return  # a tick that is due sooner was planned
+            return  # an earlier tick replaced this one, or none is wanted
         self._next = inf
         late_s = now - planned
         if late_s > STOOD_STILL_S:

@@ -42,7 +42,7 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import plain
 
-# The largest manifest that a client accepts, since parsing one takes longer than sending it.
+# The largest manifest that a client accepts; parsing a manifest takes longer than sending it.
 MAX_MANIFEST_BYTES = 4 << 20
 
 
@@ -191,7 +191,7 @@ class Census:
                 wanted = {prefer: self.held[prefer]}
         if not wanted:
             self._miss(model or default)
-        # A briefly silent server still holds its shards, so the client need not leave their set.
+        # A briefly silent server still holds its shard, so the client can stay with this shard set.
         silent = {e.shard for e in self.silent if e.shard is not None}
 
         def is_whole(name: str) -> bool:

@@ -123,7 +123,7 @@ def open_local_fallback(directory: Path) -> LocalScorer:
 class ClientCollector(Collector):
     """The metric families of one client.
 
-    A registry accepts one client, since the families of two have the same names. Give each client
+    A registry accepts one client, since all clients' families have the same names. Give each client
     its own registry, or let threads share a client.
     """
 

@@ -308,7 +308,7 @@ class ClusterFile:
     this file."""
 
     def __init__(self, path: str | os.PathLike[str], config: ClientConfig | None = None) -> None:
-        # A separate path object, so that reads do not affect what a command is about to replace.
+        # The path is copied: reads through the caller's would change what its next write replaces.
         self.path: AnyPath = located(os.fspath(path)).absolute()
         self._config = config or ClientConfig()
         self._toml = ClusterToml(self.path)  # raises, and says what to do, if there is no such file
@@ -385,7 +385,7 @@ class ClusterToml:
             raise ConfigError(
                 f"{self.path} lists no servers; expected one [[server]] table per server"
             )
-        # In TOML, a table has everything between its header and the next.
+        # In TOML, a table has all keys between its header and the next header.
         tables = [one for one in servers if isinstance(one, dict)]
         if lost := [name for one in tables for name in ABOVE if name in one]:
             raise ConfigError(

@@ -32,7 +32,7 @@ MAX_PORT = 65_535
 _LISTS = r"(?:ipv4:|ipv6:|dns:(?://[^/]*/)?)"
 # gRPC's schemes without a port.
 _PORTLESS = r"(?s:(?:unix:|unix-abstract:|xds:).+)"
-RESOLVE_S = 5.0  # a name that takes longer to resolve is not a name of this machine
+RESOLVE_S = 5.0  # a name that takes longer to resolve counts as another machine's
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ClientSecurity:
 
     def __post_init__(self) -> None:
         for name in ("ca", "cert", "key", "token_file"):
-            # Absolute: a copy in another process may have another working directory.
+            # Paths become absolute: a copy in another process may have another working directory.
             if value := getattr(self, name):
                 object.__setattr__(self, name, str(Path(value).absolute()))
         if bool(self.cert) != bool(self.key):
@@ -88,7 +88,7 @@ class ClientSecurity:
         if self.token and self.token_file:
             raise ConfigError("client.token and client.token_file are both given; remove one")
         if self.token:
-            from dlm.wire.secret import TOKEN  # not needed by the help of commands
+            from dlm.wire.secret import TOKEN  # `--help` does not need it
 
             if not TOKEN.fullmatch(self.token):
                 raise ConfigError(
@@ -173,7 +173,7 @@ def _refusal(address: object, fault: str) -> ConfigError:
 
 def _local_target(address: str) -> str | None:
     """Returns the gRPC target of the loopback addresses that `address` means; None if an address
-    is of another machine, or comes from another DNS server or a scheme such as xds."""
+    belongs to another machine, or names a DNS server or a scheme such as xds."""
     if address.startswith(("unix:", "unix-abstract:")):
         return address
     # "ipv4:1.2.3.4:5,1.2.3.5:5", "ipv6:[::1]:5", "dns:///name:5", "name:5"
@@ -203,7 +203,7 @@ def _is_loopback(ip: IPv4Address | IPv6Address) -> bool:
 
 def _resolve(host: str) -> tuple[IPv4Address | IPv6Address, ...]:
     """Returns the addresses to which this machine resolves `host`; none if that takes too long."""
-    import socket  # not needed by the help of commands
+    import socket  # `--help` does not need it
 
     with suppress(ValueError):
         return (ipaddress.ip_address(host),)

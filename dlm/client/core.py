@@ -111,7 +111,7 @@ class Lanes(Runtime):
     def _note_fallback(self, model: str, queries: int, error: DlmError, shard: int | None) -> None:
         known = self.table.known
         if known is not None and self.table.of(model) is None:
-            # Whatever happened to the message, sending it again would not help.
+            # No server holds this model any longer, so sending the message again would not help.
             error = other_model(known.model, model)
             self.table.note_gone(model, error)
         self.note_fallback(queries, error, shard, self.clock())
@@ -148,7 +148,7 @@ class Lanes(Runtime):
                 call.miss(part, refused[part.shard])
             else:
                 lane.submit(part, now)
-        lanes[0].go_on()  # other calls may have waited for this caller
+        lanes[0].go_on()  # calls that waited for this caller may go out now
 
     def route(self, snapshot: Snapshot, part: Part) -> None:
         """Queues a part again, at the shards that hold its queries by the table of `snapshot`."""
@@ -361,7 +361,7 @@ class Core:
                    the snapshot's low orders answer, provided the bigram fallback is on
             moves_on  whether the utterance can switch to the next model instead
             more   whether earlier parts of the call were let in, so these queries are not refused
-            ahead  queries of the same call that follow later
+            ahead  how many queries of the same call follow later
             asks   with BLOCKS, `words` counts the words already fetched for each context, and the
                    result is that of `BlockCall`
         Shapes
@@ -465,7 +465,7 @@ class LocalScorer:
         return True
 
     def begin_local_fallback(self) -> None:
-        raise NotImplementedError  # `snapshot` never fails here
+        raise NotImplementedError  # not called, since `snapshot` never fails here
 
     def check_open(self) -> None:
         if self._closed:
@@ -603,7 +603,7 @@ def open_local(
 
     Args  vocab  see `KenlmFile.open`
     Raises
-        ConfigError       `directory` is missing or another kind of file; the error calls it `what`
+        ConfigError       `directory` is neither folder nor KenLM file; the error calls it `what`
         ShardFormatError, KenlmFormatError  the shard set or file is damaged
     """
     if source == FULL and is_kenlm_file(directory):

@@ -57,7 +57,7 @@ class Liveness(StrEnum):
 
 TRIPS = 5  # round trips kept: the shortest is the delay, so a server is slow only if all are long
 FIRST_BEATS = 8  # number of first heartbeats for which the baseline is the delay itself
-# Beats missed before each further new connection; a busy server's handshake takes less time.
+# Missed beats between new connections: a busy server's handshake takes less time than this.
 RENEW_AFTER = 10
 
 
@@ -137,7 +137,7 @@ class Member(NamedTuple):
     instance   the `instance` of the process that answered last; None before any answer
     delay_s    the shortest of the last round trips, `trips`; meaningless before the first trip
     baseline_s the long-term delay, with which `delay_s` is compared
-    fault      why the server is silent, by the last message that failed at once since an answer
+    fault      why it is silent: the last `Unreachable` reason since an answer, or else "silent"
     Guarantees  at most one beat is in flight; an unanswered one ends after `timeout_s`
     """
 
@@ -284,7 +284,7 @@ class Topology:
 # FULL   more than `failing` of the messages in the  LOCAL, which is short for LOCAL_FALLBACK
 #        window failed, and at least `min_failures`
 # FULL   a shard is slow for `slow_s`                LOCAL
-# LOCAL  a tick once `wait_s` is over, every shard   Probe: queries as of one utterance are sent
+# LOCAL  a tick once `wait_s` is over, every shard   Probe: queries like an utterance's are sent
 #        is reachable and no shard is slow           to every shard
 # LOCAL  a probe is answered                         the next probe after `probe_s`
 # LOCAL  `probes` answered in a row                  FULL, with an empty window

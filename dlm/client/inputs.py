@@ -25,7 +25,7 @@ from dlm.units import counted
 Word: TypeAlias = str | bytes | int
 Sentence: TypeAlias = str | bytes | Sequence[Word]
 
-# Number of queries planned at a time, in a few milliseconds, or about ten if words are strings.
+# Queries planned at a time. Planning takes a few milliseconds, or about ten if words are strings.
 PART = 4096
 
 
@@ -310,7 +310,7 @@ class Inputs:
             for begin in range(0, width or 1, columns):
                 part = slice(begin, begin + columns)
                 if ids is not None:
-                    # Repeats bytes, as `np.tile` takes several times as long.
+                    # Repeats bytes, because `np.tile` takes several times as long.
                     asked = np.frombuffer(ids[part].tobytes() * len(flat), np.uint32)
                 elif isinstance(some, np.ndarray):
                     asked = self.ids(some[:, part].reshape(-1), planned=True)
@@ -335,7 +335,7 @@ class Inputs:
             )
         check_sequence(sentences, "sentences", "a sequence of sentences")
         begin, end = self.words.begin_id, self.words.end_id
-        segments: list[tuple[list[int], list[int]]] = []  # pairs: the context, the tokens
+        segments: list[tuple[list[int], list[int]]] = []  # pairs of a context and its tokens
         tokens = total = 0
         for row, sentence in enumerate(sentences):
             before, count = [begin] * bos, 0
@@ -497,7 +497,7 @@ def inputs_of(
 
 
 # -------------------------------------------------------------------------------------------------
-# Shows which shards get a sentence's queries, which scoring itself plans again.
+# Shows which shards get a sentence's queries. Scoring does not use this: it plans them again.
 
 
 def shards_of(

@@ -145,7 +145,7 @@ def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-
         word_counts      (C,)  uint32  number of distinct words after each context
         asked            (U,)  uint32  the words, group after group
         place            (Q,)  int64   the index in `asked` of each query's word
-    Cost      O(K * W + Q): two hash tables; the second has one row if all rows have the same words
+    Cost      O(K * W + Q): two hash tables; the second is for one row if all have the same words
     Trusts    lengths <= W, sum(counts) == Q: checked in `plan`
     """
     rows = len(counts)
@@ -274,7 +274,7 @@ def regroup(context_lengths, context_words, pairs, word_counts, words):  # type:
 def regroup_large(  # type: ignore[no-untyped-def]
     context_lengths, context_words, pairs, word_counts, words
 ):
-    """Runs `repeats` and `regroup` without the GIL, for work longer than regaining the GIL takes.
+    """Runs `repeats` and `regroup` without the GIL; worth it if they take longer than regaining it.
 
     Returns   whether contexts repeat, and the result of `regroup`, which is empty if none repeats
     """
@@ -363,7 +363,7 @@ def plan(  # type: ignore[no-untyped-def]
     Args
         view   columns of the low orders
         size   the limit below which all ids must be
-        blocks whether the call is for context blocks, whose `words` are no ids and go out unchanged
+        blocks whether the call is for context blocks, whose `words` are counts and go out unchanged
     Shapes
         contexts, lengths, counts, words as in `group_queries`; slots, shards as in `route_groups`
     Returns
@@ -587,7 +587,7 @@ def advance(  # type: ignore[no-untyped-def]
         for _ in range(np.int64(counts[row])):
             after = _step(node, symbol_of[words[at]], children, symbols, shorter)
             out[at] = after
-            # Exact, as there are fewer than 2^24 units.
+            # The float32 is exact, as there are fewer than 2^24 units.
             units = np.int64(completed[after]) + np.int64(held[after]) - np.int64(held[node])
             bonus[at] = np.float32(units) * UNIT
             at += 1

@@ -53,9 +53,9 @@ from dlm.errors import (
 from dlm.tracing import Tracer
 
 NAMED = 8  # maximum number of servers listed in an error
-MAX_REROUTES = 2  # times that a part is routed again; a table still stale will not settle in time
-# A message counts as lost this many seconds after its deadline: connections end messages by their
-# deadline, plus the time that a busy machine needs.
+MAX_REROUTES = 2  # maximum reroutes of a part: a table stale even then will not settle in time
+# A message counts as lost this many seconds after its deadline: connections end messages at their
+# deadlines, or a little later on a busy machine.
 LOST_S = 1.0
 EARLY_S = 0.001  # a timer may be early by this much
 _LATE = DeadlineExceeded("no server has answered yet")
@@ -65,9 +65,9 @@ class Message:
     """Parts of calls that travel together, from the queue to their end.
 
     Attributes
-        place_of the index in `groups` of each query of the parts; None if no two share a context
+        place_of each query's index in `groups`; None if no two parts share a context
         tried    addresses that the message was sent to since the last wait for servers
-        rounds   how often all servers were tried in vain, and a wait followed
+        rounds   how often the message waited after all servers were tried in vain
         out      attempts in progress: one, or two if the message was late
         taken_over  whether another server was asked after half of the message's time
     """
@@ -106,7 +106,7 @@ class Message:
         self.ended = self.taken_over = False
 
     def use(self, snapshot: Snapshot) -> None:
-        """Makes the message use this table, which has the same shards."""
+        """Makes the message use this snapshot of the lane's shard set."""
         self.snapshot = snapshot
         addresses = snapshot.topology.addresses
         self.replicas: Sequence[str] = addresses.get(self.lane.place.shard, ())
@@ -116,7 +116,7 @@ class Message:
         return set(self.replicas).difference(self.tried)
 
     def miss(self, error: DlmError) -> None:
-        """Ends the parts of the message, which no shard answers."""
+        """Ends the message's parts without an answer from their shard."""
         for part in self.parts:
             part.call.miss(part, error)
 
@@ -166,7 +166,7 @@ class Lane:
 
     def __init__(self, client: Runtime, place: Place, max_queries: int) -> None:
         self.client, self.place = client, place
-        every = reversed(client.lanes.items())  # newest first: lanes of its set come early
+        every = reversed(client.lanes.items())  # newest first: lanes of this set come early
         peers = (s for at, s in every if at._replace(shard=place.shard) == place)
         self.peers: list[Lane] = next((peer.peers for peer in peers), [])  # the lanes of its set
         round_ = self.peers[0].queue.round if self.peers else None
@@ -279,7 +279,7 @@ class Lane:
             and client.config.bigram_fallback
             and client.table.known is message.snapshot
         ):
-            # It is better to spend the remaining time on a fallback.
+            # The remaining time is better spent on a fallback than on this shard.
             self._fail(message, ShardDown("no heartbeat was answered"))
         else:
             self._send(message)
@@ -441,7 +441,7 @@ class Lane:
     def _late(self, attempt: Attempt) -> None:
         message, client, now = attempt.message, self.client, self.client.clock()
         watch, waited_s = client.watch, now - attempt.since
-        # Otherwise, half of the message's time is over. Slow connecting does not count as stalling.
+        # If `is_late` is false, half of the message's time is over. Slow connecting is no stall.
         is_late = waited_s >= self._late_after(message, now) - EARLY_S
         if attempt.sent and not attempt.late and is_late:
             attempt.late = True
@@ -500,7 +500,7 @@ class Lane:
         """Looks for the servers, on a helper thread."""
         client, stale = self.client, isinstance(error, StaleShardSet)
         try:
-            # Half of the time left, so that the other half remains for asking again.
+            # The search gets half of the time left; the other half remains for asking again.
             left_s = max((message.deadline - client.clock()) / 2, 0.05)
             client.table.look(message.snapshot, min(left_s, client.config.connect_s), stale)
         except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
@@ -532,7 +532,7 @@ class Lane:
     def _succeed(self, message: Message, attempt: Attempt, answers: Any, now: float) -> None:
         client, queue = self.client, self.queue
         message.ended = True
-        # Counted before the calls end: a waiting caller may read the counters at once.
+        # Count before the calls end: a waiting caller may read the counters at once.
         if attempt.hedge:
             client.counts.stats.hedges_won += 1
         begin, place_of = 0, message.place_of

@@ -86,8 +86,8 @@ class Mailbox:
 
 
 class LoopThread:
-    """A thread with an event loop. On the loop, `call_at` calls a function at a time of
-    time.monotonic, within a millisecond."""
+    """A thread with an event loop. On the loop, `call_at` calls a function at a given time (of
+    time.monotonic), to within a millisecond."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -141,15 +141,15 @@ class LoopThread:
         self.arm()
 
     def stop(self, before: Callable[[], None]) -> None:
-        """Calls `before`, cancels all tasks, lets them end, and ends the thread. The loop calls
-        `before`, so never while it handles a reply; this thread does if the loop does not end."""
+        """Calls `before` on the loop, between replies, then cancels all tasks, lets them end, and
+        ends the thread. If the loop does not end in time, this thread calls `before`."""
 
         async def end() -> None:
             before()
             self.mailbox.closed = True
             for task in self._tasks:
                 task.cancel()
-            # Also waits for gRPC's tasks: they end with this loop's, and reference objects that
+            # This also waits for gRPC's tasks, which end once ours do, and reference objects that
             # `stop` must free.
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=STOP_S)
@@ -162,7 +162,7 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(begin)
         if is_here():
-            # The loop cannot end itself, so a child forked here cannot send anything.
+            # A fork on the loop's thread cannot end the loop, so its child cannot send anything.
             log.error("client.fork.on_loop", extra={"thread": self.thread.name})
         else:
             self.thread.join(STOP_S)
@@ -298,8 +298,8 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 def suspend(before: Callable[[], None]) -> None:
     """Ends the loop, see `LoopThread.stop`; no loop starts until `resume`."""
     global _running, _suspended
-    # A thread that starts a loop holds the lock; a process that cannot fork well is better than one
-    # that hangs.
+    # A thread that is starting a loop holds the lock. The wait is limited: a child that cannot use
+    # gRPC is better than a process that hangs.
     got = _lock.acquire(timeout=STOP_S)
     _suspended = True
     ended = _running

@@ -139,7 +139,7 @@ class Stats:
     queries        queries that callers asked; a context block counts as one query
     local_hits     queries that the low orders answered, without any message
     duplicates     queries that repeat another query of a call or message, and so were not sent
-    sent_queries   distinct queries sent to servers; like all figures of messages, counted when
+    sent_queries   distinct queries sent to servers; these, messages and bytes are counted when
                    the messages come back
     retries        failed messages that were sent again to another replica
     hedges         late messages that were also sent to a second replica
@@ -169,8 +169,8 @@ FOLDED = 256  # maximum number of messages that wait to be counted
 
 class ClientMetrics:
     """Counters of one process; a forked child starts from zero. Any thread may count, under a lock
-    that is reentrant, since a signal handler may run while its own thread counts. The end of a
-    message is only noted, as callers wait for it; readers call `now` to count the noted ends."""
+    that is reentrant, since a signal handler may run while its own thread counts. Since callers
+    wait while a message ends, its end is only noted; readers call `now` to count what is noted."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

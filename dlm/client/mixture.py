@@ -126,7 +126,7 @@ class BaseMixture(Generic[U]):
                 "because their servers are failing, so the weights no longer suit the models in "
                 "use. Open all utterances again later, or leave these members out"
             )
-        # The property `phrases` would keep a member on a model that was just replaced.
+        # Reading the property `phrases` would fix a member to a model that was just replaced.
         biased = [at for at, one in enumerate(self.members) if one._inputs.phrases is not None]
         if len(biased) > 1:
             raise QueryError(
@@ -343,7 +343,7 @@ class BaseMixture(Generic[U]):
 
 def _check_strings(words: Any) -> None:
     if isinstance(words, (str, bytes)) or not hasattr(words, "__iter__"):
-        return  # members refuse such `words`
+        return  # members raise the error for this
     for word in words:
         if isinstance(word, (int, np.integer)):
             raise QueryError(

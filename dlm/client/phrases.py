@@ -35,7 +35,7 @@ from dlm.units import counted
 SPACES = " \t\r\n"
 _SPACES = re.compile(rb"[ \t\r\n]+")
 _SPACES_OF_TEXT = re.compile(f"[{SPACES}]+")
-SPLIT_BYTES = 1 << 16  # a longer sentence is split in parts of about this many bytes
+SPLIT_BYTES = 1 << 16  # a longer sentence is split into parts of about this many bytes
 
 
 def split_words(sentence: str | bytes) -> list[bytes]:
@@ -273,7 +273,7 @@ class Phrases:
                     f"{name} has the same words as an earlier phrase; give only one of the two"
                 )
             units[words] = units_of(bonus, name)
-        self._units = dict(sorted(units.items()))  # nodes and ids do not depend on the given order
+        self._units = dict(sorted(units.items()))  # so nodes and ids ignore the given order
         self.words: tuple[bytes, ...] = tuple(sorted(set(chain.from_iterable(units))))
         self.longest = max(map(len, units), default=0)  # in words
         symbol = {word: at for at, word in enumerate(self.words, 1)}

@@ -144,7 +144,7 @@ class Outage(NamedTuple):
         return self._replace(last=now, queries=self.queries + queries)
 
     def lasts(self, error: DlmError) -> bool:
-        """Whether the outage will not end: servers are back, but lack the utterance's model."""
+        """Whether the outage is permanent: servers are back, but lack the utterance's model."""
         return isinstance(error, StaleShardSet) and self.error != StaleShardSet.__name__
 
     def is_over(self, now: float) -> bool:

@@ -58,9 +58,9 @@ from dlm.wire.status import MOVING_REASONS
 KEPT = 64  # number of answers that are remembered for each server
 EACH = 8  # number of new answers after which the figures are recomputed
 FORGET_S = 5.0  # the figures of a server that is silent for this long are forgotten
-# This quantile of the times kept is the second largest time. Some 4 % of messages exceed that of
-# the faster of two servers, however busy the machine is. Messages earn tokens faster than that
-# (`runtime.HEDGED`), so the tokens saved for a slow server are not spent earlier.
+# Of `KEPT` times, this quantile is the second largest. With two servers, some 4 % of messages take
+# longer than the lower of their quantiles, however busy the machine is. Messages earn tokens faster
+# than that (`runtime.HEDGED`), so the tokens saved for a slow server are not spent earlier.
 PERCENTILE = 0.99
 # No message is late sooner than this: threads that compute can delay the loop's work on replies for
 # this long.
@@ -85,7 +85,7 @@ def choose(
     tried: frozenset[str] = frozenset(),
     stalling: frozenset[str] = frozenset(),
 ) -> str | None:
-    """Returns the server to ask, if any: of two drawn at random, that with fewer queries in flight.
+    """Returns a server or None: of two drawn at random, the one with fewer queries in flight.
 
     Args
         avoided      servers that are asked only if there is no other server
@@ -127,8 +127,8 @@ class TokenBucket:
 
 
 class Heard(NamedTuple):
-    """What is known about a server that might take over a message: `within_s`, in which it answered
-    nearly all of its latest messages or, if none lately, heartbeats (inf if unknown); `silent_s`,
+    """What is known about a server that might take over a message: `within_s`, the time in which it
+    answered nearly all recent messages or, failing that, heartbeats (inf if unknown); `silent_s`,
     how long its messages went unanswered; `misses`, if it missed one and answered none since."""
 
     within_s: float
@@ -200,8 +200,8 @@ class Usual:
         return self._missed_at > self.at and now - self._missed_at <= FORGET_S
 
     def within_s(self, now: float) -> float | None:
-        """Returns the seconds within which the server answered nearly all of its latest messages,
-        and the last message; None if it answered no message lately."""
+        """Returns the time in seconds that covers the server's last answer and nearly all of its
+        recent ones; None if it answered no message lately."""
         if now - self.at > FORGET_S:
             return None
         return max(self.late_s, self._times[-1]) if self.late_s < inf else max(self._times)
@@ -395,7 +395,7 @@ def after_call(settled: bool, calls: int, left_s: float) -> Move | GiveUp:
 
 def after_file(tries: int, *, wrong: bool, resumed: bool) -> Again | Elsewhere:
     """Decides what to do after a server sent a wrong or incomplete file. A broken download is
-    resumed; a file that another server began is, if it turns out wrong, fetched as a whole."""
+    resumed; if a file that another server began turns out wrong, it is fetched as a whole."""
     return Elsewhere() if tries > 1 or (wrong and not resumed) else Again()
 
 
@@ -470,7 +470,7 @@ class Pace(NamedTuple):
             return Pace(answers, queries, busy_s, now)
         busy_s += now - at
         if busy_s > HORIZON_S:
-            # After any silence, keep half a horizon of busy seconds, and queries in proportion.
+            # However long the silence, keep half a horizon of busy time, and queries in proportion.
             keep = 0.5 * HORIZON_S / busy_s
             return Pace(answers, queries * keep, busy_s * keep, now)
         return Pace(answers, queries, busy_s, now)
@@ -487,8 +487,8 @@ class Pace(NamedTuple):
         return queries * (self.busy_s + since_s) / self.queries if self.queries > 0.0 else 0.0
 
 
-# Parts of answered callers are sent together if all callers ask again within this many times the
-# duration of the answer, and within `LEAST_S`; a later part would wait for the others' messages.
+# Answered callers' next parts are sent together if all callers ask again within `LEAST_S`, and
+# within this many times the answer's duration; a later part would wait for the others' messages.
 AGAIN = 3.0
 
 
@@ -635,8 +635,8 @@ class Queue:
 
     def done(self, number: int, now: float, *, answered: bool = True, gone: bool = False) -> bool:
         """Notes that a message came back; returns False if it already had. The message shows the
-        shard's pace only if `answered`. If `gone`, since no server accepted the message or this
-        client, the known pace is forgotten."""
+        shard's pace only if `answered`. If `gone` (no server accepted the message or this client),
+        the known pace is forgotten."""
         queries = self.in_flight.pop(number, None)
         if queries is None:
             return False

@@ -80,7 +80,7 @@ class Runtime:
         self._connecting: dict[str, list[Connected]] = {}  # callbacks, by address
         self._busy = False  # whether a step is running, after which `ready` is sent
         self._flushing = False  # whether `_flush` will follow the waiting steps
-        self._alarms: list[float] = []  # when to check shards; the last time is due next
+        self._alarms: list[float] = []  # when to check shards; the last entry is due next
         self._chance = random.Random()
         self.retrying = TokenBucket(RETRIED, RETRY_BURST)
         self.hedging = TokenBucket(HEDGED, HEDGE_BURST)
@@ -146,9 +146,9 @@ class Runtime:
             found = self.connections.get(address)
         if found is not None:
             return found
-        # The connection is made outside the lock: resolving a name may take seconds, for which
-        # closing the client would have to wait. If another thread was faster, that thread's
-        # connection is used, since this one has not opened anything yet.
+        # The connection is made outside the lock: resolving a name may take seconds, and closing a
+        # client would have to wait for that. If another thread was faster, its connection is used;
+        # this thread's connection, which has opened nothing yet, is dropped.
         made = self.connect(address)
         with self.lock:
             self.check_open()
@@ -181,8 +181,8 @@ class Runtime:
     # -- steps run on the loop one by one, so none sees anything half changed -------------------
 
     def tell(self, step: Callable[..., None], *args: Any) -> None:
-        """From any thread: makes the loop carry out a step. If the step raises, `cut_off` is called
-        with the error: that of the step's first argument or, without arguments, of its object."""
+        """From any thread: makes the loop carry out a step. If the step raises, the `cut_off` of
+        its first argument (or, without arguments, the step's object) is called with the error."""
         try:
             self._home.post(self._take, step, args)
         except Exception as exc:  # noqa: BLE001 - no loop can be started; the step waits for one

@@ -39,7 +39,7 @@ LATE_TOO_SOON_S = 0.02
 SILENT_S = 5.0
 MAX_SILENT = 2
 MAX_CALLS = 32  # per stream: far more messages in flight than a client has by default
-MOST_FREE = 1  # number of idle calls kept open: servers count them, but opening one takes time
+MOST_FREE = 1  # idle calls to keep open: servers limit open calls, but opening one takes time
 # Files of tokens and certificates are read again every LOOK_S while they are used. If a file system
 # stalls, callers wait for at most LOOK_WAIT_S.
 LOOK_S = 1.0
@@ -228,9 +228,9 @@ class Exchange:
     one at a time on each call; one idle call stays open.
 
     Args
-        again  called for each message in flight if the server ended the stream, with whether the
-               token has changed since, and whether gRPC lost the status; returns whether it
-               sends the message again
+        again  called for each message in flight if the server ended the stream; its arguments say
+               whether the token differs from the stream's, and whether gRPC lost the status;
+               returns whether it sends the message again
     Guarantees  each accepted message ends once, with the bytes or an error, at the deadline at the
                 latest (plus the time that the machine needs to run a thread)
     """
@@ -315,7 +315,7 @@ class Exchange:
 
     def _expire(self, planned: float) -> None:
         if self._looks != planned:
-            return  # a check that is due sooner was scheduled, and schedules the next
+            return  # an earlier check was scheduled, which schedules the next one
         now = time.monotonic()
         self._looks = inf  # if this check fails, the next message schedules one
         late = [self.pending.pop(n) for n, a in list(self.pending.items()) if a.deadline <= now]
@@ -416,14 +416,14 @@ class Exchange:
         self._connecting.discard(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
             self._break(exc)
-        self._open_more()  # the ended call counted among those at work
+        self._open_more()  # the task that ended no longer counts towards MAX_CALLS
 
     def _break(self, exc: BaseException) -> None:
         self._broken = self._broken or exc
         self._task.cancel()
 
     async def _connect(self, call: Any) -> None:
-        """Continues once messages can be sent, or the call has ended: a read will show why."""
+        """Continues once messages can be sent or the call has ended; a read shows why it ended."""
         with contextlib.suppress(grpc.RpcError):
             await call.wait_for_connection()
         self._connecting.discard(asyncio.current_task())
@@ -472,7 +472,7 @@ class Exchange:
             self._work(call, self._read(call))
             return
         try:
-            self._next(call)  # goes first, so that messages sent on this reply can use the call
+            self._next(call)  # first, so that messages that this reply triggers can use the call
             self._receive(data, sequence)
         except Exception as exc:  # noqa: BLE001 - the other messages must end
             self._break(exc)

@@ -69,7 +69,7 @@ log = EventLog(__name__)
 MAX_ASKED = 256  # number of servers asked at once, since silent ones take their whole timeout
 STAMP_S = 1.0  # seconds between checks for changes of cluster.toml
 LOOK_AGAIN_S = 1.0  # seconds between searches for servers while a shard is down
-FOLLOW_S = 10.0  # seconds between checks of servers, if no heartbeats notice new ones
+FOLLOW_S = 10.0  # seconds between checks of servers, if heartbeats do not go to all of them
 
 
 class Table:
@@ -233,7 +233,7 @@ class Table:
                 if running is None:
                     running = self._refreshing = runtime.helper.submit(self.refresh, None)
             except RuntimeError as exc:
-                self._runtime.check_open()  # if the client is open, no thread can be started
+                self._runtime.check_open()  # raises if closed; if open, no thread can be started
                 raise _unread(exc) from exc
         try:
             return running.result()

@@ -210,7 +210,7 @@ class BlockFetch:
         return [row for row, f in enumerate(self._fetched) if f.source == UNKNOWN]
 
     def blocks(self, low: LowOrders, instead: dict[int, Answers]) -> tuple[ContextBlock, ...]:
-        """Makes each row's block; `instead` has the answers to all words for each `unknown` row."""
+        """Makes each row's block; `instead` has the answers for all words, by `unknown` row."""
         return tuple(
             _block(low, context, fetched, instead.get(row))
             for row, (context, fetched) in enumerate(
@@ -245,7 +245,7 @@ def _no_memory(cause: MemoryError) -> DlmError:
 
 
 def waited(steps: Steps[T]) -> T:
-    """Runs a call to its result; the caller's thread waits."""
+    """Runs a call to its end, and returns its result; the caller's thread waits."""
     try:
         try:
             while True:
@@ -265,7 +265,7 @@ def waited(steps: Steps[T]) -> T:
 
 
 async def awaited(steps: Steps[T]) -> T:
-    """Runs a call to its result; the caller's task waits on an event loop."""
+    """Runs a call to its end, and returns its result; the caller's task waits on an event loop."""
     try:
         try:
             while True:

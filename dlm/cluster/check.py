@@ -85,7 +85,7 @@ def _position(
     ids: NDArray[np.uint32],
     checked: Checked,
 ) -> Beam:
-    """Extends the beam by one position, and compares scores with the oracle's, which uses `ids`."""
+    """Extends the beam by one position, and compares scores with the oracle's for `ids`."""
     began = time.perf_counter()
     extension = utterance.extend(list(beam), candidates)
     checked.calls_ms.append((time.perf_counter() - began) * 1e3)

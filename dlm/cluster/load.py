@@ -53,7 +53,7 @@ def slot_load(places: Sequence[str], manifest: Manifest) -> NDArray[np.int64]:
 def _page(place: str) -> Any:
     try:
         if place.startswith(("http://", "https://")):
-            # The environment's proxy is not used, since servers are in this network.
+            # The environment's proxy is not used, since the servers are on this network.
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with opener.open(place, timeout=TIMEOUT_S) as reply:
                 data = reply.read(MAX_BYTES + 1)

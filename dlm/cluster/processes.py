@@ -81,7 +81,7 @@ class Server:
 
 
 def by_number(address: str) -> str:
-    """Replaces a loopback host in an address by 127.0.0.1, which `running_servers` gives."""
+    """Replaces a loopback host in an address with 127.0.0.1, which `running_servers` uses."""
     host, port = address.rsplit(":", 1)
     return f"127.0.0.1:{port}" if is_loopback(host) else address
 
@@ -156,7 +156,7 @@ def running_servers(
     Args    processes, replicas  number of processes per port, and of ports per shard
             first_port  port i is first_port + i; 0 means free ports
             first_metrics_port  process i gets first_metrics_port + i; 0 means no metrics
-            sets        a file that lists the folders; servers follow changes of this file
+            sets        a file that lists the folders; servers follow changes to this file
             compiling   compiles kernels that an earlier start did not cache
     Raises  ShardDown, ConfigError  if a server did not start; its message is on standard error
     """

@@ -146,7 +146,7 @@ class Pair:
 
 @contextmanager
 def only_one(cluster: AnyPath) -> Iterator[None]:
-    """Raises `ConfigError` if another roll-out of the cluster runs; in a store, writing does so."""
+    """Raises `ConfigError` if another roll-out of `cluster` runs; in a store, `edit` raises it."""
     if isinstance(cluster, RemotePath):
         yield
         return
@@ -452,7 +452,7 @@ class Rolling:
                 state = self._carry_out(state, more)
             else:
                 self.ended = action
-                if action.failure and not state.failure:  # a state's failure is told with its stage
+                if action.failure and not state.failure:  # `_tell_stage` tells a state's failure
                     self._tell(action.failure)
                 if action.silent:
                     self._tell(

@@ -139,8 +139,8 @@ def most_by_chance(calls: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The results of the same sentences on both models: `failed` failed on the new, `old_failed`
-    on the old model; for `wrong`, servers' scores differ from the new model's files.
+    """The results of the same sentences on both models: `failed` of them failed on the new model,
+    `old_failed` on the old; for `wrong` of them, servers' scores differ from the new model's files.
 
     old_ms, new_ms  median times of the calls
     ratios      for each pair of calls with one sentence, the new model's time over the old model's
@@ -169,7 +169,7 @@ class Seen:
     holding  shard set -> servers that hold it
     busy     shard sets that may have got queries since the last poll
     spared   servers that do not answer while another server of their shard does
-    processes  number of processes of the largest server; a poll reaches only one process
+    processes  most processes that any server has; a poll reaches only one process of a server
     """
 
     lacking: Mapping[str, tuple[str, ...]]

@@ -82,7 +82,7 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """All rows of one poll, and what follows from them: the expected `shards`, as far as known; the
-    `missing` shards: no ready server has them, no server that refuses this client may have; and
+    `missing` shards, which no ready server has and no server that refuses this client may have; and
     `unserved`, the default model of cluster.toml, if no server holds that model."""
 
     rows: tuple[Row, ...]
@@ -267,7 +267,7 @@ class _Server:
         return self.rows()
 
     def _take(self, beat: _Beat) -> None:
-        """Notes a heartbeat; it counts as the first if another process answered."""
+        """Notes a heartbeat; it counts as the first if the process that answered is a new one."""
         shard_set = bytes(beat.reply.shard_set)
         known = self.held.get(shard_set)
         if known is None or known.last.reply.instance != beat.reply.instance:
@@ -276,7 +276,7 @@ class _Server:
             known.add(beat)
 
     def rows(self) -> list[Row]:
-        """One row per shard set; figures of the whole process appear only with the default."""
+        """One row per shard set; figures of the whole process are only in the default set's row."""
         rows = [held.row(self.endpoint, self._model(one)) for one, held in self.held.items()]
         return rows[:1] + [replace(row, cpu_percent=None, memory_bytes=None) for row in rows[1:]]
 
@@ -306,7 +306,7 @@ def _text_of(error: DlmError) -> str:
 
 
 def mark_slow(rows: list[Row]) -> list[Row]:
-    """Marks those rows as slow whose delay is far above that of another server of their shard."""
+    """Marks as slow the rows whose delay is far above that of another server of their shard."""
     least: dict[tuple[str | None, int | None], float] = {}
     for row in rows:
         if row.state == "ready" and row.delay_ms is not None:
@@ -374,8 +374,8 @@ class ClusterStatus:
         return None if any(name.startswith(beginning) for name in held) else self._model
 
     def _remeasure_slow(self, rows: list[Row]) -> list[Row]:
-        """Measures the servers that seem slow again, one after another, and returns all rows. If
-        measured all at once, servers would also wait for this process."""
+        """Remeasures shards with rows that seem slow, one server at a time, and returns all rows.
+        Measured all at once, the servers' delays would include waits for this process."""
         for _ in range(ROUNDS):
             shards = {(row.shard_set, row.shard) for row in rows if row.slow}
             if not shards:

@@ -42,12 +42,12 @@ Tell = Callable[[str], None]
 def distill_files(
     request: DistillRequest, *, progress: Tell = lambda line: None
 ) -> DistilledModel | None:
-    """Writes the model on a topology that is nearest to a source, or only writes counts and returns
+    """Writes the model nearest to a source on a topology, or only writes counts and returns
     None. The same inputs and options give the same bytes. The output is replaced whole or not at
     all, and has a record composed from those of the inputs.
 
     Raises
-        ConfigError   models too big for the memory; words that do not match; counts of other inputs
+        ConfigError   models too big for memory; mismatched words; stored counts of different inputs
         SourceError   a Python object that does not return distributions
         FormatError, PrivacyError  a file or a record that cannot be read
     """

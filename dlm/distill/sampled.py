@@ -1,4 +1,4 @@
-"""Samples a source, or follows it along a text, and fits the nearest models. For a network or a
+"""Samples a source, or runs it over a text, and fits the models nearest to it. For a network or a
 model in Python, visited histories are counted; for a backoff model, states of its automaton."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WHOLE_PRIOR = 0.01  # default prior, in visits, for sources that give full distr
 
 
 class SampledSource:
-    """A `Source` or a backoff model that can be counted; raises the errors of `SourceReader`.
+    """Wraps a `Source` or a backoff model for counting; raises the errors of `SourceReader`.
     Without the `sha256` of its file, the source is identified by its answers."""
 
     def __init__(
@@ -108,7 +108,7 @@ def count_source(
     progress: Tell | None = None,
 ) -> tuple[NgramCounts, float]:
     """Returns the counts for a closed topology, and the source's entropy summed over all visits, in
-    nats. Saves them in `folder`; if `sampling` is None, sums the counts `added` of several workers
+    nats. Saves them in `folder`; if `sampling` is None, sums up several workers' counts, `added`,
     instead. Raises the errors of `work.count_all` and `work.add_parts`."""
     counting = source.counting(topology)
     common = {"source": source.identity(), "topology": work.ngrams_digest(topology)}
@@ -184,7 +184,7 @@ def distill_samples(
     added: Sequence[Path] = (),
     progress: Tell | None = None,
 ) -> DistilledModel:
-    """Fits the model on a topology's n-grams that is nearest to a source, from samples of it.
+    """Fits the model nearest to a source, from samples of it, on the n-grams of a topology.
 
     Args
         sampling       a part of the samples, or a text, instead of samples and a seed
@@ -383,8 +383,8 @@ class VisitCounting:
 
 
 class WalkCounting:
-    """Counts the states of a backoff model that its own sentences, or a text's, visit; words have
-    the ids of `topology`, which is closed."""
+    """Counts visits to the states of a backoff model by its own sentences, or by a text's; words
+    have the ids of `topology`, which is closed."""
 
     def __init__(self, model: ModelColumns, topology: ModelColumns) -> None:
         self._target = topology

@@ -31,7 +31,7 @@ from dlm.units import counted
 
 U32, F32, F64 = np.uint32, np.float32, np.float64
 
-# Makes the comments to write from the model's comments, and its counts before and after.
+# Takes a model's comments, and its counts before and after; returns the comments to write.
 Comment = Callable[[list[str], tuple[int, ...], tuple[int, ...]], list[str]]
 
 _RENORMALISE_BYTES = 60  # bytes per n-gram of the two largest adjacent orders, besides the model

@@ -220,7 +220,7 @@ class _Estimation:
         for text, size in ahead(self._reader.blocks(), 2):
             chars = np.frombuffer(text, np.uint8)
             at = 0
-            new_words, new_bytes = 1 << 12, 1 << 17  # more than the longest word
+            new_words, new_bytes = 1 << 12, 1 << 17  # 1 << 17 bytes hold the longest word
             while at < size:
                 self._table.reserve(new_words, new_bytes)
                 room = min(self._tokens_that_fit(), capacity)
@@ -231,7 +231,7 @@ class _Estimation:
                 )  # fmt: skip
                 self._table.settle(np.append(state[:2], -1))
                 if at == before:
-                    # Lines are read completely: a line may have more new words than there is room
+                    # Lines are read whole, so a line may have more new words than there is room
                     # for.
                     end = text.find(b"\n", at, size)
                     line_bytes = (size if end < 0 else end) - at
@@ -411,7 +411,7 @@ def _load_code(threads: int) -> None:
     with scratch_folder(None, "dlm-first-run") as folder:
         text = folder / "text"
         text.write_bytes(b"a b\n" * 30 + b"b a c\n" * 30)
-        # Blocks are small, so that the code that merges runs is loaded, too.
+        # Small blocks make several runs, so the code that merges runs is loaded, too.
         settings = EstimationSettings(
             order=3, fallback=DEFAULT_FALLBACK, workspace_bytes=8 * MIB, block_tokens=100,
             threads=threads,
@@ -421,7 +421,7 @@ def _load_code(threads: int) -> None:
 
 def _give_memory_back() -> None:
     """Makes the C library return large arrays to the system as soon as they are freed; otherwise it
-    keeps arrays of up to 32 MiB, which no limit includes."""
+    keeps freed arrays of up to 32 MiB, which no limit accounts for."""
     with contextlib.suppress(OSError, AttributeError):  # no mallopt in this library
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 4 * MIB)
 

@@ -48,7 +48,7 @@ def reduce_arpa(
 
     Raises
         ConfigError  the model lacks the order, or the memory limit is too low
-        ArpaError    the file is malformed up to `order`; it is not read further
+        ArpaError    the file is malformed at or below `order`; higher orders are not read
     Guarantees
         the n-grams, their sequence and their values stay, except the weights of the highest order;
         `output` has either its old content or all of the new

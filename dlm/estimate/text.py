@@ -46,8 +46,8 @@ class LineFault(StrEnum):
     NULL_ROW = "null row"
 
 
-# These are faults in text to count, but not in text to score: there, as in KenLM, words are bytes
-# and `<unk>` is the unknown word, and the text is not written to a file that is read again.
+# These are faults only in text to count. In text to score, as in KenLM, words are any bytes and
+# `<unk>` is the unknown word; no ARPA file gets its words from such text, so they may be long.
 SCORED_ANYWAY = frozenset({LineFault.NOT_UTF8, LineFault.RESERVED, LineFault.LONG_WORD})
 
 _ADVICE = {
@@ -338,7 +338,7 @@ class _Place:
 
 
 def lines_of(column: Any) -> bytes:
-    """Joins the rows of an Arrow column without nulls, text or bytes, with a newline after each."""
+    """Joins the rows (text or bytes, no nulls) of an Arrow column, with a newline after each."""
     import pyarrow.compute as pc
 
     column = pc.cast(column, pa.large_binary())
@@ -357,9 +357,9 @@ def may_have_fault(
     max_line_bytes: int = MAX_LINE_BYTES,
     accepted: Collection[LineFault] = frozenset(),
 ) -> bool:
-    """Is true if lines must be checked one by one; otherwise no fault is outside `accepted`."""
+    """Returns whether lines must be checked one by one; if not, all faults are in `accepted`."""
     if {LineFault.RESERVED, LineFault.LONG_WORD} <= set(accepted):
-        # These expressions find the other faults without a loop over bytes.
+        # Faults that are not accepted are found here without a loop over bytes.
         return (
             b"\0" in block
             or _has_long_line(block, max_line_bytes)

@@ -15,7 +15,7 @@ import numpy as np
 
 from dlm.errors import PrivacyError
 
-BITS = 44  # a clip norm is at most 2^BITS steps, small ones even for a far too large norm
+BITS = 44  # a clip norm is at most 2^BITS steps: small steps, even if the norm is far too large
 GRID_BITS = 32  # like BITS, for the grid of discrete noise
 MOST_UPDATES = 1 << (62 - BITS)
 _LOW_BITS = 30  # low bits of each number in an update; the high bits are another int32
@@ -31,7 +31,7 @@ def steps_per_unit(bound: float, bits: int = BITS) -> float:
 
 
 class FixedPoint(NamedTuple):
-    """A 64-bit sum of steps, as halves of one shape: JAX lacks 64 bits. `high` has the sign."""
+    """A 64-bit sum of steps, in two arrays of one shape: JAX lacks 64 bits. `high` has the sign."""
 
     high: jax.Array
     low: jax.Array

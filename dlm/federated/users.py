@@ -152,7 +152,7 @@ class UserDataset:
 
     @classmethod
     def open(cls, path: str | Path, **settings: Any) -> UserDataset:
-        """`from_parquet` for names in .parquet or .parquet.zst, `from_tsv` for the rest."""
+        """Uses `from_parquet` if the name ends in .parquet or .parquet.zst, else `from_tsv`."""
         parquet = ".parquet" in Path(path).suffixes
         return (cls.from_parquet if parquet else cls.from_tsv)(path, **settings)
 
@@ -227,7 +227,7 @@ class UserDataset:
         if source.is_dir():
             raise FormatError(f"{source} is a folder; expected a file of users' text")
         stat = source.stat()
-        # The source of the store: a store from another file or with other settings is rebuilt.
+        # This is the store's source; a store from another file or with other settings is rebuilt.
         made_from = (
             f"{STORE_VERSION} {kind} {missing} {cap_words} {stat.st_size} {stat.st_mtime_ns}"
         )
@@ -304,7 +304,7 @@ class UserDataset:
         return UserDataset(self._reader, self.facts, self._digest, self._rows[places])
 
     def split(self, fraction: float, *, name: str = "split") -> tuple[UserDataset, UserDataset]:
-        """Returns (other users, about `fraction` of the users), by a hash of name and user id.
+        """Returns (the rest, about `fraction` of the users), split by a hash of name and user id.
 
         A user's side depends only on `name` and the user's id, so it does not change when other
         users are added or removed; different names give independent splits.

@@ -122,7 +122,7 @@ class RunVocabulary:
 
     @classmethod
     def of(cls, encode: Encode, record: Provenance) -> RunVocabulary | None:
-        """The inventory of which `encode` is a method, with this record; None if there is none."""
+        """The inventory to which `encode` is bound, with this record; None without an inventory."""
         from dlm.federated.pieces.inventory import Inventory, inventory_of
 
         owner = inventory_of(encode)
@@ -154,8 +154,8 @@ class RunVocabulary:
 
 
 def record_of(encode: Encode) -> Provenance:
-    """Returns the record of the wordpieces of which `encode` is a method; a record without a
-    guarantee if `encode` is wrapped or of another type, or if its record is for another model."""
+    """Returns the record of the wordpieces to which `encode` is bound; a record without a guarantee
+    if `encode` is wrapped or of another type, or if the record is for another model."""
     from dlm.federated.pieces.inventory import inventory_of
 
     owner = inventory_of(encode)

@@ -174,7 +174,7 @@ class LanguageModel:
             texts = tuple(word.decode("utf-8", "replace") for word in words)
             bonus = score.bonus * LN_10
             total = Hypothesis(texts, one.acoustic, lm).total(scales) + bonus
-            # The total is too large, or 0 times -inf; but probability 0 rightly gives -inf.
+            # Refuse a total too large or with 0 times -inf; probability 0 rightly gives -inf.
             if not math.isfinite(total) and (math.isfinite(lm) or total != -math.inf):
                 raise _malformed(
                     f"the total of hypothesis {index} is {total}; expected scales and acoustic "
@@ -268,8 +268,8 @@ class LanguageModel:
         return _open_to_caller(found)
 
     def _pin(self, fresh: AsyncUtterance) -> bytes:
-        """Keeps an utterance, unless there is one on its model; returns the beginning of the
-        model's id."""
+        """Keeps an utterance, unless one on the same model is already kept; returns the beginning
+        of the model's id."""
         known = bytes.fromhex(fresh.model_info.model)[:MODEL_BYTES]
         kept = self._pinned.get(known)
         if kept is None or kept.model_info != fresh.model_info:  # the model or its sharding is new
@@ -281,8 +281,8 @@ class LanguageModel:
         return known
 
     def _sources(self, source: NDArray[np.uint8]) -> list[Any]:
-        """Returns the values of `Source` (those of `dlm.ngram.query`), or none if all are FULL;
-        counts the answers of fallbacks."""
+        """Returns `source` as values of `Source`, which share its numbers; none if all are FULL.
+        Counts the answers of fallbacks."""
         fallbacks = int(np.count_nonzero(source))
         self._metrics.fallbacks += fallbacks
         return source.tolist() if fallbacks else []
@@ -322,7 +322,7 @@ class PhraseStore:
 
     def __init__(self, max_bytes: int, aside: Aside) -> None:
         self._max_bytes, self._aside = max_bytes, aside
-        # By the token's name and the id; the most recently used is last.
+        # Phrases are kept by the token's name and their id; the most recently used come last.
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self.bytes = 0
 

@@ -37,7 +37,7 @@ logger = EventLog(__name__)
 
 
 DOOR = "grpc"
-# Work, in queries of Extend: per sentence, and per word in it; per NextWords call, and per word.
+# A sentence, each word in it, NextWords, and each word it returns cost this many queries of Extend.
 SENTENCE_WORK, WORD_WORK = 128, 4
 VOCABULARY_WORK, NEXT_WORK = 2048, 12
 
@@ -144,7 +144,7 @@ class Dispatcher:
         Args    left_s    seconds that the caller waits; None if the caller gave no limit
                 held      a stack, closed once the reply is written: until then, the call counts as
                           in flight
-                streamed  whether it is a message of a stream, which counts only from its turn on
+                streamed  whether the message is of a stream, and so in flight only from its turn on
         Raises  Refusal
         """
         began, result, queries = time.monotonic(), ABANDONED, 0

@@ -130,7 +130,7 @@ def _family(name: str) -> Any:
 def traffic(metrics: GatewayMetrics, client: AsyncClient, shards: int) -> Any:
     calls = np.zeros(_CALLS, np.uint64)
     for (call, _), histogram in metrics.seconds.items():
-        if call != "Models":  # monitoring calls `Models`
+        if call != "Models":  # monitoring uses `Models`
             calls += np.array(histogram.counts, np.uint64)
     sent_to = client.sent_to
     return pb.Traffic(

@@ -3,7 +3,7 @@
 If quantised, each order has a codebook for its probabilities and one for its weights. Lloyd's
 iteration (Lloyd 1982) starts from the quantiles, where KenLM stops, and reduces the sum of squared
 errors in log10. 0 and -inf have separate codes, so that no weight appears or disappears, and
-states and the tree stay those of the model.
+states and the tree stay as they are in the model.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ Bits = NDArray[np.uint32]
 
 
 class ValueHistogram:
-    """Counts how often each value occurs; takes several times 12 bytes per distinct value.
+    """Counts how often each value occurs; its memory is several times 12 bytes per distinct value.
 
     Args  most  the most distinct values that are counted; if there are more, `values` is empty
     """

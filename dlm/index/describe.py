@@ -7,8 +7,8 @@ from typing import Any
 from dlm.index.layout import Manifest
 
 MIB = 1 << 20
-# Memory of a server process besides the mapped file: 206 MiB are resident once it is warm, with
-# kernels and libraries; the rest is for messages in flight.
+# A server process needs this much besides the mapped file: 206 MiB are resident once it is warm,
+# with kernels and libraries; the rest is for messages in flight.
 PROCESS_MIB = 256
 
 

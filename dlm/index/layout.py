@@ -144,7 +144,7 @@ def canonical_text(content: Mapping[str, Any]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode("ascii")
 
 
-# Fields that the shard-set id leaves out: the same model, sharded the same way, is the same set,
+# The shard-set id leaves out these fields: the same model, sharded the same way, is the same set,
 # whoever built it, and whatever the name of the model's file.
 _ABOUT = frozenset({"shard_set", "check", "provenance"})
 
@@ -297,9 +297,9 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
     return manifest
 
 
-# The maximum size of the low orders ("Files" in FORMAT.md): for any file, headers, padding and
-# spare 64-bit words; for each word, both records, its list's directory and two table entries; for
-# each 2-gram, its key, its value and a table entry.
+# These limit the size of the low orders ("Files" in FORMAT.md): a file has headers, padding and
+# spare 64-bit words; a word has both records, its list's directory and two table entries; a 2-gram
+# has its key, its value and a table entry.
 _LAYOUT_BYTES = 1 << 16
 _WORD_BYTES = 4 + 16 + 8 + 8
 _PAIR_BYTES = 4 + 5 + 2 + 4

@@ -83,7 +83,7 @@ class NgramTables:
         return ranks
 
     def model_id(self) -> str:
-        """Returns the XXH3-128, in hex, of the words and of every n-gram of the model with values.
+        """Returns the XXH3-128, in hex, of the model's words and of its n-grams with their values.
 
         Neither sharding nor the file's sequence of n-grams matters: an order's hashes are summed.
         """

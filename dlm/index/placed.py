@@ -22,7 +22,7 @@ from dlm.record.signature import require_signed, signature_of
 from dlm.stores.fetching import fetch, fetch_object, folder_of, remembered
 from dlm.stores.remote import XXH3, AnyPath, RemotePath, call, head, put, put_file
 
-PUSHED = f"{MANIFEST}.pushed"  # names the set that a URL is for
+PUSHED = f"{MANIFEST}.pushed"  # this object names the set that owns the URL
 FOLLOWED = (".toml", ".sets")  # suffixes of files that commands change in place
 
 

@@ -33,7 +33,7 @@ class ModelStatistics:
     contexts     by order: n-grams with a back-off weight, about as many as contexts that are nodes
     rank_bits    mean bits of a 3-gram's rank
     key_bits     mean bits of a 2-gram's key, with its share of the directory
-    prob_bits    by order: bits of an exact probability above the smallest
+    prob_bits    by order: bits of an exact probability's code
     runs         distinct probabilities of words
     weight_bits  by order: bits that distinguish the weights of a sample
     """
@@ -129,7 +129,7 @@ def estimate_sizes(
 ) -> ShardSetSizes:
     """Estimates the size of a shard set.
 
-    Guarantees  `disk` is within 10 % for models of sentences from a megabyte on, pruned or not
+    Guarantees  `disk` is within 10 % if a model, pruned or not, is of sentences and at least 1 MB
     """
     coding = coding_of(encoding, bits)
     words, order = m.counts[0], len(m.counts)
@@ -153,8 +153,8 @@ def estimate_sizes(
         previous = rank
         value = _prob_bits(m, coding, k) + (k < order)
         of_grams = int(grams * (value + rank))
-        # A record's bits: how many words follow it and nodes are below it, its weight, its key and
-        # its distance among its siblings; a root also stores how many bits a rank has.
+        # A record stores how many words follow it and how many nodes are below it, its weight, its
+        # key and its distance among its siblings; a root also stores how many bits a rank has.
         head = 2 + 1.5 * (k < order)
         head += min(_weight_bits(m, coding, k - 1), NODE_WEIGHT_BITS)
         if k > 3:

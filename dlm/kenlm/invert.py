@@ -1,7 +1,7 @@
-"""Finds the n-grams of a KenLM file with hash tables, which stores only hashes of their words.
+"""Finds the n-grams of a KenLM file whose hash tables store only hashes of the words.
 
 A KenLM file also has every n-gram's context and suffix, so the n-grams of order n are sought
-among pairs of n-grams of order n - 1 that share n - 2 words. Signs in the file show which n-grams
+among pairs of n-grams of order n - 1 that share n - 2 words. The signs of values show which n-grams
 begin or end a longer one, and a filter of the table's keys rejects most other candidates. The
 result is accepted only if every key of a table is claimed exactly once.
 

@@ -153,7 +153,7 @@ def rank_of(at, count, key):  # type: ignore[no-untyped-def]
         there = min(here + step, last)
         here = here if below(key, load64(there)) else there
     if load64(here) != key:
-        here, rest = at, count  # the hash is far away or missing: a binary search over all
+        here, rest = at, count  # the hash is far away or missing: search all hashes by halving
         while rest > _1:
             half = rest >> _1
             there = here + (half << _3)
@@ -212,7 +212,7 @@ def negative(bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def is_flagged(bits):  # type: ignore[no-untyped-def]
-    """Whether no longer n-gram ends in this one, by its probability's bits in a hash table."""
+    """Whether no other n-gram ends in this one, by its probability's sign bit in a hash table."""
     return (bits & _SIGN) != _0
 
 
@@ -274,7 +274,7 @@ def child_near(level, first, end, place, word):  # type: ignore[no-untyped-def]
         at = there if (load64(there >> _3) >> (there & _7)) & mask <= word else at
     found = (load64(at >> _3) >> (at & _7)) & mask
     if (found != word) & (((at == last) & (high < end)) | ((found > word) & (low > first))):
-        count, at = end - first, base + first * size  # far away: a binary search over all
+        count, at = end - first, base + first * size  # the word is not near: search all children
         while count > _1:
             half = count >> _1
             there = at + half * size
@@ -306,7 +306,7 @@ def children_of(level, place, at):  # type: ignore[no-untyped-def]
     highs = of(level, HIGHS)
     if highs:
         entry = (place - (of(level, AT) << _3)) // of(level, ENTRY_SIZE)
-        # The high bits are the last index of the table whose value is not above this entry.
+        # The high bits are the index of the table's last value that is not above this entry.
         here, last = highs, highs + ((of(level, HIGH_COUNT) - _1) << _3)
         rest = of(level, HIGH_COUNT)
         while rest > _1:

@@ -214,7 +214,7 @@ def read_layout(data: Data, path: str) -> Layout:
 
 
 def buckets_of(count: int, multiplier: float) -> int:
-    with np.errstate(over="ignore"):  # for a damaged header
+    with np.errstate(over="ignore"):  # a damaged header may cause overflow
         wanted = float(np.float32(multiplier) * np.float32(count))
     return max(count + 1, int(min(wanted, _MAX_COUNT * 8)))
 

@@ -30,7 +30,7 @@ KERNELS = (
     words_kernels.find_words,
 )
 LINE_SPACES, WHITE_SPACE = b" \t\r", b" \t\r\v\f"  # bytes that separate words, besides the newline
-_SAMPLES, _SAMPLE_BYTES = 32, 64  # number and bytes of the samples that a file's id hashes
+_SAMPLES, _SAMPLE_BYTES = 32, 64  # number of samples hashed for `model_id`, and bytes of each
 _KNOWN_WORDS = 1 << 20  # maximum number of ids to remember
 
 

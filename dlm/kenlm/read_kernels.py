@@ -40,7 +40,7 @@ from dlm.ngram.memory_kernels import as_float32, field, load64, load_float32, of
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 _LOW_32 = np.int64((1 << 32) - 1)
 _SIGN = np.int64(0x80000000)
-# Shifts of a key: to choose the filter's word in its class, and three bits of that word.
+# These shifts of a key choose the filter's word in its class, and three bits of that word.
 _WORD_SHIFT, _FIRST, _SECOND, _THIRD = np.int64(20), np.int64(58), np.int64(52), np.int64(46)
 _6_BITS = np.int64(63)
 KEY_BYTES, PROB_BYTES = 8, 4
@@ -159,8 +159,8 @@ def cut(suffix, goes_on, begin, first, budget, out):  # type: ignore[no-untyped-
 
     Shapes
         suffix, goes_on, begin  as in `join`
-        out  (3,) int64  filled: the n-gram after the turn's last, number of candidates of the turn,
-                         and the largest number of one n-gram
+        out  (3,) int64  filled: the n-gram after the turn's last, the turn's number of candidates,
+                         and the most candidates of any one n-gram
     """
     total = most = _0
     p = first
@@ -190,9 +190,9 @@ def join(  # type: ignore[no-untyped-def]
         ids         (n, k)  uint32  n-grams of order k: the contexts
         suffix      (n,)    uint32  rank of each context's suffix in order k - 1
         goes_on     (n,)    uint8   whether a longer n-gram may begin with the context
-        begin       (m + 1,) int64  for each n-gram of order k - 1, where in `halves` the n-grams
-                                    begin that continue it and are suffixes
-        halves      (s,)    int64   what each of these n-grams contributes to a key
+        begin       (m + 1,) int64  for each n-gram of order k - 1: where `halves` begins to list
+                                    the suffixes of order k that continue it
+        halves      (s,)    int64   what each of these suffixes contributes to a key
         state       (1,)    int64   context to go on with; `end` when all are done
         candidates  (C,)    int64   room for the suffixes of one context
         found       (R, 3)  uint32  filled: context, suffix in `halves`, bucket
@@ -231,7 +231,7 @@ def join(  # type: ignore[no-untyped-def]
 @kernel("uint32[:, :], out uint8[:]")
 def claim(found, claims):  # type: ignore[no-untyped-def]
     """Marks the buckets in the last column of `found` (R, 3) uint32 as claimed, in `claims`
-    (buckets,) uint8; returns how many were claimed before."""
+    (buckets,) uint8; returns how many were already claimed."""
     again = _0
     for i in range(len(found)):
         again += claims[found[i, 2]]
@@ -326,7 +326,7 @@ def values(at, size, top, bucket, prob, backoff):  # type: ignore[no-untyped-def
 # Columns of an order's cursor: an n-gram, the end of its children, and its first word.
 NODE, CHILDREN_END, WORD = range(3)
 CURSOR_FIELDS = 3
-# The faults of a file that `read_trie` returns.
+# What `read_trie` returns for a damaged file.
 BAD_POINTER, BAD_WORD = -1, -2
 
 

@@ -202,7 +202,7 @@ class KenlmReader(Closeable):
 
     def _clean(self, batch: NgramBatch) -> NgramBatch:
         """Returns the batch without -0.0; raises KenlmFormatError if no model can have a value."""
-        with np.errstate(invalid="ignore"):  # NaN, which is refused below
+        with np.errstate(invalid="ignore"):  # a NaN may warn; it is refused below
             prob, backoff = batch.log10_prob + F32(0), batch.log10_backoff + F32(0)
         if not bool((prob < np.inf).all()) or not bool(np.isfinite(backoff).all()):
             raise self._error("a value is infinite or NaN", batch.order, DAMAGED)

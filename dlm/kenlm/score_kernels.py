@@ -56,7 +56,7 @@ _0, _1, _2, _3, _4 = np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int6
 
 @inlined
 def ask_ahead(view, is_trie, order, word, length, context, step):  # type: ignore[no-untyped-def]
-    """Prefetches what `score_word` reads first for a word; takes its first seven arguments."""
+    """Takes the first seven arguments of `score_word`, and prefetches what it reads first."""
     prefetch(of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES))
     if not is_trie and length:
         key = key_of(word, load32(context))
@@ -117,7 +117,7 @@ def charged(prob, found, length, weights):  # type: ignore[no-untyped-def]
 
 @inlined
 def weigh(view, is_trie, length, context, step, weights):  # type: ignore[no-untyped-def]
-    """Writes the weights of a context, as `GetState` does; returns how many words matter."""
+    """Writes the weights of a context, as `GetState` does; returns the length of its state."""
     if not length:
         return _0
     _, _, state = score_word(
@@ -161,7 +161,7 @@ def put(block, column, i, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def go_on(level, is_trie, block, live, item, node, end, word, share):  # type: ignore[no-untyped-def]
-    """Enters a word that goes on to an order, and prefetches the first place to look; `word` is
+    """Enters a word to look up in an order, and prefetches the first place to look; `word` is
     the context's word for that order, and `share` is that word's id / (number of words)."""
     if is_trie:
         place = min(node + np.int64(np.float32(end - node) * share), end - _1)

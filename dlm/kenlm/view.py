@@ -1,5 +1,5 @@
 """Makes the view of a mapped file (the numbers that kernels read), and finds the words by id: in
-the file or, if a list is given, by their hashes in the list."""
+the file or, if a list is given, in the list, whose words are hashed to find their ids."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Writes a reader's n-grams as an ARPA file, and a model as a KenLM probing file, which KenLM opens
-and scores like a file of `build_binary`.
+and scores like one that `build_binary` made.
 
 KenLM needs the suffix of every n-gram. A missing suffix is added as a *blank*, with the score of
 backing off, computed in KenLM's order. Signs are flags: the sign of a probability is clear if a
@@ -168,7 +168,7 @@ def write_probing(
         file.write(_table(hashes[1:], number, buckets_of(counts[0], multiplier), "words").data)
         first = orders[0]
         pairs = np.zeros((counts[0] + 1, 2), U32)
-        # KenLM reads the sign of a word's probability as it is in the file; a 0 has no sign.
+        # As in KenLM, a word that is no suffix keeps its probability's own sign, and a 0 has none.
         pairs[:words, 0] = np.where(first.is_suffix, np.abs(first.prob), first.prob).view(U32)
         pairs[:words, 1] = first.backoff.view(U32)
         file.write(pairs.data)
@@ -189,7 +189,7 @@ def _keys(ids: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.int64]:
 
 
 def _closed(order: _Order, longer: _Order) -> _Order:
-    """Returns the order with a blank, without values, for each suffix of `longer` that it lacks."""
+    """Returns the order with a blank (no values yet) for each suffix in `longer` that it lacks."""
     keys = _keys(longer.ids, 1, longer.ids.shape[1])
     lost = np.flatnonzero(order.rows_of(keys) < 0)
     _, places = np.unique(keys[lost], return_index=True)
@@ -206,7 +206,7 @@ def _closed(order: _Order, longer: _Order) -> _Order:
 
 
 def _link(shorter: _Order, order: _Order) -> None:
-    """Sets the flags of contexts and suffixes, and the values of blanks, which back off to them."""
+    """Sets the flags of contexts and suffixes in `shorter`, and the scores of blanks in `order`."""
     k = order.ids.shape[1]
     if k == 2:
         context, suffix = (order.ids[:, j].astype(I64) for j in range(2))

@@ -160,7 +160,7 @@ def score(
             matched = length + 1
             log10_prob = found[0]
             break
-    matched = max(matched, 1)  # a model without <unk>: the unknown word still has order 1
+    matched = max(matched, 1)  # in a model without <unk>, the unknown word still has order 1
 
     total = ZERO
     for length in range(len(kept), matched - 1, -1):

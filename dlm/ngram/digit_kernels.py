@@ -38,7 +38,7 @@ _HALF = np.uint64(1 << 63)
 # The two digits of each number below 100.
 _PAIRS = np.frombuffer("".join(f"{n:02}" for n in range(100)).encode(), np.uint8)
 
-# Exponents of ten to scale by: -31 for the largest float32, 45 for the smallest; and one beyond.
+# Exponents of ten to scale by: -31 (largest float32) to 45 (smallest), and one more at each end.
 _LEAST_POWER, _MOST_POWER = -32, 46
 
 
@@ -55,7 +55,7 @@ def _powers() -> np.ndarray:
 
 
 def _floor_log2_of_ten(power: int) -> int:
-    """Exponent of the largest power of two up to 10**power, for powers in the range above."""
+    """Exponent of the largest power of two up to 10**power, for powers that `_powers` uses."""
     return (power * 1741647) >> 19
 
 
@@ -64,7 +64,7 @@ _POWERS = _powers()
 
 @inlined
 def _scaled(power_bits, number):  # type: ignore[no-untyped-def]
-    """The upper 32 of 96 bits of a product; the lowest is also 1 if the exact product has a rest.
+    """The upper 32 of 96 bits of a product; the last is also 1 if the exact product has a fraction.
 
     Two results compare as the exact products do, except that a last bit of 1 stands for any
     fraction: "rounding to odd".
@@ -76,7 +76,7 @@ def _scaled(power_bits, number):  # type: ignore[no-untyped-def]
 
 @inlined
 def shortest_digits(bits):  # type: ignore[no-untyped-def]
-    """The shortest decimal that reads back as a float32, given its bits: positive and finite.
+    """The shortest decimal that reads back as the positive, finite float32 with these bits.
 
     Returns  (digits, exponent): the value is digits * 10**exponent; digits may end in zeros
     Paper    Giulietti, The Schubfach way to render doubles (2021), for 32 bits: three products
@@ -96,7 +96,7 @@ def shortest_digits(bits):  # type: ignore[no-untyped-def]
         exponent = np.int64(1 - _BIAS)
     # A float32 at a power of two is nearer to the one below it than to the one above.
     closer_below = fraction == 0 and biased > 1
-    # The decimal grid: the largest power of ten not above the width of what rounds to the number.
+    # The grid's step is the largest power of ten not above the width of what rounds to the number.
     tens = (exponent * 1262611 - (524031 if closer_below else 0)) >> 22
     shift = np.uint64(exponent + ((-tens * 1741647) >> 19) + 1)
     power = _POWERS[-tens - _LEAST_POWER]
@@ -226,8 +226,8 @@ def put_fixed(text, at, number):  # type: ignore[no-untyped-def]
         at += 1
         number = -number
     whole = np.uint64(number)
-    # The fraction in 64 bits, and the bits beneath, which only a number below 2**-11 has. Unless
-    # all decimals are 0, at most 10 bits are beneath, so that `beneath` is exact.
+    # `fraction` has 64 bits; only a number below 2**-11 has bits beneath them. Unless all decimals
+    # are 0, there are at most 10 of those, so that `beneath` is exact.
     scaled = (number - np.float64(whole)) * 2.0**64
     fraction = np.uint64(scaled)
     beneath = (scaled - np.float64(fraction)) * 1e6

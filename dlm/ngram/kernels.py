@@ -126,7 +126,7 @@ def hash_word(text, begin, length, first):  # type: ignore[no-untyped-def]
 
 @inlined
 def bytes_at(text, at, count):  # type: ignore[no-untyped-def]
-    """The next `count` bytes as a number, or eight where there are more; count >= 0."""
+    """The next `count` bytes, but at most eight, as a number; count >= 0."""
     value = load64(text, at)
     if count < 8:
         value &= (U1 << (np.uint64(count) * U8)) - U1
@@ -135,7 +135,7 @@ def bytes_at(text, at, count):  # type: ignore[no-untyped-def]
 
 @inlined
 def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
-    """Returns the end of the word at `at`, where a delimiter stands, and the word's `bytes_at`.
+    """Returns the place of the delimiter that ends the word at `at`, and the word's `bytes_at`.
 
     Shapes  text (T,);  delimiters (256,)  not 0 for each delimiter; none is above a space
     Trusts  a delimiter at `at` or after it, and PAD_BYTES after that

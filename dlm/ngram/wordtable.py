@@ -41,7 +41,7 @@ class WordTable:
         of the unknown word, and every word not listed, have id 0
     Cost
         about 30 bytes per word besides its own; finding a word of up to eight bytes reads 16 bytes
-        in one place, a longer one reads two places more
+        in one place; finding a longer word reads two more places
     """
 
     __slots__ = ("_bytes_used", "_count", "slots", "word_begin", "word_bytes")
@@ -208,7 +208,7 @@ class WordTable:
     def spell_unk(self, spelling: bytes) -> None:
         if not is_unk_spelling(spelling):
             raise ValueError(f"word 0 of a vocabulary is {spelling!r}; expected <unk> or <UNK>")
-        # Both spellings have the same length.
+        # <unk> and <UNK> have the same length.
         self.word_bytes[: len(spelling)] = np.frombuffer(spelling, np.uint8)
 
     def reserve(self, words: int, size_bytes: int) -> None:

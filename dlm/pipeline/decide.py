@@ -27,7 +27,7 @@ class StagePlan:
     """What must be known about a stage to decide.
 
     Fields
-        settings  that change its output; JSON values
+        settings  those that change its output, as JSON values
         reads     its inputs: path by name
         writes    paths, in the order they are written
         releases  whether it releases something about users, which may be done only once

@@ -31,9 +31,9 @@ NOTHING = "no record, so the model has no guarantee"
 
 @dataclass(frozen=True)
 class WholeReport:
-    """A pipeline's report. `privacy` has the checklist and the model's record; `inputs`, for each
-    input, its record, who attests it, or neither; `stages`, each one's work and output protection;
-    `model`, the files with the record; `held_out`, perplexities of held-out text, if given."""
+    """A pipeline's report. `privacy` has the checklist and the model's record; `inputs`, each
+    input's record, who attests it, or neither; `stages`, what each does and writes, and how that is
+    protected; `model`, the files with the record; `held_out`, perplexities of held-out text."""
 
     privacy: PrivacyReport
     inputs: Mapping[str, str]
@@ -105,7 +105,7 @@ def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeRe
         notes,
         settings.federate.aggregation.secure,
         unprotected + int((held_out or {}).get("users", 0)),
-        parts[-1].get("made") or "",  # the last use of users' text: a later report is the same
+        parts[-1].get("made") or "",  # later reports repeat the date of the last use of users' text
         parts[-1].get("data_set"),
     )
     return WholeReport(

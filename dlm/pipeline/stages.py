@@ -24,8 +24,8 @@ HELD_OUT_NOTE = "computed from held-out users' text without noise; no guarantee 
 
 
 def stages_of(settings: PipelineSettings) -> list[Stage]:
-    """Returns the stages in order. `estimate`, which may fail, is first: without users' text, its
-    failure costs no privacy."""
+    """Returns the stages in order. `estimate`, which may fail, is first: it uses no users' text,
+    so its failure costs no privacy."""
     at = Places(settings.run.folder)
     made = [_estimate(settings, at), unigrams_stage(settings, at), pieces_stage(settings, at)]
     made += [federate_stage(settings, at), _distill(settings, at), _prune(settings, at)]

@@ -213,7 +213,7 @@ def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
 
 
 def check_vouched(settings: PipelineSettings) -> None:
-    """Raises PrivacyError, before users are counted, if nobody attests the pretraining text."""
+    """Raises PrivacyError, before users are counted, if pretraining text lacks its attestation."""
     text = settings.federate.pretrain.text
     given = settings.federate.pretrain.public
     if text and not given and promises(settings.federate) and not sidecar(text).exists():

@@ -36,7 +36,7 @@ class WordCounts:
 
 
 def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) -> WordCounts:
-    """Returns words with counts above `least` (>= 0), most frequent first; without a guarantee."""
+    """Returns words with counts above `least` (>= 0), most frequent first, without a guarantee."""
     order = [p for p in np.argsort(-counts, kind="stable").tolist() if counts[p] > max(least, 0.0)]
     return WordCounts(
         tuple(words[p] for p in order), counts[order], Provenance.none("not said yet")

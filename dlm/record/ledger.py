@@ -1,4 +1,4 @@
-"""Records who took part when: accounting may claim only what this ledger has seen or enforced.
+"""Records who took part, and when: accounting may claim only what this ledger has seen or enforced.
 
 The file has salted hashes of user ids. Anybody who has the file can test guessed ids against it, so
 keep it as secret as the list of participants.
@@ -201,7 +201,7 @@ class ParticipationLedger:
         if not len(sizes):
             return
         mean, variance = self.population * q, self.population * q * (1 - q)
-        if variance == 0:  # every user, in every round
+        if variance == 0:  # every user takes part in every round
             if bool((sizes != mean).any()):
                 raise PrivacyError(
                     "with q = 1 every user takes part in each round, but here some users did not. "
@@ -304,7 +304,7 @@ class ParticipationLedger:
 
         Args
             path    for error messages
-            expect  the digest in a checkpoint or report; any other ledger is refused, even if older
+            expect  the digest in a checkpoint or report; a ledger with another digest is refused
         Raises
             FormatError   the text is not a ledger, or has another version
             PrivacyError  the text was changed by hand: digest or observed values do not match

@@ -27,7 +27,7 @@ class Visit:
 
     Shapes, b sentences, v words
         words    (b,)    uint32   the last word; `<s>` where a sentence begins
-        places   (b,)    int64    places of the sentences in the batch, which they keep; increasing
+        places   (b,)    int64    fixed place of each sentence in the batch; increasing
         given    (b, v)  float32  distribution of the next word; 0 for `<s>`
         entropy  (b,)    float32  entropy of `given`, in nats
     """
@@ -64,7 +64,7 @@ class WordMass:
         parts: Sequence[tuple[NDArray[Any], NDArray[Any] | int, NDArray[np.float64]]],
         begun: int,
     ) -> WordMass:
-        """Joins parts, which are (rows, words or one word, mass); drops entries without mass."""
+        """Joins parts: rows, their words (or one word for all), mass. Drops those without mass."""
         rows = np.concatenate([part for part, _, _ in parts]).astype(np.int64)
         words = np.concatenate([np.broadcast_to(w, part.shape) for part, w, _ in parts])
         mass = np.concatenate([part for _, _, part in parts])
@@ -123,8 +123,8 @@ class LocalCounts:
         found[k - 1]  (n_k,)  float64  C(w, h): w was found at h, not at a longer context
         backed[k]     (n_k,)  float64  C(phi, h): h was tried but did not list the word; h has
                                        length k, 0 to N - 1; 0 for the empty context
-        direct[k]     (n_k,)  float64  h was the longest context in the topology
-        rounding      visits that were in `backed` only by rounding, and were subtracted from it
+        direct[k]     (n_k,)  float64  visits whose longest context in the topology is h
+        rounding      visits in `backed` due to rounding alone, which were subtracted from it
     """
 
     found: list[NDArray[np.float64]]
@@ -135,8 +135,8 @@ class LocalCounts:
 
 def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
     """Splits counts by the context at which words are found. No count is negative: a difference
-    within rounding becomes 0. Visits beyond the mass of a context's unlisted words are due to
-    rounding, and are subtracted."""
+    within rounding becomes 0. Where rounding makes a context back off more visits than the mass
+    of its unlisted words, the excess is subtracted."""
     found: list[NDArray[np.float64]] = []
     backed: list[NDArray[np.float64]] = []
     direct: list[NDArray[np.float64]] = []

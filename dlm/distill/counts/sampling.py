@@ -25,7 +25,7 @@ DRAWN, ASKED, GIVEN = 20_000, 1_000, 1024
 class GivenText:
     """A text whose histories are visited instead of sampled ones; `sha256` is the text's digest.
 
-    `blocks` returns lines, one sentence each, joined by line feeds; every call returns the same.
+    `blocks` returns the same lines at every call: one sentence each, joined by line feeds.
     `record` is the line of the text's privacy record, stored with the counts, or "" without one.
     """
 
@@ -37,8 +37,8 @@ class GivenText:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which sentences are counted: `samples` sentences drawn over all parts, the same for the same
-    seed, or the sentences of a text. `part` is (i, n): a worker counts part i of n, from 1 up."""
+    """Which sentences are counted: either `samples` sentences over all parts, drawn with `seed`,
+    or the sentences of a text. `part` is (i, n): a worker counts part i of n, from 1 up."""
 
     samples: int = 0
     seed: int = 0

@@ -105,7 +105,7 @@ def followed(
     histories: Histories, vocabulary: Vocabulary, lines: list[NDArray[np.uint32]]
 ) -> Iterator[Visit]:
     """Yields the visits of sentences, with the source's distribution at each history.
-    Sentences of similar length go together; words beyond `MOST_WORDS` are left out."""
+    Follows sentences of similar length together; leaves out words beyond `MOST_WORDS`."""
     lines = sorted((line[:MOST_WORDS] for line in lines), key=len, reverse=True)
     for first in range(0, len(lines), BATCH):
         some = lines[first : first + BATCH]

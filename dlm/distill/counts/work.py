@@ -1,4 +1,4 @@
-"""Keeps counts on disk, so that counting resumes after a kill, and parts of the counts add up."""
+"""Keeps counts on disk, so that counting can resume after a kill, and parts can be added up."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ def _resume(counts: Summed, settings: Mapping[str, Any], file: Path) -> dict[str
 def add_parts(
     files: Sequence[Path], settings: Mapping[str, Any], sums: Sequence[NDArray[np.float64]]
 ) -> None:
-    """Adds several workers' counts, files of `count_all` or their `--work` folders, to `sums`.
+    """Adds several workers' counts to `sums`; `files` are from `count_all`, or `--work` folders.
 
     Raises
-        ConfigError  counts of different sources, topologies or texts, of samples and of a text, or
-                     of the same sentences; the same counts twice; unfinished counting
+        ConfigError  sources, topologies or texts differ; only some files have a text; files cover
+                     the same sentences, or have identical counts; counting is unfinished
         FormatError  a damaged file, or one whose numbers are not counts
     """
     common: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Fits the n-gram model on a topology that is nearest to counts, by relative entropy.
+"""Fits the n-gram model nearest to counts, by relative entropy, on the n-grams of a topology.
 
     D(source || model) = const - sum over h of [ sum over w of C(w, h) ln P(w | h)
                                                  + C(phi, h) ln alpha(h) ]
@@ -30,7 +30,7 @@ F32, F64, I64, U32 = np.float32, np.float64, np.int64, np.uint32
 
 TOLERANCE = 1e-6  # error of moment matching, as a share of a context's counts
 MOST_STEPS = 1000
-_ENOUGH = 1e-4  # times the tolerance: nats per word by which a slow context may miss its optimum
+_ENOUGH = 1e-4  # a slow context may miss its optimum by this times the tolerance, in nats per word
 _LEAST_LOG10 = -99.0
 _PARTS = 16
 
@@ -45,7 +45,7 @@ class FitResult:
         residual       the largest moment-matching residual, as a share of a context's counts
         excess         the best model gains at most this many nats per word over `model`, on these
                        counts with the prior's visits; nan for a model that was not fitted
-        rounding       visits that seemed to back off only by rounding, and were subtracted
+        rounding       visits that only seemed to back off, due to rounding, and were subtracted
         unvisited      contexts without counts, which copy the context that they back off to
         words          expected words that `ln_likelihood` covers, including ends of sentences
     """
@@ -106,8 +106,8 @@ def fit(
     Args
         topology   closed under prefixes and suffixes (`topology.closed`)
         prior      visits to add to each visited context. A number is shared among words by how
-                   often each follows the context, so words that only longer contexts saw keep
-                   some probability. Use 0 for exact counts, 1e-3 to 1 for samples
+                   often each follows the context, so words found only at longer contexts
+                   keep some probability. Use 0 for exact counts, 1e-3 to 1 for samples
         tolerance  when to stop: the largest difference between expected and given counts, as a
                    share of the context's counts
     Raises  ConfigError  no counts; a prior below 0

@@ -32,7 +32,7 @@ def add_at(values, place, total):  # type: ignore[no-untyped-def]
 
 @kernel("float64[:], uint32[:], uint32[:], out float64[:]")
 def subtract_from_prefix(values, prefix, suffix, total):  # type: ignore[no-untyped-def]
-    """Subtracts values[prefix[i]] from total[suffix[i]]: nothing backs off for listed words."""
+    """Subtracts values[prefix[i]] from total[suffix[i]], since listed words do not back off."""
     for i in range(len(prefix)):
         total[suffix[i]] -= values[prefix[i]]
 
@@ -128,7 +128,7 @@ def left_over(prob, prob_back, suffix, begin, end, first):  # type: ignore[no-un
     Shapes
         prob        (n,)  float64  probabilities of the words that a context lists
         prob_back   probability of all other words: 1 minus the sum of prob
-        suffix      entries begin..end increase; minus `first` they are the child's words
+        suffix      entries begin..end, minus `first`: places in `prob` of the child's words, rising
     """
     listed = 0.0
     for i in range(begin, end):
@@ -146,10 +146,10 @@ def left_over(prob, prob_back, suffix, begin, end, first):  # type: ignore[no-un
 def cap_backed(  # type: ignore[no-untyped-def]
     parent, parent_first, first_child, suffix, found, parent_backed, parent_visited, visited, backed
 ):
-    """Limits what backs off by rounding alone to the mass of the words that are not listed.
+    """Caps backed-off visits that are within rounding at the mass of the words that are not listed.
 
-    A context that lists almost all mass backs off the difference of two large sums. Where that is
-    only rounding, the context gets its share, by visits, of its parent's mass on unlisted words.
+    A context that lists almost all mass backs off a difference of two large sums. If that is within
+    rounding, its limit is the context's share, by visits, of its parent's mass on unlisted words.
 
     Shapes, contexts of length k >= 1
         parent          (m,)      uint32   the context that each backs off to
@@ -184,12 +184,12 @@ def cap_backed(  # type: ignore[no-untyped-def]
 def excess_bound(  # type: ignore[no-untyped-def]
     y, y_back, counts, back, taken, sharp, weight, sharp_weight, full
 ):
-    """Upper bound, in nats, of the best distribution's gain over y; arguments as in `fit_contexts`.
+    """Upper bound, in nats, on the best distribution's gain over y; arguments as in `fit_contexts`.
 
     The likelihood of choices from offered sets A with counts n(A) is concave in ln y. Its dual is
     the entropy of flows: n(A) p(w | A) flows from set A to word w, and C(w) in total to w. Flows of
-    y match the counts but for a residue, which the set of all words takes up; what that cannot take
-    costs the lowest probability in a file. The gap is sum over A of n(A) KL(flow || y on A).
+    y match the counts except for a residue, which the set of all words takes up; if negative,
+    it costs ln(y / lowest probability) per visit. The gap is sum over A of n(A) KL(flow || y on A).
     """
     total, lost = 0.0, 0.0
     for i in range(len(y) + 1):
@@ -247,7 +247,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
     Shapes, contexts of length k, n-grams of order k + 1 and children of length k + 1
         first_child     (m + 1,)  uint32   where each context's n-grams begin
         child_begin     (m + 1,)  int64    where each context's entries in `children` begin
-        children        (n,)      uint32   contexts one word longer, by what they back off to
+        children        (n,)      uint32   children, grouped by the context that they back off to
         grandchild      (n + 1,)  uint32   where each child's n-grams begin
         suffix          (l,)      uint32   suffix, of order k + 1, of each child's n-gram
         found           (n,)      float64  C(w, h)
@@ -311,14 +311,14 @@ def fit_contexts(  # type: ignore[no-untyped-def]
                 if child_backed[child] > 0.0 and i < j:
                     left = left_over(y, y_back, suffix, i, j, first)
                     if left <= _LEAST:
-                        continue  # the child lists every word: only rounding backs off
+                        continue  # the child lists every word: what it backs off is rounding
                     rate = child_backed[child] / left
                     if left > _LITTLE:
                         weight += rate
                         for e in range(i, j):
                             taken[np.int64(suffix[e]) - first] += rate
                         continue
-                    # In the difference of weight and taken, this rate would hide all others.
+                    # This rate is so high that weight - taken would lose the others to rounding.
                     sharp_weight += rate
                     for word in range(size):
                         if i < j and np.int64(suffix[i]) - first == word:

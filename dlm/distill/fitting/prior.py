@@ -66,7 +66,7 @@ def as_backed_off(
     smoothed = np.zeros(0)
     for k, columns in enumerate(topology.orders):
         seen, visited = counts.ngrams[k], counts.contexts[k]
-        # The empty context has only row 0.
+        # At k = 0, the only context is the empty one, row 0.
         prefix = columns.prefix if k else np.zeros(len(columns), np.intp)
         below = smoothed[columns.suffix] if k else base
         if visits is None:

@@ -68,7 +68,7 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
 
 def closed(topology: ModelColumns, threads: int = 2) -> ModelColumns:
     """Adds the suffixes that a topology, such as a pruned model, lacks. The state after a history
-    is then the longest suffix of the history, on which backing off and counting rely."""
+    is then its longest suffix in the topology, as backing off and counting assume."""
     return united([topology], threads)
 
 

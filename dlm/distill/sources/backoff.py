@@ -22,7 +22,7 @@ F64 = np.float64
 MOST_STEPS = 1_000
 _RESTARTS = 4
 _TOLERANCE = 1e-12
-SUM_TOLERANCE = 0.01  # error allowed in the mean sum, as values may be rounded to 4 digits
+SUM_TOLERANCE = 0.01  # error allowed in the contexts' mean sum; values may be rounded to 4 digits
 
 
 def distill_backoff(
@@ -32,8 +32,8 @@ def distill_backoff(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> DistilledModel:
-    """Fits the model on a topology's n-grams that is nearest to the source, by relative entropy.
-    Drops n-grams with words that the source does not know; adds its words and missing suffixes.
+    """Fits the model nearest to the source, by relative entropy, on the n-grams of a topology.
+    Drops n-grams with words that the source lacks; adds the source's words and missing suffixes.
 
     Raises
         ConfigError  the topology has no n-gram in the source's words
@@ -54,7 +54,7 @@ def distill_backoff(
 class BackoffSource:
     """A backoff model as the source, on a topology that has all of its n-grams.
 
-    Every context is scaled to sum to 1, since a rounding error would count as unlisted words.
+    Every context is scaled to sum to 1; otherwise a rounding error would count as unlisted mass.
 
     Shapes, n_k n-grams of order k of the topology
         prob[k - 1]     (n_k,)  float64  P(w | h)
@@ -123,11 +123,11 @@ def _normalise(source: BackoffSource) -> None:
 
 
 def exact_counts(source: BackoffSource) -> NgramCounts:
-    """Computes expected counts of a backoff model's sentence, on its topology, without sampling.
+    """Computes a backoff model's expected counts per sentence, on its topology, without sampling.
 
     The expected visits of the model's states solve a sparse linear system (Suresh et al. 2021
     compute them as a shortest distance). BiCGSTAB (van der Vorst 1992) finds them in a few dozen
-    steps, each linear in the n-grams. DlmError if it does not converge: sentences do not end.
+    steps, each linear in the number of n-grams. DlmError if it fails: sentences do not end.
     """
     topology = source.topology
     if topology.order == 1:

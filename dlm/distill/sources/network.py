@@ -75,7 +75,7 @@ class NetworkHistories:
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Returns the distributions and entropies at some places; other places begin a sentence."""
+        """Returns the distributions and entropies at some places; resets the others to `<s>`."""
         self._words[:] = BOS_ID
         self._words[places] = words
         begins = self._words == BOS_ID

@@ -91,13 +91,13 @@ def in_words(
 class PieceReader:
     """Turns each visit of pieces into a visit of words.
 
-    While a word is spelled as far as a node, the probability of ending there goes to the word that
-    ends at this node, or to `<unk>` if no word does. `<unk>` also gets the probability of leaving
+    When spelling has reached a node, the probability of ending there goes to the word that ends at
+    this node, or to `<unk>` if no word does. `<unk>` also gets the probability of leaving
     the lexicon. `</s>` and words outside the lexicon come after the word has ended, so their
     probability is counted after the history that ends with this word.
 
-    With cased `spellings`, a word's mass is split over its spellings, and those of the words
-    in histories are drawn with `seed`.
+    With cased `spellings`, a word's mass is split over its spellings, and the spellings of
+    words in histories are drawn with `seed`.
 
     Guarantees
         a word's expected mass is the network's probability of it, summed over all its

@@ -184,7 +184,7 @@ class SourceReader:
 
     @property
     def makes_visits(self) -> bool:
-        """Whether the source makes its own visits and is not queried for histories."""
+        """Whether visits come from the source itself, which is then not queried for histories."""
         return hasattr(self.source, "visits") and not hasattr(self.source, "histories")
 
     def _first(self) -> NDArray[np.float32]:
@@ -200,8 +200,8 @@ class SourceReader:
 
 
 class OwnHistories:
-    """Histories that a source makes itself; SourceError for wrong shapes or types, or a
-    probability of `<s>`."""
+    """Histories that a source provides; SourceError for wrong shapes or types, or if `<s>` has
+    a probability other than 0."""
 
     def __init__(self, reader: SourceReader, own: Histories) -> None:
         self._own, self._name = own, reader.name
@@ -278,7 +278,7 @@ def is_object_name(name: str) -> bool:
 
 
 def load_object(name: str) -> Source:
-    """Loads the source `module:factory`: the object itself, or what it returns without arguments.
+    """Loads `module:factory`: the object itself, or what it returns when called without arguments.
     ConfigError if the object is missing or has no `log_probs`, SourceError if its code raises."""
     module, _, attribute = name.partition(":")
     with user_code(f"import of {module}"):

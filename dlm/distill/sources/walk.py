@@ -17,8 +17,8 @@ F64, I64, U32 = np.float64, np.int64, np.uint32
 
 
 class Automaton:
-    """A backoff model as an automaton, which takes 24 bytes per n-gram. `visits` (s,) counts the
-    visits of states; the states are the contexts, sorted by length from the empty one on."""
+    """A backoff model as an automaton, which takes 24 bytes per n-gram. `visits` (s,) counts
+    visits to states; the states are the contexts, sorted by length from the empty one on."""
 
     def __init__(self, source: BackoffSource) -> None:
         self._source = source

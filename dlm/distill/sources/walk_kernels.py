@@ -16,8 +16,8 @@ import numpy as np
 
 from dlm.jit import inlined, kernel
 
-# After this many draws in a row of words that the longer context lists, a word is drawn from that
-# context: the shorter one has no other words, and was reached only because of rounding.
+# After this many consecutive draws of words that the longer context lists, a word is drawn from
+# that context: the shorter one has no other words, and was reached only because of rounding.
 _MOST_TRIES = 10_000
 NO_ARC = -1
 

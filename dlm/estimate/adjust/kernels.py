@@ -1,4 +1,4 @@
-"""Turns sorted n-grams into adjusted counts. The kernels use no Python objects and no GIL.
+"""Turns sorted n-grams into adjusted counts. The kernels need neither Python objects nor the GIL.
 
 N-grams of all orders form a *suffix trie*: the children of an n-gram are one word longer, to the
 left. The nodes of an order are sorted by their reversed words, so the children of a node are
@@ -33,7 +33,7 @@ def _close(down_to, depth, words, counts, used, actual, outside, thresholds, sta
         often = actual[n]
         word = words[n, i]
         if n == order - 1 or (word == BOS and n > 0):
-            count = often  # no words to its left are counted
+            count = often  # no n-gram extends it to the left
             if count > COUNT_BITS:
                 statistics[n, TOO_LARGE] += 1
         else:

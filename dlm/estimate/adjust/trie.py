@@ -112,14 +112,14 @@ class TrieBuilder:
 
     @property
     def open_actual(self) -> list[int]:
-        """How often the n-grams that end the last key have occurred so far, by order, up to its
-        first `<s>`."""
+        """How often each n-gram that ends the last key has occurred so far, by order; the list
+        stops at the key's first `<s>`."""
         return [int(often) for often in self._actual[: self._depth]]
 
     def finish(self, *, at_end: bool = True) -> Trie:
         """Returns the trie of all keys; EstimationError if a count or a rank is too large. If the
-        last key is the last of the whole text (`at_end`), the n-grams that end this key enter the
-        statistics by how often they occur."""
+        last key is the last of the whole text (`at_end`), the statistics use how often the n-grams
+        that end this key occur, instead of their adjusted counts."""
         kernels.close(
             self._depth, self._words, self._counts, self._used, self._actual, self._outside,
             self._thresholds, self._trie.statistics, at_end,

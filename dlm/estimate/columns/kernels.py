@@ -1,8 +1,8 @@
 """Kernels that sort n-grams and find their prefixes and suffixes. They run without the GIL.
 
 Rows of an order are in *prefix order*: by the oldest word, then the next, and so on. The n-grams of
-one context are then adjacent, and contexts are in the same order as one order down, so links to the
-order below are found by walking two sorted arrays side by side.
+one context are then adjacent, and contexts are sorted just as in the order below, so links to that
+order are found by walking two sorted arrays side by side.
 """
 
 # mypy: disable-error-code="assignment"

@@ -63,7 +63,7 @@ class ModelColumns:
         """Reads a model from an ARPA file, compressed or not, or from a KenLM binary file.
 
         Args
-            memory_bytes  limit for `needs(counts)`, which is by default what reading takes
+            memory_bytes  limit for `needs(counts)`, by default the memory that reading takes
             storage       with a folder, n-grams are sorted on disk and their arrays are maps of
                           files there; the system then decides what is in memory
         Raises
@@ -71,8 +71,8 @@ class ModelColumns:
             ArpaError, KenlmFormatError  malformed; an n-gram that is repeated, or whose prefix is
                           missing
         Cost
-            memory: 4k + 20 bytes per n-gram of order k; during reading, 4k + 16 more for each of
-            the largest order, 300 per word and 64 MiB: `orders.memory_bytes` adds this up
+            memory: 4k + 20 bytes per n-gram of order k; during reading, 4k + 16 more per
+            n-gram of the largest order, 300 per word and 64 MiB: `orders.memory_bytes` adds this up
         """
         with open_ngrams(
             path, memory_bytes=search_bytes, folder=storage.folder, progress=progress

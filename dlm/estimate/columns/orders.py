@@ -203,7 +203,7 @@ def _sorted_on_disk(
 
 
 def new_order(rows: int, order: int, storage: Storage) -> OrderColumns:
-    """Makes arrays for `rows` n-grams; only first_child is set, as if no n-gram were longer."""
+    """Makes arrays for `rows` n-grams; only first_child is set: all 0, as no row has children."""
     first_child = storage.empty(rows + 1, U32)
     first_child[:] = 0
     return OrderColumns(
@@ -253,7 +253,7 @@ def _sorted(
         for column in range(order - 1, -1, -1):
             rising = kernels.count_words(ids, column, begin)
             if rising and column == order - 1:
-                continue  # files are usually sorted by their last words first
+                continue  # most files sort n-grams by the last word first
             kernels.scatter(ids, column, begin, place, other)
             place, other = other, place
         del other

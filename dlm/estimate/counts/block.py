@@ -28,7 +28,7 @@ def bytes_of_sorting(bucket: int, order: int, threads: int, words: int) -> int:
     """Returns the bytes that counting takes besides the block, whatever the block's size."""
     parts = -(-order // (64 // id_bits(words)))
     one = bucket * (8 * parts + 24) + (8 * 6 << kernels.RADIX_BITS)
-    # Results that wait for their turn, and one in use.
+    # Some results wait for their turn while one is in use.
     return threads * one + (2 * threads + 1) * bucket * 4 * (order + 1) + 24 * words
 
 
@@ -77,11 +77,11 @@ def counted_keys(
 def _buckets(
     tokens: _Ids, ends: _Ids | None, depth: int, words: int, order: int, bucket: int
 ) -> Iterator[tuple[_Ids, bool]]:
-    """Groups the ends of n-grams, in order; a group above `bucket` has only equal n-grams."""
+    """Groups the ends of n-grams, in order; a group larger than `bucket` has only equal n-grams."""
     counts = np.empty(words, np.int64)
     none = np.empty(0, np.uint32)
     kernels.histogram(tokens, none if ends is None else ends, depth, counts)
-    # A word with more than half a bucket has a separate group.
+    # A word that would fill more than half a bucket gets a group of its own.
     many = counts > bucket // 2
     before = np.cumsum(np.where(many, 0, counts)) - np.where(many, 0, counts)
     group = before // max(bucket // 2, 1)

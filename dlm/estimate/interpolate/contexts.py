@@ -64,8 +64,8 @@ def unigrams(
 
 
 class Interpolation:
-    """Goes from order to order: `step` computes the probabilities of the next order. `probs` are of
-    the last order's kept n-grams, and `backoffs` of the order below, both float32."""
+    """Goes from order to order: `step` computes the next order's probabilities. `probs` holds those
+    of the current order's kept n-grams, `backoffs` the weights one order below; both float32."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Interpolation:
     def _ranges(self, n: int) -> Iterator[ContextRange]:
         trie = self._trie
         if n == 2:
-            # The sums of all words are always held.
+            # At order 2, the sums of all words are held in memory at once.
             yield ContextRange(0, 1, 0, len(trie.words[0]))
             return
         most = max(self._work_bytes // CONTEXT_BYTES, 1)

@@ -1,4 +1,4 @@
-"""Turns adjusted counts into probabilities. The kernels use no Python objects and no GIL.
+"""Turns adjusted counts into probabilities. The kernels need neither Python objects nor the GIL.
 
 An n-gram is identified by its rank in its order: see adjust/kernels.py. Its *parent* is the n-gram
 without its leftmost word; its *context* is the n-gram without its rightmost word. Both are one

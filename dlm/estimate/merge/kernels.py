@@ -21,8 +21,8 @@ from dlm.jit import kernel
 NO_ROW = np.uint32(0xFFFFFFFF)
 LN_10 = math.log(10.0)
 
-# Probability mass. A context's sum that differs from 1 by less than TOLERANCE is attributed to
-# rounding in files; words that share less than LITTLE are not scaled up to fill a gap.
+# Probability mass. If a context's sum differs from 1 by less than TOLERANCE, the cause is taken to
+# be rounding in files; words that share less than LITTLE are not scaled up to fill a gap.
 TOLERANCE = 2e-7
 LITTLE = 1e-7
 # The log10 value for zero in a file.
@@ -234,9 +234,9 @@ def mix_order(  # type: ignore[no-untyped-def]
                 for i in range(models):
                     below[i] += prob_below[i, shorter]
         if context_real[c] and children:
-            # The mass left for words that are not listed here, computed in two ways: from the
-            # models' own weights, which has more digits, and as the difference from 1, which is
-            # always right.
+            # The mass left for unlisted words is computed in two ways: from the models' own
+            # weights, which keeps more digits, and as the difference from 1, which is always
+            # right.
             own = 0.0
             for i in range(models):
                 own += weights[i] * gamma[i] * (1.0 - below[i])

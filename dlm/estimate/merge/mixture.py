@@ -30,7 +30,7 @@ class MergedModel:
     Fields
         sections  (ids, log10_prob, log10_backoff) of order 1, 2, ..., in prefix order; the weights
                   of the highest order are None
-        word_sum  the sum of the words' probabilities; if not 1 within 2e-7, these were scaled
+        word_sum  the sum of the words' probabilities, which were scaled if it is not 1 within 2e-7
         lacking   number of contexts that did not sum to 1 with the models' own weights, and so got
                   weights computed from the mass that their n-grams leave
         scaled    number of contexts whose n-grams were scaled, because they summed to more than 1,
@@ -90,7 +90,7 @@ def merge_models(
         ================================  ==========================================================
         a word that a model lacks         has probability 0 in that model; in a context, it counts
                                           as the model's <unk>, as in a query
-        <unk> in only some models         gets these models' share; without any, it is left out
+        <unk> in only some models         gets these models' share; left out if no model has <unk>
         <s>                               mixed like a word, but left out of all sums
         models of different orders        a model of lower order backs off with weight 1
         a suffix that no model lists      has its probability from backing off, and is not written

@@ -68,8 +68,8 @@ class Nodes:
 
 
 def unite(models: Sequence[ModelColumns]) -> Union:
-    """Gives models a common numbering of words; ConfigError if there is no model. A model whose
-    words get other ids is sorted again, and takes twice its memory during that time."""
+    """Gives models a common numbering of words; ConfigError if there is no model. A model that
+    lacks words, or whose ids change, is sorted again, and takes twice its memory meanwhile."""
     if not models:
         raise ConfigError("no model was given; expected at least one")
     first = models[0].vocabulary
@@ -104,7 +104,7 @@ def _renumbered(
 
 def _blanks(models: Sequence[ModelColumns], vocabulary: Vocabulary) -> ModelColumns | None:
     """Returns the suffixes that models lack, with all suffixes and prefixes of these, as a model
-    without values. The prefix of a suffix is a suffix of the prefix, so no others are needed."""
+    without values. The suffix of an added prefix is itself such a prefix, so this is enough."""
     order = max(model.order for model in models)
     wanted: list[NDArray[np.uint32]] = [np.zeros((0, k), U32) for k in range(1, order + 1)]
     for k in range(order, 2, -1):
@@ -140,8 +140,8 @@ def _distinct(rows: NDArray[np.uint32], words: int) -> NDArray[np.uint32]:
 
 
 class Walk:
-    """Computes the orders of a union, from 1 up, in parts by `pool`. The suffix of every node is a
-    node, too."""
+    """Computes the orders of a union, from 1 up, in parts that run in `pool`. The suffix of every
+    node is a node, too."""
 
     def __init__(self, union: Union, pool: ThreadPoolExecutor, threads: int) -> None:
         self._union = union

@@ -14,14 +14,14 @@ from dlm.errors import ConfigError, EstimationError, shown
 from dlm.estimate.merge import kernels
 from dlm.estimate.merge.heldout import Heldout
 
-# Weights that are written with six digits still sum to 1 within this.
+# Weights that are written with six digits still sum to 1 within this tolerance.
 SUM_TOLERANCE = 1e-5
 MAX_ITERATIONS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class TunedWeights:
-    """Weights with sum 1; the best weights raise the mean ln probability by at most `gap`."""
+    """Weights with sum 1; the best weights would raise the mean ln probability by at most `gap`."""
 
     weights: tuple[float, ...]
     iterations: int

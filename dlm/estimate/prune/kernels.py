@@ -1,4 +1,4 @@
-"""The passes of relative-entropy pruning. The kernels use no Python objects and no GIL.
+"""The passes of relative-entropy pruning. The kernels use no Python objects, and release the GIL.
 
 Values in files are log10 and float32; these kernels compute in natural logarithms and
 float64. A *context* is a row of order k - 1, and its n-grams are the rows of order k that extend
@@ -17,7 +17,7 @@ from dlm.jit import kernel
 from dlm.units import LN_10
 
 NO_ROW = np.uint32(0xFFFFFFFF)
-# The value written for a weight without mass, since ARPA has no log10 of 0.
+# The log10 weight of a context that leaves no mass, since ARPA has no log10 of 0.
 LEAST_LOG10 = np.float32(-99.0)
 
 
@@ -113,12 +113,12 @@ def score_contexts(  # type: ignore[no-untyped-def]
                 score[row] = np.float32(np.inf)
                 continue
             if some:
-                # ln alpha' - ln alpha; both logarithms lose nothing where their argument is small.
+                # ln alpha' - ln alpha; log1p loses no digits where its argument is small.
                 change = math.log1p(prob[i] / left) - math.log1p(shorter[i] / left_shorter)
                 rest = left * change
                 ln_new = ln_weight + change
             elif left + prob[i] > 0.0:
-                # Nothing backs off yet, so nothing changes except for this n-gram.
+                # Before pruning, nothing backs off, so only this n-gram's probability changes.
                 ln_new = math.log((left + prob[i]) / (left_shorter + shorter[i]))
                 rest = 0.0
             else:

@@ -29,7 +29,7 @@ def new_weights(
     Returns     (weights of all rows, 0 for those not kept;
                  how many contexts have no probability left for words that they do not list)
     Guarantees  every context sums to 1 over the words without `<s>`, as far as float32 allows; a
-                weight stays to the bit if its context lost nothing and backs off as before
+                weight keeps every bit if its context lost nothing and backs off as before
     """
     weights: list[NDArray[np.float32]] = []
     without = 0

@@ -25,7 +25,7 @@ from dlm.estimate.prune.renormalise import new_weights
 from dlm.ngram.arpa import arpa_bytes
 from dlm.spill.arrays import IN_MEMORY, Storage
 
-# A limit on text bytes is met within this share, from below.
+# The search for a text size ends when the text is below its limit by at most this share.
 BYTES_TOLERANCE = 0.001
 _MOST_TRIES = 24
 # Memory of the interpreter, its libraries and compiled kernels.
@@ -34,7 +34,7 @@ _PROGRAM_BYTES = 192 << 20
 
 @dataclass(frozen=True)
 class PruneResult:
-    """The smaller model, without highest orders that lost all n-grams. `ln_divergence` is the sum
+    """The smaller model, whose order may be lower (`_smaller`). `ln_divergence` is the sum
     of the scores of the pruned n-grams, in nats per word. A score is exact for pruning its n-gram
     alone; the real loss may be several times the sum (`measure`). `without_mass`, the number of
     contexts with no probability left for words that they do not list, is nearly always 0."""
@@ -86,7 +86,7 @@ def prune(
         keep_suffixes  also keep the suffix of each kept n-gram, as toolkits whose models are
                        automata do; else only prefixes, which the format needs
     Raises      ConfigError  fewer n-grams or bytes requested than the words take
-    Guarantees  words, and prefixes of kept n-grams, are kept; probabilities stay to the bit, as do
+    Guarantees  words, and prefixes of kept n-grams, are kept; probabilities keep every bit, as do
                 weights where nothing changed; contexts sum to 1; results do not depend on threads
     Paper       Stolcke 1998
     """
@@ -138,8 +138,8 @@ def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
 def _within_bytes(
     model: ModelColumns, scores: Sequence[NDArray[np.float32]], most: int, threads: int
 ) -> tuple[Keep, list[NDArray[np.float32]], int]:
-    """Finds, by trial, nearly the most n-grams whose ARPA text has at most `most` bytes. New
-    weights have other digits, so the size cannot be computed directly."""
+    """Chooses nearly as many n-grams as fit in `most` bytes of ARPA text. It does so by trial:
+    weights get new digits, so the size cannot be computed directly."""
     words = np.ones(len(model.orders[0]), np.bool_)
     total = sum(map(len, scores))
 
@@ -180,8 +180,8 @@ def _text_bytes(model: ModelColumns, keep: Keep, weights: Sequence[NDArray[np.fl
 def _smaller(
     model: ModelColumns, keep: Keep, weights: Sequence[NDArray[np.float32]]
 ) -> ModelColumns:
-    """Makes the model of the kept n-grams. Highest orders that lost all n-grams are dropped, unless
-    the order below still has a weight other than 0, as contexts without n-grams may have."""
+    """Makes the model of the kept n-grams. The highest orders are dropped if they lost all n-grams,
+    unless the order below has a weight other than 0, as contexts without n-grams may have."""
     order = model.order
     while (
         order > 1

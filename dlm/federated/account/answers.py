@@ -86,7 +86,7 @@ def sensitivity_of(
     if column_norm != 1.0:
         made_for += f", columns of norm {column_norm:g}"
     apart = width <= gap or times == 1
-    # All columns of BandMF have norm 1, and so have the complete ones of BandToep; if one user's
+    # All columns of BandMF have norm 1, and so do the complete ones of BandToep; if one user's
     # columns do not overlap, their entries do not matter.
     whole = name == "bandmf" or (name == "bandtoep" and (times - 1) * gap + width <= rounds)
     if apart and whole and coefficients is None:

@@ -31,7 +31,7 @@ class StageRecord:
                             required for all but "gaussian" and trees
         matrix              facts that determine the mechanism's matrix (`Mechanism.matrix`)
         sampling            how cohorts were drawn: "poisson", "fixed" report goal, or "timer"
-        sampling_rate       a user's probability with "poisson"; if given, amplification counts
+        sampling_rate       probability that "poisson" draws a user; if given, amplification counts
         clip_noise          standard deviation of the noise on the counts for an adaptive clip norm;
                             `noise_multiplier` is then only that of the updates
         norm_inflation      norm after rounding for secure aggregation, divided by the clip norm

@@ -117,7 +117,7 @@ def sensitivity_of_stage(stage: StageRecord) -> float | None:
     rounds = max(matrix.get("rounds", 1), stage.rounds)
     times = check_participation(rounds, stage.gap, stage.max_participations)
     if stage.mechanism == "bandmf" and matrix["bands"] > stage.gap and times > 1:
-        return None  # overlapping columns: their entries matter, but are not stated
+        return None  # the entries of overlapping columns matter, but are not stated
     blt = None
     if stage.mechanism == "blt":
         from dlm.federated.noise.blt import BltParameters
@@ -131,7 +131,7 @@ def sensitivity_of_stage(stage: StageRecord) -> float | None:
 
 
 def trusted_of(stage: StageRecord) -> list[str]:
-    """Lists the stated numbers of a stage that accounting trusts, and the costs not stated."""
+    """Lists what accounting trusts: numbers that a stage states, and that unstated costs are 0."""
     found = ["noise multipliers, rounds and participation"]
     if stage.sampling_rate is not None:
         found.append(f"Poisson sampling with probability {stage.sampling_rate:g}")
@@ -175,7 +175,7 @@ class Check(NamedTuple):
 
 
 def checks_of(stages: Sequence[StageRecord], delta: float) -> list[Check]:
-    """Returns a check per noised stage and, if there are several, all unsampled, one for all."""
+    """Returns a check per noised stage and, if none of several is sampled, one for all together."""
     found = [_check(stage, delta) for stage in stages if not stage.raw]
     if len(found) > 1 and not any(stage.sampling_rate is not None for stage in stages):
         rho = math.fsum(check.rho for check in found)

@@ -200,8 +200,8 @@ def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
             reasons.append(f"nothing says whose text {what} is: it has no record")
             continue
         records[what] = record
-        # `compose_records` reports a simulation once, and marks its figures as simulated. In a
-        # record that does not name the simulated stage, simulated noise could pass for real.
+        # `compose_records` itself reports a simulation that a stage names. If no stage does, the
+        # record's reasons are kept, so that simulated noise does not pass for real.
         composed = record.simulated is not None and any(map(_is_simulated, record.stages))
         if record.guarantee is None and not composed:
             reasons += record.reasons

@@ -5,7 +5,7 @@
 | OUTPUT, OUTPUT.provenance.json | counts (`counts_file`) and their record |
 | OUTPUT.ledger.json | who took part when, for the owner |
 | OUTPUT.privacy.md, OUTPUT.privacy.json | the privacy report |
-| OUTPUT.metrics.jsonl | the journal, one line per round; kept, so that no older .work is resumed |
+| OUTPUT.metrics.jsonl | the journal, one line per round; kept to detect an older copy of .work |
 | OUTPUT.work | the run's folder (`run_folder`), until the run is over |
 """
 
@@ -86,7 +86,7 @@ class Collection(FederatedRun[RoundMetrics]):
         list_record  record of the list of words, or of who attests that it is public; without a
                      record there is no guarantee
     Raises
-        ConfigError    the folder has other users, words or settings
+        ConfigError    the folder's run has different users, words or settings
         PrivacyError   a cohort breaks the ledger's limits; noise without limits to account with, or
                        Poisson sampling with limits
     """
@@ -147,7 +147,7 @@ class Collection(FederatedRun[RoundMetrics]):
                 "sampling": drawn,
                 "enforced": {"gap": gap, "max_participations": max_participations},
                 "round_s": round_s,
-                # The words are compared; the person who attests that they are public can change.
+                # A public list's words are compared, but not who attests that the list is public.
                 "vocabulary_record": None
                 if list_record is None or list_record.is_public
                 else list_record.digest,

@@ -87,7 +87,7 @@ def count_unigrams(
     on_round: Callable[[RoundMetrics], None] = lambda done: None,
 ) -> CountedUnigrams:
     """Counts users' words in rounds, and writes the files that `collect` lists. After a stop,
-    the same call resumes after the last round that counts. `open_users` sorts users' text
+    the same call resumes after the last saved round. `open_users` sorts users' text
     into the folder that it gets, which only the owner can read; the folder is removed at the end.
 
     Raises

@@ -168,8 +168,8 @@ def apply(
         name = key.fold("unigrams", "noise", state.round)
         released = _with_noise(clipped_sum, config, name)
     done = state.round + 1
-    # Noise drowns the sum of a noised round, so all noised rounds count as equally large. They are
-    # nearly so, since a user adds at most lambda, unless cohorts differ much in size.
+    # Noise drowns the sum of a noised round, so all noised rounds count as equally large. Unless
+    # cohorts differ much in size, they nearly are, since a user adds at most lambda.
     moments = state.moments.plus(released, None if config.noise_multiplier is None else 1.0)
     now_seen = moments.total > seen_threshold(config, done, words)
     new = int((now_seen & ~state.seen).sum())

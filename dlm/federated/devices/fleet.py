@@ -1,4 +1,4 @@
-"""The devices that may take part in a run; a file that exists beforehand lists their pseudonyms."""
+"""The devices that may take part in a run; a file written before the run lists their pseudonyms."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class Participant:
         registered  keys of the devices that may take part; if None, there are no keys, and a server
                 that lies about who sent what can open a single input
         signer  the registered key of this device; None if the device has no key
-        order, rounding  make the random source that orders the text, and a task's key for rounding
+        order, rounding  return the random source that orders the text, and a task's rounding key
     """
 
     def __init__(

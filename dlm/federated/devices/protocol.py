@@ -1,7 +1,7 @@
 """The messages between devices and the server in one round of secure aggregation.
 
 Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning",
-Figure 4, with the consistency round against an active adversary and a complete graph.
+Figure 4, with a complete graph, and with the consistency round against an active adversary.
 
     round  a device sends       the server returns once enough devices sent it
     0      Advertisement        Roster: all advertisements, U1

@@ -85,8 +85,8 @@ class CheckedIn(AvailabilitySampler):
     ) -> tuple[Users, float]:
         """Returns (devices, Unix time in seconds); UnavailableError if too few devices come.
 
-        The cohort is empty if enough connected devices refuse this round, but would accept one a
-        gap later: they sent inputs in this round before the server was killed.
+        The cohort is empty if enough connected devices refuse this round, but would accept the
+        round one gap later: they sent inputs in this round before the server was killed.
         """
         end_s, tell_s = time.monotonic() + self._wait_s, time.monotonic() + TELL_S
         while True:

@@ -20,7 +20,7 @@ from dlm.federated.noise.mechanism import Base, Floats, check_rounds
 from dlm.federated.noise.participation import banded_sensitivity
 from dlm.federated.noise.toeplitz import square_root_coefs
 
-# With more rounds, an optimisation takes more than a few gigabytes and hours.
+# With more rounds, an optimisation needs more than a few gigabytes and more than a few hours.
 MOST_ROUNDS = 5_000
 
 
@@ -202,7 +202,7 @@ def _solve_lower(dense: Floats, right: Floats, bands: int) -> Floats:
 
 
 def _stretched(columns: Floats, rounds: int, bands: int) -> Floats:
-    """Stretches a solution to more rounds by means of its smooth ratio to the square root."""
+    """Stretches a solution to more rounds by interpolating its ratio to `square_root_coefs`."""
     small_bands, small_rounds = columns.shape
     ratio = columns / square_root_coefs(small_bands)[:, None]
     for d in range(1, small_bands):  # columns that end early continue like the last full one
@@ -216,7 +216,7 @@ def _stretched(columns: Floats, rounds: int, bands: int) -> Floats:
 
 
 def _between(many: int, few: int) -> tuple[NDArray[np.int64], Floats]:
-    """Maps `many` even places to `few`: returns the place before each, and the fraction beyond."""
+    """Spreads `many` points over `few` places: returns the place before each, and the distance."""
     place = np.arange(many) * (few - 1) / (many - 1)
     before = np.minimum(place.astype(np.int64), few - 2)
     return before, place - before

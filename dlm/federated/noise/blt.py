@@ -189,8 +189,8 @@ def _starts(rounds: int, gap: int, buffers: int) -> list[Floats]:
 def _decays(x: Floats) -> tuple[Floats, Floats]:
     """Returns (decays of C, decays of C^-1), computed from unbounded numbers.
 
-    The decays of C and C^-1 interleave between 1 and 0. So the scales of C are positive with a sum
-    below 1, and the scales of C^-1 are negative, without a penalty in the search.
+    The decays of C and C^-1 interleave between 1 and 0, so the search needs no penalty to keep the
+    scales of C positive with a sum below 1, and the scales of C^-1 negative.
 
     Paper  Dvijotham et al. 2024, Lemma 5.2; BLT Algorithm 5
     """

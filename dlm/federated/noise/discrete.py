@@ -59,8 +59,8 @@ class DiscreteNoise:
 
     Guarantees
         with a clip norm of `bound` steps, noise multiplier z and d numbers, the releases of all
-        rounds are rho-zCDP with rho = (sensitivity + `added` / bound)^2 / (2 z^2), also for choices
-        that depend on earlier releases; except for rejected draws, of probability below 2^-1000
+        rounds are rho-zCDP with rho = (sensitivity + `added` / bound)^2 / (2 z^2), even if choices
+        depend on earlier releases, unless a draw is refused (a probability below 2^-1000)
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -103,8 +103,8 @@ class DiscreteNoise:
 
     @functools.cached_property
     def _gain(self) -> float:
-        """The largest ratio of a number's deviation in noise or buffers to a draw's. Each number is
-        a difference of two running sums, or a decaying average of such differences."""
+        """A bound on the deviation of numbers in noise or buffers, as a multiple of a draw's. Each
+        number is a difference of two running sums, or a decaying average of such differences."""
         return 2 * math.sqrt(float(np.max(self.mechanism.prefix_variances())))
 
     def added(self, size: int, deviation: float) -> float:
@@ -134,7 +134,7 @@ class DiscreteNoise:
         return tuple(np.zeros(shape, np.int64) for shape in self.shapes(0, size))
 
     def _scales(self, now: int) -> list[float]:
-        """Factors of the deviation, for each set of draws of a round."""
+        """Returns the factor of the deviation for each set of a round's draws."""
         return [1.0]
 
     def _diagonal_squares(self) -> float:
@@ -335,7 +335,7 @@ class BltNoise(DiscreteNoise):
     def kappa(self, deviation: float) -> float:
         """Adds up half a step and the rounding errors of the buffers and of the buffers' sum.
 
-        Each round adds an error of at most 4 units of a buffer's largest size, and earlier errors
+        Each round adds an error of at most 4 * 2^-53 of a buffer's largest size, and earlier errors
         decay. Errors are not fed back, since the buffers add the released noise.
         """
         unit = _UNIT * self.limit(deviation)

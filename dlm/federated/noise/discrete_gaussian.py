@@ -30,7 +30,7 @@ _TRIALS = 1 << 16  # trials whose words are drawn at a time
 
 
 def whole_deviation(deviation: float) -> int:
-    """Rounds `deviation` up to a multiple of `STRIPS`, the standard deviation of the draws.
+    """Returns the draws' standard deviation: `deviation`, rounded up to a multiple of `STRIPS`.
     PrivacyError unless `deviation` is above 0, and draws fit into 64 bits."""
     if not 0 < deviation < 2.0**52:
         raise PrivacyError(

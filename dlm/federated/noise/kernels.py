@@ -48,7 +48,7 @@ def draw(words, trial, drawn, filled, edges, sure, guide, span, luck, strips):  
     Returns     (trial, filled, doubt); `doubt` is true if 64 bits do not decide the trial, which
                 then has to be repeated in exact arithmetic
     Guarantees  every decision is that of exact arithmetic
-    Trusts      span * strips is the standard deviation: discrete_gaussian._fill
+    Trusts      span * strips is the standard deviation, as `discrete_gaussian._fill` sets it
     Paper       Karney 2016, Algorithm D, with strips of a 16th of the standard deviation
     """
     trials = len(words) // WORDS

@@ -33,7 +33,7 @@ def make_mechanism(
     error: str = "max",
     progress: Callable[[str], None] | None = None,
 ) -> Mechanism:
-    """Makes mechanism `name` for `rounds` rounds; if optimised, for `gap` and `max_participations`.
+    """Makes mechanism `name` for `rounds` rounds; optimises BLT for `gap` and `max_participations`.
 
     Args    restarts  for tree-restart: the rounds at whose start a new tree begins
             bands     for bandmf, bandtoep and bandfhu; by default the gap

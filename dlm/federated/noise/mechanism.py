@@ -70,10 +70,10 @@ class Mechanism(Protocol):
         ...
 
     def matrix(self) -> dict[str, Any]:
-        """The facts that, with the name, determine C: options of `dlm privacy account`.
+        """The facts that, with the name, determine C; they are options of `dlm privacy account`.
 
         If `rounds` is among them, the sensitivity is for all these rounds, even if a run stops
-        earlier. For BandMF, whose C has too many entries, the number of bands stands for C.
+        earlier. BandMF's C has too many entries to list, so its number of bands stands for C.
         """
         ...
 

@@ -84,7 +84,7 @@ def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_participation
 
 
 def separated_sums(column: Floats, gap: int, times: int) -> Floats:
-    """Adds to a column its copies shifted down by 1, 2, ... times - 1 gaps, cut at the end."""
+    """Adds to a column `times - 1` copies, shifted down by 1, 2, ... gaps and cut at the end."""
     rounds = len(column)
     rows = -(-rounds // gap)
     square = np.zeros((rows, gap))
@@ -96,7 +96,7 @@ def separated_sums(column: Floats, gap: int, times: int) -> Floats:
 
 
 def orthogonal_sensitivity(norms_squared: Floats, gap: int, max_participations: int) -> float:
-    """The sensitivity for columns of these squared norms, orthogonal at distance `gap` or more."""
+    """The sensitivity from squared column norms, if columns `gap` or more apart are orthogonal."""
     best = best_separated_sum(norms_squared, gap, max_participations)
     return math.sqrt(best)
 
@@ -151,7 +151,7 @@ def _chain(size: Floats, gap: int, times: int) -> float:
     ending = size[0].copy()  # [j]: the largest sum if the last participation so far is at j
     best = float(ending.max())
     for _ in range(times - 1):
-        far = np.full(rounds, -np.inf)  # if the previous participation does not overlap
+        far = np.full(rounds, -np.inf)  # [j]: the most that participations before j can add
         reach = np.maximum.accumulate(ending)
         far[width:] = reach[: rounds - width]
         for d in range(gap, width):
@@ -170,8 +170,8 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participati
     """The squared sensitivity of a matrix with one row per node of complete binary trees, exactly.
 
     A user contributes the number of participations below a node to that node; the result is the
-    largest sum of squared contributions. Patterns are searched by halves, linked only by the number
-    of rounds forbidden at a half's start. `sizes` are leaf counts, powers of two, in order.
+    largest sum of squared contributions. The search is by halves, which are linked only by how many
+    rounds are forbidden at a half's start. `sizes` are leaf counts, powers of two, in order.
 
     Paper  Kairouz et al. 2021, appendix D (a dynamic program over the tree); GDP 3
     """
@@ -214,8 +214,8 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participati
 
 
 def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
-    """The squared sensitivity if only the gap bounds participations: a part with more of them, a
-    larger value and fewer rounds closed after it is always better, so few candidates are kept."""
+    """The squared sensitivity if only the gap bounds participations. A pattern is always better
+    with more participations, a larger value and fewer rounds closed after it, so few are kept."""
 
     @functools.cache
     def tree(size: int, closed: int) -> tuple[tuple[int, int, int], ...]:

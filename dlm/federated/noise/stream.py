@@ -14,12 +14,12 @@ Words = npt.NDArray[np.uint64]
 
 
 class WordStream:
-    """A stream of random words under one key; no position of the stream is returned twice.
+    """A stream of random words under one key; no part of the stream is returned twice.
 
     The same key gives the same words. Counter and nonce start at 0. Keys are derived from names, so
     streams with different names do not overlap.
 
-    Paper  Bernstein 2008; RFC 7539 (32-bit counter there; OpenSSL's has 64)
+    Paper  Bernstein 2008; RFC 7539 (its counter has 32 bits; OpenSSL's has 64)
     """
 
     def __init__(self, key: Key) -> None:

@@ -1,4 +1,4 @@
-"""Banded Toeplitz noise: BandToep, optimised, and BandFHU, which needs no optimisation.
+"""Banded Toeplitz noise: BandToep, which is optimised, and BandFHU, which needs no optimisation.
 
 C is lower triangular Toeplitz with `bands` coefficients. A round's noise depends on the noise of
 the `bands - 1` preceding rounds, which is kept.

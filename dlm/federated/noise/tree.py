@@ -51,7 +51,7 @@ class TreeAgg(Base):
         return self._restarts
 
     def matrix(self) -> dict[str, Any]:
-        """The restarts only, since the nodes of a round do not depend on later rounds."""
+        """Returns only the restarts, since a round's nodes do not depend on later rounds."""
         return {"restarts": list(self._restarts)} if self._restarts else {}
 
     def sensitivity(self, *, gap: int, max_participations: int) -> float:

@@ -119,7 +119,7 @@ class Inventory:
 
 
 def inventory_of(encode: object) -> Inventory | None:
-    """The wordpieces of which `encode` is a method; None for other types, even derived classes."""
+    """The `Inventory` that the method `encode` is bound to; None otherwise, even for a subclass."""
     owner = getattr(encode, "__self__", None)
     return owner if type(encode) is MethodType and type(owner) is Inventory else None
 
@@ -179,7 +179,7 @@ def build_inventory(
                 model_type="unigram",
                 vocab_size=size,
                 character_coverage=1.0,
-                # Words stay as they were counted.
+                # Keep words as they were counted, without normalising them.
                 normalization_rule_name="identity",
                 # SentencePiece silently leaves out longer lines.
                 max_sentence_length=max(len(w.encode()) for w in counts.words) + 64,
@@ -206,7 +206,7 @@ def build_inventory(
     return Inventory(made, record)
 
 
-# The fields of SentencePiece's messages that name files; protobuf keeps all others as they are.
+# Declare only the fields of SentencePiece's messages that name files: protobuf keeps the others.
 # SentencePiece's own generated classes need the newest protobuf.
 _FILE_NAMES = descriptor_pb2.FileDescriptorProto(
     name="dlm/file_names.proto",

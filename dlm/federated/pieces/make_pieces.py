@@ -32,8 +32,8 @@ def make_pieces(
     public_key: Path | None = None,
 ) -> MadePieces:
     """Builds an inventory from the words of `counts`, and writes it, with its record, to `output`.
-    Raises what `read_counts`, `require_signed` and `build_inventory` raise; also ConfigError for
-    users' counts that are declared public, and for both `public` and `public_key`."""
+    Raises what `read_counts`, `require_signed` and `build_inventory` raise; also ConfigError if
+    users' counts are declared public, or if `public` and `public_key` are both given."""
     # Check arguments before the long estimation, and before any output is replaced.
     _check_name(output)
     if public is not None and (beside := traces_of_users(counts)):

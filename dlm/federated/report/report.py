@@ -181,7 +181,7 @@ class PrivacyReport:
         return "\n".join(out)
 
     def checks(self) -> list[dict[str, Any]]:
-        """Returns the `account.recheck.Check` of each stage, as JSON; nothing without numbers."""
+        """Returns the `account.recheck.Check` of each stage, as JSON; no checks without numbers."""
         if self.numbers is None:
             return []
         from dlm.federated.account.compose import StageRecord
@@ -253,11 +253,11 @@ def build(
         simulated    whether keys came from a configured seed: then nothing is guaranteed
         secure_aggregation   also implied by a stage whose norms are inflated by rounding
         inputs       inputs other than users' text, such as "the vocabulary words.txt", and their
-                     records: their stages are composed with `stages`; an input without a record or
+                     records, whose stages are composed with `stages`; an input without a record or
                      guarantee leaves the report without a guarantee
-        void         more reasons why there is no guarantee
+        void         reasons, besides those found here, why there is no guarantee
         content      SHA-256, by name, of the outputs that the record is about
-        held_out     number of users who are in no round: evaluated without noise, not covered
+        held_out     number of users who are only evaluated, without noise; no guarantee covers them
         under_way    whether the stages have more rounds than the ledgers so far
         data         `name` of the users' data set, and its keyed `digest`: a plain digest would
                      be a release without noise
@@ -342,8 +342,8 @@ def check_stage(
 
 
 def unenforced(stage: Mapping[str, Any], ledger: ParticipationLedger) -> list[str]:
-    """Lists the participation limits that accounting assumes but nothing enforced. They are reasons
-    for no guarantee, even if they happened to hold."""
+    """Lists participation limits that accounting assumes but nothing enforced. Each one rules out a
+    guarantee, even if the limit happened to hold."""
     if stage.get("sampling_rate") is not None:
         return []
     found, name, gap = [], stage["stage"], int(stage["gap"])

@@ -35,7 +35,7 @@ class Population(Protocol):
         ...
 
     def split(self, fraction: float) -> tuple[Self, Self]:
-        """Returns (other users, about `fraction` of the users)."""
+        """Splits the users: returns (the rest, about `fraction` of the users)."""
         ...
 
     @property
@@ -46,8 +46,8 @@ class Population(Protocol):
 
 class Cohorts:
     """A sampler of users, its clock, and a ledger of the users drawn. The ledger enforces `gap` and
-    `max_participations` unless they are None. For timers, `round_s` is the time from the beginning
-    of one round to the next."""
+    `max_participations` unless they are None. `round_s` is the time from the beginning of one round
+    to the next; only a sampler with timers uses it."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Cohorts:
 
     def draw(self, index: int) -> list[int]:
         """Draws a round's users, records them in the ledger, and returns their indexes. Raises
-        ConfigError without a cohort, PrivacyError for a cohort that breaks the ledger's limits."""
+        ConfigError if there is no cohort, PrivacyError if the cohort breaks the ledger's limits."""
         if isinstance(self.sampler, AvailabilitySampler):
             cohort, self.now_s = self.sampler.cohort_when_ready(index, self.now_s)
             self.now_s += self._round_s

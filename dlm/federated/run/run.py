@@ -68,13 +68,13 @@ class FederatedRun(Closeable, Generic[Done]):
             raise
 
     def run(self, until: int | None = None) -> Iterator[Done]:
-        """Runs the remaining rounds, at most up to `until`, and reports each once it counts.
+        """Runs the remaining rounds, but none after `until`, and reports each round once it counts.
 
         Raises
             PrivacyError      a participation that breaks the enforced limits; a round of this run
                               was interrupted in this process; the run's noise was erased
-            TrainingDiverged  the model diverged; raised after that round, which counts, and at once
-                              when the run resumes
+            TrainingDiverged  the model diverged in a round, which counts; raised after that round,
+                              and at once when the run resumes
         """
         if self._over:
             raise TrainingDiverged(self._over)
@@ -86,7 +86,7 @@ class FederatedRun(Closeable, Generic[Done]):
                 "new run in another folder; the privacy costs of both add up"
             )
         if self.folder is not None:
-            # If this process is killed, no report of fewer rounds must remain beside newer output.
+            # If this process is killed, a report of fewer rounds must not stay beside newer output.
             for path in self.folder.reports:
                 path.unlink(missing_ok=True)
         waiting: list[Done] = []

@@ -32,8 +32,8 @@ def check_history(
     ended: bool = False,
 ) -> None:
     """Checks that resuming does not repeat a `released` round. Raises PrivacyError if the
-    journal has rounds after the checkpoint's first `done` (counted from 0); or if there is no
-    checkpoint (None), but the journal, private parts or, if `ended`, the ledger show rounds."""
+    journal has rounds after the checkpoint's `done` rounds; or if there is no checkpoint (`done` is
+    None), but the journal, private parts or, if `ended`, the ledger show rounds."""
     if not released:
         return
     last = max(journal, default=-1)

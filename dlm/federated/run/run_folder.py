@@ -77,7 +77,7 @@ class RunBinding:
 @dataclass(frozen=True)
 class RunState:
     """A run's state after `done` rounds that count: `public` arrays, with `facts` about them as
-    JSON; `private` arrays, which hide users or reveal who took part, or None after the run."""
+    JSON; `private` arrays, which hold noise or reveal who took part; None once the run ends."""
 
     done: int
     public: Arrays
@@ -97,7 +97,7 @@ class RunFolder(Closeable):
 
     Args
         path      created if missing
-        journal   path of the journal, by default in the folder; a journal elsewhere also shows that
+        journal   path of the journal, by default in the folder; a journal elsewhere also shows if
                   an older copy of the *whole* folder was restored
         reports   paths of the privacy report, as text and as JSON
         private   whether only the folder's owner can read it
@@ -105,7 +105,7 @@ class RunFolder(Closeable):
     Guarantees
         once closed, the folder holds no copy of users' text if its run has ended or has not begun
         (in which case a folder that was created here is removed); nor a copy that was made for a
-        run that may not resume
+        run that `load` refused to resume
     """
 
     def __init__(
@@ -220,10 +220,10 @@ class RunFolder(Closeable):
         released: bool,
         record: Provenance | None = None,
     ) -> None:
-        """Makes rounds count: writes the private part, then the checkpoint, which has `record` and
-        the new `lines`, in case a stop keeps them out of the journal; erases older parts. If the
-        run ends (`state.private` is None), the private part is only the ledger. `released` is as in
-        `check_history`."""
+        """Makes rounds count: writes the private part, then the checkpoint with `record` and the
+        new `lines` (a stop may keep these out of the journal), then erases older private parts. If
+        the run ends (`state.private` is None), the private part is only the ledger. `released` is
+        as in `check_history`."""
         self._accepted = True
         mark = {"released": True} if released else {}
         texts = [json.dumps({**finite(line), **mark}) for line in lines]

@@ -288,8 +288,8 @@ def check_population(
             f"{users * max_participations // report_goal}. Use fewer rounds or a lower "
             "report goal, raise max_participations, or find more users"
         )
-    # In the last round, users drawn within the gap must wait, and all earlier participations may
-    # have gone to users who have none left.
+    # In the last round, users drawn within the gap must wait, and earlier rounds may have drawn the
+    # same users again and again, until they had no participations left.
     return users >= report_goal * span + (rounds - span) * report_goal // max_participations
 
 

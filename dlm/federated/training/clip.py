@@ -129,7 +129,7 @@ class FixedDenominator:
 
     Fields
         denominator  users (or their weight) per round, > 0; q * W if users are sampled with
-                     probability q (then unbiased), the report goal m if it is fixed
+                     probability q (f~_f is then unbiased), the report goal m if it is fixed
     Paper            DPF Lemma 1, first bound; GDP Algorithm 1
     """
 
@@ -223,6 +223,6 @@ def tracked_norm(
     ln_norm: Array, centred_count: Array, report_goal: float, adaptive: AdaptiveClip
 ) -> Array:
     """Returns ln C of the next round, given the noised sum of (b - 1/2) over this round's users.
-    GDP Algorithm 1 sums over all rounds from C^0; one step per round is the same, t + 1 its t."""
+    GDP Algorithm 1 sums all rounds from C^0 instead, with the same result; its t is t + 1 here."""
     share = centred_count / report_goal + 0.5
     return ln_norm - adaptive.learning_rate * (share - adaptive.quantile)

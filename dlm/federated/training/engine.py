@@ -69,7 +69,7 @@ class Engine(Protocol):
         self, params: rnn.Params, cohort: Any, bound: Array, tracked: Array, key: Any
     ) -> RoundSums:
         """Returns the cohort's sums, with each update clipped to `bound`. `below` compares the
-        norms with `tracked` (adaptive clipping); secure aggregation rounds with `key`."""
+        norms with `tracked` (adaptive clipping); secure aggregation uses `key` to round."""
         ...
 
     def sensitivity_factor(self, dimension: int) -> float:

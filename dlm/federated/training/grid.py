@@ -30,9 +30,9 @@ _COUNT_UNIT = 2.0**GRID_BITS
 
 @dataclass(frozen=True)
 class GridRelease:
-    """Adds noise to the sums of a run. `count_stddev`, in users, is that of the count that adapts
-    the clip norm; None if the norm is fixed. Unless sums are `on_grid`, that is whole steps, they
-    are rounded first."""
+    """Adds noise to the sums of a run. `count_stddev`, in users, is the standard deviation of the
+    noise on the count that adapts the clip norm; None if the norm is fixed. Sums are rounded first
+    unless they are whole steps (`on_grid`)."""
 
     noise: DiscreteNoise
     estimator: Estimator
@@ -69,8 +69,8 @@ class GridRelease:
     def noised(
         self, state: DiscreteState, sums: RoundSums, bound: float
     ) -> tuple[Any, float, DiscreteState]:
-        """Returns (noised average, centred count, noised if the norm adapts, next state). Raises
-        PrivacyError for too many reports for an off-grid sum to be exact to half a step."""
+        """Returns (noised average, centred count, next state); the count has noise if the norm
+        adapts. Raises PrivacyError if an off-grid sum has too many reports to be exact."""
         if not self.on_grid and float(sums.users) > MOST_LOOSE_REPORTS:
             raise PrivacyError(
                 f"a round has {int(sums.users):,} users; a sum that is decoded or averaged before "

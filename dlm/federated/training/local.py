@@ -105,9 +105,9 @@ def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Gen
 
 class UserUpdate(NamedTuple):
     """A device's update and figures, without noise: only the clipped `update`, and whether `norm`
-    is within the tracked norm, may leave the device. `norm` is that before clipping (in the last
-    step, if each batch is clipped). If the device's numbers overflowed, `finite` is False and the
-    update is zeros. `ln_prob` sums ln P(target) over the steps."""
+    is within the tracked norm, may leave the device. `norm` is the norm before clipping (in the
+    last step, if each batch is clipped). If the device's numbers overflowed, `finite` is False and
+    the update is zeros. `ln_prob` sums ln P(target) over the steps."""
 
     update: rnn.Params
     norm: Array
@@ -161,7 +161,7 @@ def user_update(
     moved, _, seen, ln_prob, targets = lax.fori_loop(0, used * config.epochs, one, begun)
     if each_batch:
         # A step that overflowed set the difference to zero, and later steps continued from there;
-        # everything from such a device is refused, as if it were clipped only at the end.
+        # refuse the whole update of such a device, as is done if it is clipped only at the end.
         kept = jax.tree.map(lambda leaf: jnp.where(seen[1], leaf, 0.0), moved)
         norm = jnp.where(seen[1], seen[0], jnp.inf)
         return UserUpdate(kept, norm, seen[1], ln_prob, targets)

@@ -288,7 +288,7 @@ def _check_changes(release: ReleaseConfig, mechanism: DiscreteNoise) -> None:
     changes = {at for at, _ in release.schedule}
     why = "the schedule changes the clip norm"
     if release.adaptive is not None:
-        # The norm changes after these rounds; the noise restarts at the start of the next ones.
+        # The norm changes after each of these rounds; the noise restarts with the round after it.
         changes = {at + 1 for at in release.adaptive.restarts_within(mechanism.rounds)}
         why = "the adaptive clip norm is renewed"
     missing = sorted(at for at in changes - set(mechanism.restarts) if at < mechanism.rounds)

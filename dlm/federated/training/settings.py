@@ -25,7 +25,7 @@ from dlm.federated.training.rounds import OptimizerConfig, ReleaseConfig
 from dlm.federated.words import PIECES_SUFFIX
 
 REAL = -1
-# Not just DLM, since a server's own settings are DLM_SERVER_<NAME>.
+# The prefix is not just DLM, since a server's own settings are named DLM_SERVER_<NAME>.
 PREFIX = "DLM_FEDERATE"
 
 
@@ -298,8 +298,8 @@ class SamplingSettings:
         return self.q * users if self.kind == "poisson" else float(self.report_goal)
 
     def most_users(self, users: int) -> int:
-        """The maximum number of users in a round: for Poisson sampling, whose draws may have any
-        size, all users."""
+        """The maximum number of users in a round. For Poisson sampling, this is the number of all
+        users, since a draw may have any size."""
         return users if self.kind == "poisson" else self.report_goal
 
 
@@ -372,8 +372,8 @@ class TrainingSettings:
         Paths in the file are relative to its folder.
 
         Raises
-            ConfigError   the file cannot be read, names an unknown table or setting, lacks a
-                          setting without a default, or a value is out of bounds
+            ConfigError   the file cannot be read, names an unknown table or setting, or lacks a
+                          setting without a default; or a value is out of bounds
             PrivacyError  a value would leave the run without the guarantee that it asks for
         """
         found = config.read_toml(file)
@@ -397,7 +397,7 @@ class TrainingSettings:
         environ: Mapping[str, str] | None = None,
         within: str = "",
     ) -> TrainingSettings:
-        """Like `read`, for a file's parsed tables `found`; messages put `within` before names."""
+        """Like `read`, from a file's parsed tables; messages put `within` before table names."""
         tables = dict(zip(_names(), _TABLES, strict=True))
         unknown = sorted(set(found) - set(tables))
         if unknown:

@@ -106,15 +106,15 @@ class Training(FederatedRun[RoundReport]):
         encode      words of an utterance -> ids, given with `vocab_size`; by default the encoder of
                     `settings.data.vocabulary`
         vocabulary_record  `Provenance.public` names who attests that `encode` has no user's text.
-                    By default, the record of the wordpieces of which `encode` is a method; any
-                    other encoder has no record, and a run with a guarantee is refused
+                    By default, the record of the wordpieces to which `encode` is bound; any other
+                    encoder has no record, and a run with a guarantee is refused
         engine, aggregator  compute the updates, by default locally, and add them up
     Raises
         ConfigError   the settings, users or vocabulary differ from the folder's run; too few users
                       for the rounds of a new run
         PrivacyError  the ledger or noise belongs to another checkpoint; a run with a guarantee
-                      uses a vocabulary or pretraining text without a guarantee that nobody attests
-                      as public; the grid is too coarse for the network
+                      uses a vocabulary or pretraining text that has no guarantee and that nobody
+                      attests as public; the grid is too coarse for the network
         FormatError   a file is damaged
     """
 
@@ -186,7 +186,7 @@ class Training(FederatedRun[RoundReport]):
             raise ConfigError(
                 f"none of {len(users)} users is left for training; lower data.held_out"
             )
-        # A run that has begun was checked, and read its public text, at its start.
+        # Only a new run checks its population and reads its public text.
         if not self._has_begun:
             self._check_population()
             self._take_text()
@@ -394,8 +394,8 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def _record(self, public: Arrays) -> Provenance:
-        """Returns the record of all planned rounds, an overestimate that saves accounting in every
-        round; at the end, returns the record of the rounds done."""
+        """Returns the record of all planned rounds, an overestimate, so that no round needs its own
+        accounting; at the end, returns the record of the rounds done."""
         if not self.rounds_done:
             return Provenance.none("no round is done yet: the network is as it began")
         rounds = self._rounds_to_account_for if self._ends else self.rounds
@@ -579,7 +579,7 @@ class Training(FederatedRun[RoundReport]):
         self._parts = [part for n, part in enumerate(self._parts) if part not in self._parts[:n]]
         for what, record in facts["begun_with"].items():
             found = record and Provenance.from_dict(record, str(what))
-            if found is not None and found.is_public:  # an attestation that this run itself noted
+            if found is not None and found.is_public:  # this run itself noted the attestation
                 found = dataclasses.replace(found, standing=FIRST_HAND)
             self._begun_with[what] = found
         assert self.folder is not None

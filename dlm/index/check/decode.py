@@ -183,7 +183,7 @@ class _Tree:
             node_rank = a.key.astype(I64)
             two = model.tables[1]
             self.rows = two.rows[node_rank]
-            # The list of the shorter context: the pairs that begin with the last word.
+            # Ranks point into the shorter context's list: the pairs that begin with the last word.
             self.words = two.rows[:, 1]
             begin = begins_of(two.prefix, len(model.vocabulary))
             listed = np.diff(begin)[self.rows[:, 1]]
@@ -197,7 +197,7 @@ class _Tree:
                     f"a word after {spell(model.vocabulary, self.rows[node])} has a rank beyond "
                     f"the {listed[node]} words after that context's last word ({len(beyond)} such)",
                 )
-                # Decoding goes on with a rank that exists.
+                # Use rank 0 instead, so that decoding can go on.
                 a.rank[beyond] = 0
                 parent_begin = np.where(listed, parent_begin, 0)
         else:

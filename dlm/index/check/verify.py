@@ -258,7 +258,7 @@ class _Rules:
         self.bad("backoff", self.order, weighted, "has a back-off weight at the highest order")
 
     def blanks(self) -> None:
-        """Checks that blanks have no values, and that no 1-gram but a missing <unk> is a blank."""
+        """Checks that blanks have no values, and that a missing <unk> is the only blank 1-gram."""
         unk = self.manifest.unk_in_model
         for k, table in enumerate(self.model.tables, 1):
             none = MISSING_UNK_LOG10_PROB if k == 1 else np.float32(0)

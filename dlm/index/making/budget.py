@@ -93,7 +93,7 @@ def credible_counts(reader: NgramReader) -> list[int]:
 
 
 def least_bytes(counts: Sequence[int], shards: int = 1, threads: int = 1) -> int:
-    """Minimum memory of a build: words and, per thread, a shard's roots (up to all 2-grams)."""
+    """Minimum memory of a build: words and, per thread, a shard's share of the 2-grams as roots."""
     roots = sum(counts[1:2]) * min(threads, shards) // shards
     return LEAST_BYTES + WORD_BYTES * counts[0] + ROOT_BYTES * roots
 
@@ -105,9 +105,9 @@ def in_memory_bytes(counts: Sequence[int]) -> int:
 
 
 def spill_bytes(counts: Sequence[int]) -> int:
-    """Returns the approximate maximum bytes of disk for a model's n-grams during sharding.
+    """Returns the approximate maximum bytes of disk for sharding a model; blanks are not counted.
 
-    First, n-grams are stored in two sort orders; later, they and nodes, twice. Blanks do not count.
+    N-grams are first stored in two sort orders; later, n-grams and nodes are stored twice.
     """
     twice = sum(2 * count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1)
     return int(

@@ -239,7 +239,7 @@ def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> Non
 
 
 def write_file(path: Path, kind: str, columns: Columns, work: Work) -> tuple[int, str]:
-    """Calls `write_parts`, then removes the parts that are not named columns of the work."""
+    """Calls `write_parts`, then removes the columns that are not in `work.columns`."""
     written = write_parts(path, kind, columns)
     for _, parts in columns.values():
         for part in parts:
@@ -345,7 +345,7 @@ def low_columns(c: Context) -> dict[str, Any]:
             value_bits, chunk[:, 0] >> shift, of_pairs,
         )  # fmt: skip
         lists.put(words, bits)
-    # Columns by word are made at once, since, unlike those of 2-grams, they fit in memory.
+    # The columns of words are made whole: unlike those of 2-grams, they fit in memory.
     begin_bits, place_bits = bits_of(int(begin[-1])), bits_of(int(place[-1]))
     stride = begin_bits + place_bits + WIDTH_BITS + backoff.bits
     entries = room((count + 2) * stride)
@@ -399,7 +399,7 @@ def _key_widths(
 ) -> NDArray[np.int64]:
     """Returns the bits of each list's largest id, at least 1; the keys have `key_bits` bits."""
     widths, some = np.ones(len(begin) - 1, I64), np.diff(begin) > 0
-    # If the bits of a small id are reversed, it ends with zeros.
+    # Keys are ids with reversed bits: the OR of a list's ids has as many bits as the largest id.
     joined = np.bitwise_or.reduceat(keys, begin[:-1][some] - begin[0])
     widths[some] = np.maximum(np.frexp(mirrored(joined, key_bits).astype(np.float64))[1], 1)
     return widths

@@ -76,7 +76,7 @@ def join(  # type: ignore[no-untyped-def]
     node_bytes,
     gram_bytes,
 ):
-    """Makes order k of the model, with blanks and flags, from three streams in suffix order.
+    """Makes order k of the model, with blanks and flags, from three sorted streams.
 
     Args    k, top   the order, and whether it is the highest
             ended    (5,) by the stream's number: whether its current block is the last
@@ -194,7 +194,7 @@ def join(  # type: ignore[no-untyped-def]
                         break
             if k > 2 and new:
                 if k == 3:
-                    # Count the pairs with this first word, listed or required, that sort earlier.
+                    # Count the earlier pairs with the same first word, listed or required.
                     while True:
                         if at[P] >= len(pairs):
                             if not ended[PAIRS]:
@@ -277,7 +277,7 @@ def _put_suffix(at, held, out_suffixes, k):  # type: ignore[no-untyped-def]
 
 @inlined
 def _note_missing(at, entries, missing, k):  # type: ignore[no-untyped-def]
-    """Records an entry's missing context; if the entry is a blank, that is no fault of the file."""
+    """Records an entry's missing context, unless a blank lacks it: that is no fault of the file."""
     x = at[X]
     if np.int64(entries[x, entries.shape[1] - 1]) >> np.int64(1) == BLANK_CODE:
         return
@@ -348,7 +348,7 @@ def route(  # type: ignore[no-untyped-def]
                     low = at[FROM]
                     if not whole:
                         key = entries[e, 0]
-                        # Steps double, then are halved, since places rise within a list.
+                        # Gallop on from the last place, then bisect: places rise within a list.
                         step = np.int64(1)
                         high = low
                         while high < at[LISTED] and listed[high] < key:

@@ -138,8 +138,8 @@ def tree_columns(
 
 
 class _Piece(NamedTuple):
-    """The rows of some nodes of a level; and the range of these nodes, of the n-grams after the
-    nodes, and of the nodes below."""
+    """The rows of some nodes of a level; and three ranges: of these nodes, of the n-grams that
+    follow them, and of the nodes below them."""
 
     rows: Rows
     nodes: tuple[int, int]
@@ -215,7 +215,7 @@ class TreePacker:
             return np.empty(0, I64)
         ranks = self._levels[0][1].read(*piece.entries)[:, 1]
         ends = np.cumsum(piece.rows[:, 4], dtype=I64)
-        # Ranks are ascending in a list.
+        # Ranks ascend within a list, so the last one is the largest.
         largest = np.append(ranks, U64(0))[ends - 1] * (piece.rows[:, 4] > 0)
         return np.maximum(np.frexp(largest.astype(np.float64))[1], 1).astype(I64)
 

@@ -162,7 +162,7 @@ def _streamed(
     threads: int,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes a set's files in bounded memory; returns the manifest. `_repair` made `original`."""
+    """Writes a set's files; returns manifest content. `original` is None or from `_repair`."""
     search = None if memory_bytes is None else memory_bytes // 4
     folder = place.spill.parent
     with open_ngrams(arpa, memory_bytes=search, folder=folder, progress=say) as reader:
@@ -218,7 +218,7 @@ def _streamed(
 
 
 def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Adds missing prefixes to the model in `arpa`, writes it to `path`; returns source facts.
+    """Writes the model in `arpa` to `path`, with missing prefixes added; returns source facts.
 
     Faults raise ArpaError here, with their lines in `arpa`; the builder then finds no faults.
     """
@@ -335,7 +335,7 @@ def building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterato
 
 @contextmanager
 def explained(place: BuildFolders) -> Iterator[None]:
-    """Adds the file, and the free space of each disk, to the error of a full disk."""
+    """Adds the file, and the free space of each disk, to the error that a full disk raises."""
     try:
         yield
     except OSError as exc:

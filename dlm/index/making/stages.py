@@ -225,7 +225,7 @@ def quantisers(c: Context, k: int) -> tuple[Quantiser, Quantiser] | None:
     for what, bits in (("prob", c.coding.bits), ("backoff", weight_bits(c.coding.bits))):
         values, counts = c.work.array(f"{what}-values-{k}"), c.work.array(f"{what}-counts-{k}")
         if what == "backoff" and not (values == 0).any():
-            # 0 has a code, since it is the weight of blanks, if there are any.
+            # 0 gets a code too: if there are blanks, it is their weight.
             place = int(np.searchsorted(values, F32(0)))
             values, counts = np.insert(values, place, F32(0)), np.insert(counts, place, 1)
         out.append(Quantiser(values, counts, bits))
@@ -308,7 +308,7 @@ def join_order(c: Context, k: int) -> None:
                 continue
             feeds[asked].refill()
             ended[asked] = feeds[asked].ended
-            at[asked - 1] = 0  # places A, Q, X, P are in the streams' order
+            at[asked - 1] = 0  # indices A, Q, X and P are in the order of the streams
         flush()
         if sorter is not None:
             work.runs[f"list-{k}"] = budget.finish(sorter)
@@ -386,7 +386,7 @@ def _fault(c: Context, order: int, kind: str, count: int, ids: Rows) -> None:
 def raise_faults(c: Context, path: str) -> None:
     """If there are faults, raises the `ArpaError` that `ngrams.sorted_tables` would raise, after
     reading the file again to find the line."""
-    faults = sorted(c.work.info["faults"])  # the lowest order; "missing" before "twice"
+    faults = sorted(c.work.info["faults"])  # by order; "missing" before "twice"
     if not faults:
         return
     order, kind, count = faults[0]
@@ -453,7 +453,7 @@ def code_levels(c: Context) -> None:
 
 
 def level_values(c: Context, k: int) -> LevelValues:
-    """Collects the weights of contexts of k words, and the values of n-grams after the contexts."""
+    """Collects the weights of contexts of k words, and the values of the n-grams after them."""
     found = LevelValues(c.coding.prob_table)
     for nodes in c.work.columns[f"nodes-{k}"].chunks(c.budget.block_rows):
         found.add_nodes(nodes[:, 1])
@@ -486,7 +486,7 @@ def route(c: Context, slots: NDArray[np.uint16], shards: int, journal: Journal) 
         work.drop(f"entries-{k + 1}")
 
     if not c.budget.durable:
-        # Levels are independent, and nothing is dropped early to save disk space.
+        # No disk space is needed, so nothing is dropped early, and the levels run in parallel.
         with ThreadPoolExecutor(c.budget.threads) as pool:
             for coming in [
                 pool.submit(route_level, c, k, owners, shards) for k in range(2, c.order)

@@ -184,7 +184,7 @@ class Journal:
         self.done = []
 
     def load(self, work: Work, budget: Budget) -> str | None:
-        """Restores what the journal, if any, lists (see `done`); returns the problem, or None."""
+        """Restores the results of the journal's stages, if any; returns the problem, or None."""
         try:
             text = self._path.read_text()
         except FileNotFoundError:

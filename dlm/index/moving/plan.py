@@ -142,7 +142,7 @@ def _slot_to_move(
 
 
 def _mean_of_others(weight: Weight, shards: int) -> int:
-    """Returns the mean load of other shards once each slot above the mean has a shard to itself."""
+    """Gives each slot above the mean its own shard; returns the mean load of the other shards."""
     total, left = int(weight.sum()), shards
     for heavy in np.sort(weight)[::-1][: shards - 1].tolist():
         if heavy * left <= total:
@@ -189,8 +189,8 @@ def imbalance_of(load: NDArray[np.int64], servers: NDArray[np.int64] | None = No
 
 
 def replicas_needed(load: NDArray[np.int64], weight: Weight) -> NDArray[np.int64]:
-    """Returns (shards,) the servers that each shard needs: 1; for a hot shard, so many that each is
-    at most as busy as the busiest server of the other shards.
+    """Returns (shards,) how many servers each shard needs: 1 or, if it is hot, enough that each is
+    at most as busy as the busiest server of the shards that are not hot.
 
     Args  load  load of each shard;  weight  weight of each slot
     """

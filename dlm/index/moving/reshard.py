@@ -54,10 +54,10 @@ KERNELS = (
 )
 # Maximum bytes of memory per root of a shard: for checking a file, and for listing the roots.
 ROOT_MEMORY = 130
-WORD_MEMORY = 32  # bytes per word, for two copies of the start of its 2-grams
+WORD_MEMORY = 32  # bytes per word, for arrays that say where its 2-grams begin
 # Bytes on disk for a shard's records while it is made, per byte of `SourceSet.slot_bytes`.
 SPILLED = 2
-# Speed of making files with two threads on a virtual machine of 2024; for estimates.
+# Speed at which two threads make files on a 2024 virtual machine; for estimates.
 BYTES_PER_S = 16 << 20
 
 

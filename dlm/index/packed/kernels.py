@@ -235,7 +235,7 @@ def mix(state, number, multiplier):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], uint32[:], uint32[:]")
 def hash_ngrams(rows, prob, backoff):  # type: ignore[no-untyped-def]
-    """Returns two sums, modulo 2**64, of hashes of the n-grams (n, k), whose order does not matter.
+    """Returns two sums, modulo 2**64, of hashes of the n-grams (n, k), given in any sequence.
 
     `prob` and `backoff` (n,) are the bits of the values. DO NOT CHANGE: on disk; "Model id" in
     shards/FORMAT.md.

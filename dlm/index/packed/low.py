@@ -73,7 +73,7 @@ def order_of_words(
 
 
 def key_bits_of(words: int) -> int:
-    """The bits of the largest id of `words` words, or number of as many 2-grams."""
+    """The bits of the largest of `words` word ids, or of the largest of as many 2-gram numbers."""
     return max((words - 1).bit_length(), 1)
 
 

@@ -2,8 +2,8 @@
 
 A record holds how many words follow the context, its weight, the list of those words, and then the
 contexts with one older word, each as a record: what a search reads next is nearby ("Records" in
-shards/FORMAT.md). A `level` is the address of the `tree.level_numbers` of the contexts of one
-length; bits are numbered from address 0 unless noted. Over 600 lines: writers are next to readers.
+shards/FORMAT.md). A `level` is the address of one context length's `tree.level_numbers`; bits count
+from address 0 unless noted. This module has over 600 lines since writers are next to readers.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -48,7 +48,7 @@ RAW = 1 << 32  # a flag above the bits of a weight that no table holds
 DEPTHS = 16  # size of a stack of contexts, each one word longer than the previous one
 # DO NOT CHANGE: on disk.
 WIDTH_BITS, STEP_BITS = 5, 6  # bits of the fields for the widths of a family's keys and distances
-LONGEST = 1 << 28  # above the number of words after a context, and of contexts with one older word
+LONGEST = 1 << 28  # no context has as many words after it, or contexts with one older word
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
@@ -85,8 +85,8 @@ def read_gamma(bit):  # type: ignore[no-untyped-def]
 def read_head(bit, parent_size, is_root):  # type: ignore[no-untyped-def]
     """Reads how many words follow a context; returns this number, and the bits that it takes.
 
-    A root stores the gamma code of the number + 1. Others store a one for `parent_size`, that of
-    the shorter context; else a zero and the number's gamma code, `parent_size` in place of 0.
+    A root stores the gamma code of the number + 1. Others store a one if the number is that of the
+    shorter context, `parent_size`; else a zero and its gamma code, with `parent_size` for 0.
     """
     if is_root:
         size, width = read_gamma(bit)
@@ -116,7 +116,7 @@ def open_record(level, bit, parent_size, is_root):  # type: ignore[no-untyped-de
         weight = np.int64(RAW) | field(bit, np.int64(32))
         bit += np.int64(32)
     children = _0
-    if of(level, N_FLAG_BITS):  # the longest contexts have none
+    if of(level, N_FLAG_BITS):  # the longest contexts have no children
         children, width = read_gamma(bit)
         children -= _1
         bit += width
@@ -192,7 +192,7 @@ def record_at(bit, width, step, count, place):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_bucket(bit, count, key, key_bits):  # type: ignore[no-untyped-def]
-    """The bit that a search for a key reads first, in a family of more than DIRECT."""
+    """The bit that a search for a key reads first, in a family of more than DIRECT contexts."""
     rest, step, directory, _ = open_many(bit, count, key_bits)
     return directory + (key >> rest) * step
 
@@ -214,7 +214,7 @@ def find_in_bucket(bit, width, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_among_few(bit, count, word):  # type: ignore[no-untyped-def]
-    """Finds a word's id in a family of at most DIRECT; returns the bit of its record, or -1."""
+    """Finds an id in a family of at most DIRECT contexts; returns the bit of its record, or -1."""
     if count == 0:
         return np.int64(-1)
     width, step, bit = open_few(bit, count)
@@ -243,8 +243,8 @@ def id_of(key, key_bits, is_root):  # type: ignore[no-untyped-def]
 
 @inlined
 def few_bits(keys, sizes, first, count, key_bits, is_root):  # type: ignore[no-untyped-def]
-    """Returns the bits of an id and of a distance in a family of at most DIRECT, whose keys and
-    record sizes begin at index `first`."""
+    """Returns the bits of an id and of a distance in a family of at most DIRECT contexts, whose
+    keys and record sizes begin at index `first`."""
     width = _1
     far = _0
     for i in range(first, first + count):
@@ -265,7 +265,7 @@ def next_bucket(keys, i, end, rest):  # type: ignore[no-untyped-def]
 
 @inlined
 def bucket_bits(sizes, first, end, width):  # type: ignore[no-untyped-def]
-    """Returns the bits of a bucket without records, of a distance in it, and of its records."""
+    """Returns the bits of a bucket except its records, of a distance in it, and of its records."""
     total = _0
     for i in range(first, end):
         total += sizes[i]
@@ -280,7 +280,7 @@ def bucket_bits(sizes, first, end, width):  # type: ignore[no-untyped-def]
 
 @inlined
 def many_bits(keys, sizes, first, count, key_bits):  # type: ignore[no-untyped-def]
-    """Returns the bits of all buckets, with their records, of a family of more than DIRECT."""
+    """Returns the bits of all buckets and records in a family of more than DIRECT contexts."""
     rest = key_bits - directory_bits(count)
     buckets = _1 << directory_bits(count)
     bits = _0
@@ -296,7 +296,7 @@ def many_bits(keys, sizes, first, count, key_bits):  # type: ignore[no-untyped-d
 
 @inlined
 def family_bits(keys, sizes, first, count, key_bits, is_root):  # type: ignore[no-untyped-def]
-    """Bits of a family with its records."""
+    """Returns the bits of a family and its records."""
     if count == 0:
         return _0
     if count > DIRECT:
@@ -437,7 +437,7 @@ def put_records(  # type: ignore[no-untyped-def]
     key_bits,
     below_places,
 ):
-    """Writes the records of some contexts, but not those below them, whose places it finds.
+    """Writes the records of some contexts; of the records below, it only finds the places.
 
     Shapes  words          must be 0 where something is written
             places (D,)    where each record begins

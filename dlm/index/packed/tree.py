@@ -36,7 +36,7 @@ LEVEL_SHAPE = (
     "prob_bits",
     "prob_base",
     "escape",
-    "prob_table",  # entries of the level's tables, which are in the columns of these names
+    "prob_table",  # how many entries of the columns of these names belong to the level
     "weight_table",
 )
 TABLES = ("prob_table", "weight_table")

@@ -1,4 +1,4 @@
-"""Kernels that list the words stored after a context, and answer any word from such a list.
+"""Kernels that list the words stored after a context, and score any word from such a list.
 
 The searches run one after another, without prefetching: a block is read once but queried often.
 """
@@ -83,8 +83,8 @@ def find_blocks(view, context_lengths, context_words, pairs, nodes, totals, log1
 
 @kernel("int64[:], int64[:], uint32[:], uint32[:], int64, out uint32[:], out uint32[:]")
 def list_blocks(view, nodes, totals, skips, most, counts, ranks):  # type: ignore[no-untyped-def]
-    """Lists the ranks, ascending, of the words that follow each context, without its first `skips`
-    words; at most `most` ranks in all.
+    """Lists the ranks, ascending, of the words that follow each context, except the first `skips`
+    of them; at most `most` ranks in all.
 
     Shapes   nodes, totals (C,) as `find_blocks` fills them;  skips (C,)
              counts (C,) filled: how many ranks each context has;  ranks (n,) filled
@@ -154,7 +154,7 @@ def words_of_ranks(view, last, ranks, words):  # type: ignore[no-untyped-def]
 
 @kernel("int64[:], uint8[:], uint32[:], float32[:], out float32[:, :]")
 def sum_backoffs(view, context_lengths, context_words, log10_backoffs, sums):  # type: ignore[no-untyped-def]
-    """Sums the weights to add to a word's 1-gram, or 2-gram, where that is the longest match.
+    """Sums the weights to add to a word's 1-gram or 2-gram, where this n-gram is the longest match.
 
     Shapes  view            of view.low_view
             log10_backoffs  as `find_blocks` fills them

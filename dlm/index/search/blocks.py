@@ -30,7 +30,7 @@ KERNELS = (
 
 @dataclass(frozen=True, slots=True)
 class ContextBlock:
-    """One context with everything stored after it, which answers any word without a shard.
+    """One context with everything stored after it: enough to score any word without a shard.
 
     context         (L,)  most recent word last
     sums            (2,)  see `block_kernels.sum_backoffs`
@@ -59,7 +59,7 @@ class ContextBlock:
         answers: Answers,
     ) -> ContextBlock:
         """Makes the block of one context; the last three arguments are as in `StoredWords`.
-        Raises ProtocolError if no word has one of the ranks.
+        Raises ProtocolError if a rank belongs to no word, or the ranks do not ascend.
         """
         last = int(context[-1]) if len(context) else -1
         words = np.empty(len(ranks), np.uint32)

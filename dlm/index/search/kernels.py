@@ -400,7 +400,7 @@ def score_groups(  # type: ignore[no-untyped-def]
 ):
     """Scores groups of words that share a context, by the low orders and trees of a set.
 
-    Shapes  trees (B,)  as in `search_trees`; none: the low orders answer as if they were all
+    Shapes  trees (B,)  as in `search_trees`; none: the low orders answer as if they were the model
             other arrays as in `low_kernels.search_low`; answers (Q,) filled
     Guarantees
         scores equal ngram.backoff.score bit for bit: the back-off weights are added to 0 in float32
@@ -468,7 +468,7 @@ def score_lengths(  # type: ignore[no-untyped-def]
     state_length,
     needs_shard,
 ):
-    """Calls `score_groups` with lengths (C,) in place of begins; first checks what it trusts.
+    """Checks what `score_groups` trusts, then calls it; takes lengths (C,) in place of begins.
 
     Returns  0; or the number of a fault, in which case nothing is scored
     """

@@ -83,7 +83,7 @@ class LocalModel(ShardSet):
     def score_text(
         self, text: str | bytes, *, bos: bool = True, eos: bool = True
     ) -> NDArray[np.float64]:
-        """Scores each line of `text`, as KenLM's `Model.score` does for one.
+        """Scores each line of `text`, as KenLM's `Model.score` scores a line.
 
         Args     text  sentences, one per line, with words separated by spaces, tabs or CR; a str is
                        encoded as UTF-8

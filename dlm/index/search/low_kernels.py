@@ -32,7 +32,7 @@ WORDS = 64
 # took twice the time, since their lines evict each other. The array indexes used for each word are
 # unsigned: checking whether a signed index is negative, as numba does, took 5 % of the time.
 L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: its first bit and what `open_list` says
-L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # the list in which a pair is searched: what the next stage
+L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # the list in which a pair is sought: what the next stage
 #                                  reads, and the list's first pair
 L_KEY = L_SIZE  # in `older`, the pair's key; L_HIGH has the size until the bucket is known
 Q_AT, Q_SIZE, Q_KEY, Q_CONTEXT, Q_RANK, Q_REST = range(6)  # columns of a queried word
@@ -206,7 +206,7 @@ def find_in_pairs(  # type: ignore[no-untyped-def]
         place = find_few(bit, rest, size, query[i, Q_KEY])
         there = np.int64(place < size)
         query[i, Q_AT] = bit + size * rest + place * low.pair_bits
-        ranks[q] = np.uint32((query[i, Q_RANK] + place) | (there - _1))  # NO_RANK: all bits
+        ranks[q] = np.uint32((query[i, Q_RANK] + place) | (there - _1))  # NO_RANK has all bits set
         matched_order[q] = np.uint8(_1 + there)
         ngram_length[q] = np.uint8(_1 + there)
         log10_backoff[q] = backoff[np.uint64(query[i, Q_CONTEXT]), there]

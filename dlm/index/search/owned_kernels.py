@@ -47,7 +47,7 @@ def score_owned(  # type: ignore[no-untyped-def]
              by_order (16,)  added to: the answers by matched order, 0 where it is below 3
              by_slot (4096,)  added to: the answers by slot
     Returns  whether the lengths fit each other, each context has two words or more and fits the
-             order, each context has a word, ids and 2-grams are in range, and all slots belong to
+             order and has words to score, ids and 2-grams are in range, and all slots belong to
              `shard`; if not, nothing is filled
     Trusts   len(packed) == 7 * len(ranks); the columns, as `search_trees` does
     """

@@ -256,7 +256,7 @@ class Shard:
         context_words: NDArray[np.uint32],
         pairs: NDArray[np.uint32],
     ) -> FoundBlocks:
-        """Finds where the words after each context are; for shapes and trust see `stored_words`."""
+        """Finds where the words after each context are; trusts what `stored_words` trusts."""
         nodes = np.empty(len(context_lengths), np.int64)
         totals = np.empty(len(context_lengths), np.uint32)
         weights = len(context_words) - len(context_lengths)
@@ -271,7 +271,7 @@ class Shard:
 
         Shapes  found  from contexts of two words or more each; skips (C,) uint32
         Trusts  what `score` trusts
-        Cost    listing and searching the words; a context that does not fit is listed whole
+        Cost    listing all words of a context, even if few are returned; searching those returned
         """
         counts = np.empty(len(found.nodes), np.uint32)
         ranks = np.empty(min(found.words, most), np.uint32)

@@ -26,7 +26,7 @@ _COUNT_LINE = re.compile(rb"ngram[ \t]+(-?\d+)[ \t]*=[ \t]*(-?\d+)\Z")
 _BEGIN = re.compile(rb"^\\data\\\s+ngram 1\s*=", re.MULTILINE)
 _SECTION_LINE = re.compile(rb"\\(\d{1,9})-grams:")
 AT_END = -1
-_PREFIX = "provenance: "  # start of a comment that shard sets also keep
+_PREFIX = "provenance: "  # shard sets keep a comment that begins with this
 
 
 class Header(NamedTuple):

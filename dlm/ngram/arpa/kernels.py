@@ -313,7 +313,7 @@ def read_words(  # type: ignore[no-untyped-def]
     log10_backoff,
     row,
 ):
-    """Like `read_ngrams`, for 1-grams: their words are entered into the table.
+    """Reads rows of 1-grams like `read_ngrams`, and enters their words into the table.
 
     Shapes   first_row  row of the section at which the arrays begin
              state (3,)  WORDS, WORD_BYTES and UNK_ROW, brought up to date
@@ -339,7 +339,7 @@ def read_words(  # type: ignore[no-untyped-def]
             break
         if found == 0 and state[UNK_ROW] < 0:
             state[UNK_ROW] = first_row + row
-            # Both spellings have the same length, so the file's spelling replaces the stored one.
+            # <unk> and <UNK> have the same length, so the file's spelling replaces the stored one.
             for i in range(length):
                 word_bytes[i] = text[start + i]
             ids[row, 0] = 0

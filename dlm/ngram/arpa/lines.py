@@ -1,5 +1,5 @@
 """Reads the text of an ARPA file by lines and by blocks of whole lines. Each line's number, byte
-offset and section are known, for messages of errors.
+offset and section are known, for error messages.
 
 A model may also be a folder of parts, whose index says which files make up each section.
 
@@ -181,7 +181,7 @@ class LineReader:
         return line
 
     def offset_of_line(self, line: int) -> int | None:
-        """Where a line begins, which is found by reading the file again; None for a pipe."""
+        """Finds the byte offset of a line by reading the file again; None for a pipe."""
         if not is_reopenable(self.path):
             return None
         again = _open(self.path)
@@ -270,7 +270,7 @@ class LineReader:
         return _Step(pieces, False, None)
 
     def _next_pieces(self) -> list[bytes]:
-        """Returns the next pieces; reads ahead, but no pipe. Each call after an OSError raises."""
+        """Returns the next pieces; reads ahead, except in pipes. Calls after an OSError fail."""
         if self._source_ended:
             return []
         step = self._read() if self._ahead is None else self._ahead.result()

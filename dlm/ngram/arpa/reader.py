@@ -267,7 +267,7 @@ class ArpaReader(Closeable):
                     break
                 found += 1
         except ArpaError:
-            pass  # the rows counted so far already are too many
+            pass  # the rows counted so far are already too many
         self._text.fail(
             f"too many n-grams: the header promises {self.counts[order - 1]} "
             f"{order}-grams, found {found}",
@@ -329,8 +329,8 @@ class ArpaReader(Closeable):
             self._finish_vocabulary()
 
     def _next_block(self, order: int, most: int) -> RowBlock | None:
-        """Returns the next whole lines, parsed unless that needs previous lines. After the previous
-        blocks, None means the same as in `LineReader.take_block`."""
+        """Returns the next whole lines, parsed if the order is above 1. None, which comes after all
+        blocks that were read ahead, means the same as in `LineReader.take_block`."""
         if self._closed:
             raise ValueError("the reader is closed")
         # A word's id depends on the words before it, so 1-grams are read one block at a time.
@@ -388,7 +388,7 @@ class ArpaReader(Closeable):
             self._text.fail_long_line(order, number, offset)
         bare = line.removesuffix(b"\r").rstrip(b" \t")
         if not bare or bare.startswith(b"\\"):
-            # The next line tells a blank line from a short section.
+            # The next line tells whether a blank line is misplaced or the section is short.
             self._text.line = number + 1
             self._give_back(block, block.position + len(line) + 1)
             self._fail_too_few(Line(bare, number, offset), order, done + block.filled)

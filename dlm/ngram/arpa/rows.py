@@ -197,7 +197,7 @@ def nearest_float32(double: float, text: bytes) -> float:
     """The value of the float32 nearest to a decimal `text`, given the double nearest to it.
 
     Ties go to even, as in one single rounding. Rounding the double again errs only where the double
-    lies exactly between two float32; there the decimal itself is compared with it.
+    lies exactly between two float32; there the decimal is compared with the double.
     """
     size = abs(double)
     if size > FLOAT32_OVERFLOW:
@@ -211,7 +211,7 @@ def nearest_float32(double: float, text: bytes) -> float:
     with np.errstate(over="ignore", under="ignore"):
         single = np.float32(double)
     if between:
-        # Comparing decimals is exact at any length, and linear in it.
+        # Comparing decimals is exact at any length, in time linear in the length.
         decimal, midpoint = Decimal(text.decode("ascii")), Decimal(double)
         if decimal > midpoint and float(single) < double:
             single = np.nextafter(single, np.float32(np.inf))

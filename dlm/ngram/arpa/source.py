@@ -121,8 +121,8 @@ class TextSource:
     Args        path   a file, anything that opens and reads as one (a pipe), or `-`: standard input
                 kinds  compressions to decompress; everything else is "plain"
                 file   the open file, if the caller has opened it; it stays open
-    Guarantees  the compression is detected from the first bytes, never from the name, however few
-                arrive at once; `compression` names it, and `head` holds the first bytes
+    Guarantees  the compression is detected from the first bytes, however few arrive at once, and
+                never from the name; `compression` names it, and `head` holds the first bytes
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
 from dlm.ngram.wordtable import PADDING, WordTable
 from dlm.resources import in_order
 
-# Bytes to write before the next sync starts; about this much is left if the disk keeps up.
+# Bytes to write before a sync starts; if the disk keeps up, about as many are left at the end.
 SYNC_BYTES = 64 << 20
 # Higher presets take two to eight times as long, and save a tenth of the size.
 XZ_PRESET = 0

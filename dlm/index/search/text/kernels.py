@@ -298,7 +298,7 @@ def read_alone(low, words, block, lonely, b):  # type: ignore[no-untyped-def]
 
 @inlined
 def choose_live(reach, block, k, pairs, b):  # type: ignore[no-untyped-def]
-    """Puts in `live` words that the shorter context has, and whose context of k words is a node."""
+    """Fills `live` with words that the shorter context has and whose k-word context is a node."""
     alive = _0
     for j in range(pairs):
         t = b.found[j]
@@ -322,7 +322,7 @@ def ask_words(k, part, asked, b):  # type: ignore[no-untyped-def]
         else:
             width = rank_bits(size, b.token[t, T_SIZE])
         step, keys, rest = open_ranks(bit, size, width)
-        # If all words of the shorter context follow, a rank is itself an index.
+        # If all words after the shorter context follow this one, a rank is itself an index.
         low, high = (_0, size) if width else (rank, rank + min(size, _1))
         ask_key(b.search, i, rank, bit, step, keys, rest, low, high)
         b.token[t, T_SIZE] = size
@@ -417,7 +417,7 @@ def ask_contexts(keys, words, block, k, part, asked, b):  # type: ignore[no-unty
 
 @inlined
 def find_contexts(keys, levels, k, alive, b):  # type: ignore[no-untyped-def]
-    """14. Finds these contexts, and opens their records."""
+    """14. Finds the contexts in `live`, and opens their records."""
     key_bits = keys.root_key_bits if k == 2 else keys.key_bits
     nodes = _0
     for i in range(alive):

@@ -121,7 +121,7 @@ class Lines:
 def score_lines(
     model: WholeModel | KenlmFile, text: bytes, *, bos: bool = True, eos: bool = True
 ) -> Lines:
-    """Scores each line of `text` as a sentence, with the figures that `dlm score` shows.
+    """Scores each line of `text` as a sentence; the result has the figures that `dlm score` shows.
 
     With a KenLM file, words are found by their hashes, and totals are sums in float32, as in KenLM.
     """
