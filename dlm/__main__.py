@@ -6,7 +6,7 @@ import signal
 import sys
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the next import runs
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # avoids a traceback during the next import
 
 from dlm.signals import end_signals
 

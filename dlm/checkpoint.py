@@ -141,7 +141,7 @@ def save(
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads a file of `save`; raises `FormatError` if it is cut off, damaged or of another kind."""
+    """Reads what `save` wrote; `FormatError` if it is cut off, damaged or of another kind."""
     return parse(path.read_bytes(), path)
 
 

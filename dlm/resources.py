@@ -19,7 +19,7 @@ from dlm.errors import ConfigError
 T = TypeVar("T")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-MIN_FILES = 64  # a server of one process, or a client, opens 30; if none is left, gRPC aborts
+MIN_FILES = 64  # a client or one-process server opens 30 files; gRPC aborts if none is left
 MORE_FILES = "Allow more: ulimit -n 1024 in a shell, LimitNOFILE= in a systemd unit"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\Z", re.IGNORECASE)
 
@@ -85,15 +85,15 @@ def check_open_files(*, may_raise: bool = False) -> None:
 def give_way() -> None:
     """Gives every other process of the machine precedence over this thread and its children.
 
-    Uses Linux's idle policy: another thread that wakes takes this one's core at once. If this one
-    is at `nice 19`, the other often waits for the end of a slice, and servers' p99 doubles.
+    Uses Linux's idle policy: another thread that wakes takes this one's core at once. With only
+    `nice 19`, the other thread often waits for the end of a time slice, and servers' p99 doubles.
     """
     with contextlib.suppress(OSError):  # a sandbox may forbid this; servers are then slower
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def available_bytes() -> int:
-    """Returns the bytes that this process may still use, of its machine or control group."""
+    """Returns the bytes of memory that the machine and control group still allow this process."""
     found = [
         int(line.split()[1]) << 10
         for line in _read("/proc/meminfo").splitlines()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-# Ctrl-C; a service manager or `timeout`; a terminal that closes.
+# Sent by Ctrl-C; by a service manager or `timeout`; by a terminal that closes.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_S = 0.5  # `timeout` sends its signal twice at once: that is one request to end
 RAISE_AGAIN_S = 0.05
@@ -59,8 +59,8 @@ class EndSignals:
                 signal.signal(number, self._ended)
         signal.signal(signal.SIGALRM, self._again)
         sys.unraisablehook = self._dropped
-        # Once Python has let go of its handlers, the alarm would kill the process. It is
-        # registered first, so it is called last: others may still drop a signal at exit.
+        # Stop the alarm at exit: without Python's handler, it would kill the process. What is
+        # registered first is called last, after functions that may drop a signal and set the alarm.
         atexit.register(signal.setitimer, signal.ITIMER_REAL, 0.0)
 
     def _ended(self, number: int, _frame: FrameType | None) -> None:

@@ -2,7 +2,7 @@
 
 Nothing of OpenTelemetry is imported until a `Tracer` is made. A span holds numbers and results;
 never words, ids, addresses or messages of errors. Of the caller's context only W3C's `traceparent`
-and `tracestate` travel; baggage, which may hold anything, stays.
+and `tracestate` travel; baggage, which may hold anything, is not sent.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Tracer:
 
 
 class Span:
-    """A span that is recorded; ended once, on any thread."""
+    """A span that is recorded; the caller ends it once, on any thread."""
 
     __slots__ = ("_api", "span")
 

@@ -278,9 +278,9 @@ class BeamSearchDecoderCTC:
     # -- streams ------------------------------------------------------------------------------
 
     def stream(self, *, logits: bool = True, **options: Any) -> Stream:
-        """Begins an utterance whose frames arrive in parts. Options and final hypotheses are those
-        of `decode_beams`, given all frames at once. `logits`: whether frames are logits or ln P,
-        not probabilities."""
+        """Begins an utterance whose frames arrive in parts. Options are those of `decode_beams`;
+        so are the final hypotheses, as if it got all frames at once. `logits`: whether frames are
+        logits or ln P, not probabilities."""
         return Stream(self, self._begin(**options)(), logits)
 
     def push_all(self, streams: Sequence[Stream], frames: Sequence[Logits]) -> list[PartialText]:
@@ -312,13 +312,13 @@ class BeamSearchDecoderCTC:
     # -- files --------------------------------------------------------------------------------
 
     def save_to_dir(self, filepath: ModelName) -> None:
-        """Saves the decoder as pyctcdecode does, with the model's file or a pointer to servers or
-        shards, all or nothing. ConfigError if the folder has a model, or this model has no name."""
+        """Saves the decoder as pyctcdecode does, all or nothing, with the model's file or a pointer
+        to servers or shards. ConfigError if the folder has a model, or this model has no name."""
         folder, words = Path(filepath), self._words
         if (folder / _MODEL).exists() or (words is not None and words.name is None):
             raise ConfigError(
-                f"cannot save the decoder: {folder} already contains a model, or the decoder was "
-                "built with an utterance. Choose another folder, or build it with a model's name"
+                f"cannot save: {folder} already contains a model, or the decoder was built with an "
+                "utterance. Choose another folder, or build the decoder with a model's name"
             )
         folder.mkdir(parents=True, exist_ok=True)
         alphabet = {"labels": self._alphabet.labels, "is_bpe": self._alphabet.is_pieces}

@@ -18,7 +18,7 @@ _STEP_BYTES = 1 << 20
 
 def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
     """Yields a file's lines, plain or compressed, as (number from 1, text without line end); `-`
-    is standard input. Bytes that are not UTF-8 become surrogate escapes, as everywhere in words.
+    is standard input. Bytes that are not UTF-8 become surrogate escapes, as elsewhere in dlm.
 
     Raises  OSError;  LatticeError  decompression fails, or a line is longer than 64 MiB
     """
@@ -83,8 +83,8 @@ def finite(text: str) -> float | None:
 
 
 def described(text: str) -> str:
-    """Describes a field that should be a number, for a message: as itself, or "not a number".
-    Other text is not shown, since it could be a word that was said."""
+    """Returns a field for a message if it is a number, otherwise "empty" or "not a number":
+    other text is not shown, since it could be a word that was said."""
     if not text:
         return "empty"
     try:

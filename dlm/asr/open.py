@@ -86,7 +86,7 @@ def open_model(
 
     Args
         config  for a client of servers; ignored for a shard set in this process
-        model   which of the servers' models, see `Client.connect`; overrides the one of a pointer
+        model   which of the servers' models, see `Client.connect`; overrides a pointer's choice
         tell    gets lines about the progress of sharding
         vocab   path of a list of words, for a KenLM file that stores none (`build_binary -v`)
     Raises
@@ -94,9 +94,9 @@ def open_model(
         ArpaError, KenlmFormatError, ShardFormatError  the file is damaged, or not an ARPA file
         UnavailableError, AuthenticationError, ProtocolError  see `Client.connect`
     Guarantees
-        An ARPA file is sharded once, until it changes; its shard set stays in the cache folder
-        ($DLM_CACHE_DIR, or dlm in the user's). If several processes open it at once, one shards it
-        and the others wait. A KenLM file is scored in place, with KenLM's scores, bit for bit.
+        An ARPA file is sharded when it is new or has changed; its shard set is kept in the cache
+        ($DLM_CACHE_DIR, or dlm in the user's cache folder). If several processes open it at once,
+        one shards it and others wait. A KenLM file is scored in place, as by KenLM, bit for bit.
     """
     source = find_source(named, tell or (lambda line: None))
     if vocab is not None and source.kind != KENLM:
@@ -112,11 +112,11 @@ def open_model(
     if model or source.model:
         raise ConfigError(
             f"model {model or source.model!r} was chosen, but {source.path} has only one model; "
-            "leave out the choice, since only servers can have several models"
+            "omit `model`, since only servers can have several models"
         )
     if source.kind in (SHARD_SET, KENLM):
         return Client.local(source.path, vocab=vocab)
-    return Client.local(sharded(source.path, tell=tell), verify=False)  # just built here
+    return Client.local(sharded(source.path, tell=tell), verify=False)  # dlm wrote the files
 
 
 def find_source(
@@ -242,7 +242,7 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
         home.mkdir(parents=True, exist_ok=True)
         lock = home / f"{key[0]}-{key[1]}.lock"
         with locked(lock, tell=partial(progress.stage, WAITING), remove=True):
-            if _opened(folder):  # another process has sharded the file since
+            if _opened(folder):  # another process sharded the file meanwhile
                 return folder
             progress.stage(f"sharding {arpa} into {folder}, once")
             compile_ahead(KERNELS)

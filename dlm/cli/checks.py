@@ -140,7 +140,7 @@ SCRATCH_LATER = partial(check_folder, make=False)  # the command makes the folde
 
 
 def within(**bounds: Any) -> partial[None]:
-    """Makes a check with `Setting`'s bounds, for the annotation of a number or of a choice."""
+    """Makes a check of bounds, given as for `Setting`, to annotate a number or a choice."""
     return partial(check_bounds, bounds=Setting(**bounds))
 
 

@@ -72,7 +72,7 @@ def cluster(
 ) -> None:
     """Serve every shard on this host until Ctrl-C or SIGTERM.
 
-    The servers follow cluster.sets, which lists the folders, beside cluster.toml; dlm rollout
+    The servers watch cluster.sets, a file beside cluster.toml that lists the folders; dlm rollout
     changes both. Stopping also removes the two files, unless a server started by hand still
     listens at one of the cluster's addresses.
 

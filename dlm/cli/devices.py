@@ -139,7 +139,7 @@ def device(
     if keys is not None and signer is not None and keys[name] != signer.public:
         raise ConfigError(
             f"the key of {name} in {registered} differs from {state / KEY}; expected the line that "
-            f"this command printed: {made}"
+            f"`{made}` printed"
         )
     tell = stage_printer(quiet=quiet, timed=False)
     tell("importing jax")

@@ -159,7 +159,7 @@ def distill(
     )
     made = distill_files(request, progress=stage_printer(quiet=quiet))
     if made is None:
-        counted_now = f"counted this part; the run that adds all parts needs --counts {work}"
+        counted_now = f"counted this part; pass --counts {work} to the run that adds up all parts"
         facts = {"work": str(work), "part": part}
         print_answer(facts, [counted_now], as_json=as_json, quiet=quiet)
         return
@@ -182,12 +182,12 @@ def distill(
         said = (
             f"perplexity on the source's own text: source {figures['source_perplexity']:.4f}, "
             f"new model {made.fit.perplexity:.4f} "
-            f"({max(made.relative_entropy, 0.0):.4g} nats per word)"  # below 0 by rounding
+            f"({max(made.relative_entropy, 0.0):.4g} nats per word)"  # may round below 0
         )
     lines = [
         said,
-        f"{counted(sum(model.counts), 'n-gram')}, at most {counted(made.fit.steps, 'step')} per "
-        "context",
+        f"{counted(sum(model.counts), 'n-gram')}, fitted in at most "
+        f"{counted(made.fit.steps, 'step')} per context",
     ]
     if figures["excess_nats"] is not None:
         lines.append(f"at most {made.fit.excess:.1g} nats per word above the optimum of its counts")

@@ -102,7 +102,7 @@ def split_examples(text: str) -> tuple[str, str]:
 
 
 def add_command(app: typer.Typer, name: str, heading: str, function: Callable[..., Any]) -> None:
-    """Adds a function as a command: its docstring is the help, and its parameters are spread."""
+    """Adds a function as a command: its docstring is the help; `spread` converts its parameters."""
     text, examples = split_examples(function.__doc__ or "")
     command = app.command(
         name, cls=CommandHelp, help=text, epilog=examples, rich_help_panel=heading
@@ -111,7 +111,7 @@ def add_command(app: typer.Typer, name: str, heading: str, function: Callable[..
 
 
 class Group(NamedTuple):
-    """Commands under one name, each with its heading; their options are created when one runs."""
+    """Commands under one name, each with its heading; `app` creates their options."""
 
     help: str
     examples: str

@@ -178,7 +178,7 @@ def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None
     pieces = counted(shards, "shard")
     columns = ("file per shard", "memory per client")
     lines = [
-        f"{ngrams:,} n-grams up to order {len(found.counts)} in {pieces}; sizes within 10 %:",
+        f"{ngrams:,} n-grams up to order {len(found.counts)} in {pieces}; sizes to within 10 %:",
         f"  {'':18} {'on disk':>21} {'':18}" + "".join(f"{name:>20}" for name in columns),
     ]
     for name, sizes in estimated:

@@ -118,7 +118,7 @@ def print_counted(done: CountedUnigrams, output: Path, capacity: int, *, as_json
 
 def _line(metrics: RoundMetrics, rounds: int) -> str:
     between = metrics.rounds_between_new
-    rare = "none new lately" if math.isinf(between) else f"a new one every {between:.1f} rounds"
+    rare = "none new lately" if math.isinf(between) else f"a new word every {between:.1f} rounds"
     text = f"round {metrics.round}/{rounds}: {counted(metrics.words_seen, 'word')} seen, {rare}"
     return text if metrics.z is None else f"{text}, Z {metrics.z:+.4g}"
 

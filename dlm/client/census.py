@@ -513,7 +513,7 @@ class _Download:
                     if self.clock() >= until and offset < entry.bytes:
                         raise DeadlineExceeded(
                             f"{connection.address} sent only {offset} of {entry.bytes} bytes of "
-                            f"{entry.name} in time"
+                            f"{entry.name} in time; raise connect_s"
                         )
             if offset != entry.bytes:
                 raise ProtocolError(

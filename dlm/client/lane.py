@@ -131,7 +131,7 @@ class Message:
         if servers:
             more = f" and {len(servers) - NAMED} more" if len(servers) > NAMED else ""
             named = ", ".join(servers[:NAMED])
-            found = f"none of its servers ({named}{more}) answers: {found}"
+            found = f"none of the shard's servers ({named}{more}) answers: {found}"
         said = own_copy(error)
         said.args = (
             f"shard {place.shard} of shard set {place.shard_set}: {found}. Run `dlm status` to see "
@@ -191,8 +191,8 @@ class Lane:
         error = Overloaded(
             f"shard {self.place.shard} is overloaded: {queue.ahead} queries are ahead of this "
             f"call, in {len(queue.in_flight)} messages in flight and {len(queue.waiting)} waiting "
-            f"parts of calls. With this call's {queries} queries this is {asked_s:.3g} s at the "
-            f"current pace; a call with {left_s:.3g} s left waits for at most "
+            f"parts of calls. With this call's {queries} queries, the work takes {asked_s:.3g} s "
+            f"at the current pace; a call with {left_s:.3g} s left waits for at most "
             f"{PATIENCE * left_s:.3g} s of work. Send smaller calls, or retry later"
         )
         error.retry_after_s = queue.pace.seconds(queue.ahead) or None
@@ -294,7 +294,7 @@ class Lane:
             if address is None:
                 faults = "; ".join(dedupe_faults(message.snapshot.topology.faults.items()))
                 raise ShardDown(
-                    "no known server holds it" + (f" ({faults})" if faults else "; start one")
+                    "no known server has this shard" + (f" ({faults})" if faults else "; start one")
                 )
         except Exception as exc:  # noqa: BLE001 - the place in the queue must not be lost
             self._failed(message, as_dlm_error(exc, self.place.shard))

@@ -23,7 +23,7 @@ from dlm.logs import DeclaredEvent
 EVENTS: dict[str, DeclaredEvent] = {
     "client.model.changed": DeclaredEvent("New utterances use another model.", ("before", "after")),
     "client.model.kept": DeclaredEvent(
-        "cluster.toml names a model of which the servers lack shards; the client keeps its model.",
+        "The servers lack shards of the model that cluster.toml names; the client keeps its model.",
         ("named", "model"),
     ),
     "client.model.gone": DeclaredEvent(
@@ -77,8 +77,8 @@ EVENTS: dict[str, DeclaredEvent] = {
         ("address", "shard", "before", "after", "reason"),
     ),
     "client.bigram_fallback.started": DeclaredEvent(
-        "The 2-grams started to answer. `shard` is set if a shard was asked; `error` is the kind "
-        "of error.",
+        "The client started to answer from its 2-grams. `shard` is set if a shard was asked; "
+        "`error` is the kind of error.",
         ("shard", "error"),
     ),
     "client.bigram_fallback.changed": DeclaredEvent(

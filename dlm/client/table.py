@@ -492,7 +492,7 @@ def _unread(cause: Exception) -> DlmError:
 
 
 def other_model(found: str, expected: str) -> StaleShardSet:
-    now = "no server holds it any longer" if found == expected else f"the servers now hold {found}"
+    now = "no server holds that model" if found == expected else f"the servers now hold {found}"
     return StaleShardSet(
         f"this utterance was opened on model {expected}; {now}. Open a new utterance"
     )

@@ -352,7 +352,7 @@ def supervise(
             left = [one.endpoint.shard for n, one in enumerate(servers) if n not in gone]
             what += "" if listed else "; it is retired, since the cluster file does not list it"
             if not left:
-                advice = "Start the cluster again" if restart else "Run it again with --restart"
+                advice = "Start the cluster again" if restart else "Run again with --restart"
                 raise ShardDown(
                     f"{what}; every server that this command started has exited. {advice}"
                 )

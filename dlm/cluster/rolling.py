@@ -170,7 +170,7 @@ def models_served(
     held = {name: found.manifest for name, found in census.held.items()}
     if not held:
         raise ConfigError(
-            f"no server of {toml.path} answers: {'; '.join(census.faults.values())}. Start the "
+            f"no server in {toml.path} answers: {'; '.join(census.faults.values())}. Start the "
             "servers first"
         )
     default = census.choose(None, None, toml.model()).manifest.shard_set

@@ -25,7 +25,7 @@ _STEP = 1 << 20
 
 @dataclass(frozen=True)
 class FileSnapshot:
-    """A file at the time of reading; all statements are about these bytes. `content` is None for a
+    """A file as it was read once, so that all checks are of the same bytes. `content` is None for a
     file that may exceed memory, whose record is in its `head`."""
 
     path: Path
@@ -143,7 +143,7 @@ def _json(snapshot: FileSnapshot) -> dict[str, Any]:
 
 
 def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a JSON object; ValueError for duplicate keys, which readers treat differently."""
+    """Makes a JSON object; ValueError for a duplicate key, on which JSON readers disagree."""
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))

@@ -25,7 +25,7 @@ LINE_PREFIX = "privacy: "
 UNIT = "user"
 ADJACENCY = "zero-out"
 # How far this process can trust a record; not stored in the record.
-FIRST_HAND = "first hand"  # about this process's own work
+FIRST_HAND = "first hand"  # made by this process, not read from a file
 UNVERIFIED = "unverified"  # read from a file, not verified with a trusted key
 WORTH = {UNVERIFIED: "unverified: this record was not verified with a trusted key"}
 
@@ -68,7 +68,7 @@ class Guarantee:
 
 
 def _up(value: float) -> str:
-    """Three significant digits, rounded up, so that epsilon is never understated."""
+    """Writes three significant digits, rounded up, so that epsilon is never understated."""
     if value == 0:
         return "0"
     step = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -124,7 +124,7 @@ class Provenance:
     config: str | None = None  # digest of the settings of the run
     derived: tuple[str, ...] = ()  # later steps, which did not use users' data again
     public_inputs: tuple[PublicInput, ...] = ()  # inputs attested to be public
-    unverified: tuple[UnverifiedInput, ...] = ()  # when the record was made; covered by its digest
+    unverified: tuple[UnverifiedInput, ...] = ()  # unverified at creation; covered by the digest
     content: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 by name
     standing: str = dataclasses.field(default=FIRST_HAND, compare=False)
     # Digests of the records that this record's trusted signer saw; not stored in the record.

@@ -93,7 +93,7 @@ def _bound(
             f"{side} is not a record of {kind}: {exc!r}. Copy the record and its file again"
         ) from exc
     provenance = Provenance.from_dict(body, str(side))
-    # The record's own digest covers the digest in the record itself.
+    # Check both copies of the file's digest: the record's own digest covers only the one inside it.
     if digest != sha256 or not provenance.speaks_of(**{digest_name: sha256}):
         raise PrivacyError(
             f"{side.name} is the record of another file, so {path} has no guarantee. Rebuild "

@@ -38,7 +38,7 @@ NOT_NAMED = (
 
 class Fair:
     """Waiting items, in the order in which they would end if all clients were served at the same
-    time: small work of one client does not wait for large work, or for the many items, of another.
+    time: a client's small item waits neither for a large item nor for many items of another client.
 
     Paper  Demers, Keshav and Shenker 1989
     """
@@ -194,7 +194,7 @@ class Turns:
         return held.close
 
     def _look(self, lane: TurnLane) -> None:
-        """Starts the countdown to the next round, if the lane is waiting for it."""
+        """Starts the countdown to the next round, if the lane is spent and no countdown runs."""
         if lane.is_spent and not self._looks:
             self._looks = LOOKS
             asyncio.get_running_loop().call_soon(self._looked)
@@ -309,8 +309,8 @@ class Admission:
 class ShardAdmission(Admission):
     """Admits messages also by the token of the caller and by the shard that the message names.
 
-    Attributes  held  shard sets of all models on this port that a caller may ask for; `Models`
-                      sets it if there are several
+    Attributes  held  returns the shard sets on this port that the caller may ask for; `Models`
+                      sets this function
     """
 
     def __init__(

@@ -180,7 +180,7 @@ class Answerer:
     # ----------------------------------------------------------------------- warm-up
 
     def warm_up(self, data: bytes) -> None:
-        """Runs the ScoreRequest in `data` through all the code that a message runs.
+        """Runs all the code that handles a message, with the ScoreRequest in `data`.
 
         Raises  whatever a kernel raises: a server that cannot answer must not become ready
         """

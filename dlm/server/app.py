@@ -251,7 +251,7 @@ class ShardServer(Life):
         after = self._phase.state
         states = {"cause": event.name, "from_state": before.name, "to_state": after.name}
         name = "server.ready" if after is ServingState.READY else "server.state"
-        if before is after:  # server.drained, or server.stop at a second signal
+        if before is after:  # logs server.drained, or server.stop for a second signal
             name, states = f"server.{event.name.lower()}", {"state": after.name}
         logger.info(
             name,

@@ -1,8 +1,8 @@
 """Runs a child process that ends with its parent, however the parent ends, and reads its output.
 
 `python -P -m dlm.server.child PID MODULE ...` runs MODULE as a child of process PID. The child
-itself arranges that it ends: subprocess's `preexec_fn` would run Python between fork and exec,
-together with gRPC's fork handlers, where most children of a process with busy channels crash.
+itself arranges its end: with subprocess's `preexec_fn`, Python and gRPC's fork handlers would run
+between fork and exec, and most children of a process with busy channels would crash there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _PR_SET_PDEATHSIG = 1  # Linux: the signal a child gets when its parent dies
 
 
 def end_with_parent(parent: int) -> None:
-    """Called in the child of `parent`: the child gets SIGTERM when the thread that started it ends.
+    """Arranges that this child of `parent` gets SIGTERM when the thread that started it ends.
 
-    Ends the process if the parent is already dead. Children do not inherit this.
+    Ends this process if `parent` is already dead. Its own children do not inherit the arrangement.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

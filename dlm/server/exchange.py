@@ -46,8 +46,8 @@ _FIRST_FIELD = b"\x0a" + bytes([codec.SHARD_SET_BYTES])
 _FIRST_END = len(_FIRST_FIELD) + codec.SHARD_SET_BYTES
 
 # The largest reply that is sent with the operation that receives the next message. gRPC does not
-# say whether the client has read it, so it does not count as in flight. Such a reply is about as
-# large as an idle stream, and the limits on streams bound the number of both.
+# say whether the client has read it, so it does not count as in flight. Such a reply takes about
+# as much memory as an idle stream, and the limits on streams bound the number of both.
 PAIRED_BYTES = 16_384
 WINDOW_S = 60.0  # window of `Lateness`
 
@@ -217,7 +217,7 @@ class ExchangeStream:
             model.admission.leave()
             held.close()
             if not task.cancelled() and (error := task.exception()) is not None:
-                # Usually a client that disconnected before its reply.
+                # Usually, the client disconnected before the reply came.
                 logger.info("server.reply.undelivered", extra={"error": type(error).__name__})
 
         task.add_done_callback(finished)
@@ -270,7 +270,7 @@ class ExchangeStream:
         """Ends a stream after bytes that are not a message: a reply could not name the message,
         and later bytes cannot be trusted either."""
         self._metrics().refusals[Reason.MALFORMED] += 1
-        for task in list(self._large):  # before the client is told that the stream ended
+        for task in list(self._large):  # end them before the client is told that the stream ended
             task.cancel()
         await self._replies.flush()
         said = (
@@ -316,7 +316,7 @@ class Models:
         old = [service for service in self if service not in services]
         before, self.default = self.default, services[0]
         self._by_set = {service.shard_set: service for service in services}
-        if self.default is not before:  # streams stay open, and count as the default's
+        if self.default is not before:  # the new default counts the streams, which stay open
             self.default.metrics.streams += before.metrics.streams
             before.metrics.streams = 0
         self._tell()
@@ -355,9 +355,9 @@ class Models:
         """Returns the service that checks and answers a message for `shard_set`. If there is none,
         or the caller may not ask it, returns the first service that the caller may ask.
 
-        That service refuses the message for the first reason in the contract's order (CHECKSUM if
-        it is damaged, before a wrong set). Each service checks that the message names its own
-        set, so a mistake of `find` cannot become an answer.
+        That service refuses the message for the first reason in the contract's order, in which
+        CHECKSUM, for a damaged message, precedes a wrong set. Each service checks that the message
+        names its own set, so a mistake of `find` cannot become an answer.
         """
         found = self._by_set.get(shard_set, self.default)
         return found if found.admission.is_open() else next(self._open(), found)
@@ -396,7 +396,7 @@ class Models:
             name: grpc.unary_unary_rpc_method_handler(
                 partial(self._one, kind, call)
                 if self._changes or len(self) > 1
-                else getattr(self.default, call)  # the one model parses the message
+                else getattr(self.default, call)  # the only model parses the message
             )
             for name, (kind, call) in UNARY.items()
         }

@@ -36,7 +36,7 @@ STUCK_S = 2.0
 logger = EventLog(__name__)
 
 CONNECTIONS = 32
-RETRY_S = 0.1  # if no descriptor or no memory is left
+RETRY_S = 0.1  # seconds to wait if no descriptor or no memory is left
 
 Clock = Callable[[], float]
 
@@ -145,7 +145,7 @@ class HttpServer:
             streams = await asyncio.open_connection(sock=connection, limit=HEAD_BYTES)
             await self.connections.talk(*streams)
             if becomes_spare and connection.fileno() >= 0:  # otherwise the client has reset it
-                # Atomic, so that no other thread can take the descriptor.
+                # This is atomic, so no other thread can take the descriptor.
                 os.dup2(self._socket.fileno(), connection.fileno(), inheritable=False)
                 self._spare = connection.detach()
 

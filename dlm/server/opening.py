@@ -1,7 +1,7 @@
 """Opens the shard sets that a server serves; run as a process, this module reads their files.
 
 `python -m dlm.server.child PID dlm.server.opening KEY SHARD FOLDER...` reads all files of the sets
-in these folders, and prints what is wrong with one; KEY is the setting `public_key`. With
+in these folders, and prints the first error; KEY is the setting `public_key`. With
 --give-way as the first argument, it gives way to every other process.
 """
 
@@ -48,8 +48,8 @@ def open_shard(
 
 
 def fetched(named: AnyPath, index: int, public_key: str) -> Path:
-    """Returns a folder with shard `index` and the files for clients, which is in the cache if
-    `named` is in a store. Raises what `fetch_set` raises."""
+    """Returns a folder with shard `index` and the files for clients: `named` or, if that is in a
+    store, a folder of the cache. Raises what `fetch_set` raises."""
     if not isinstance(named, RemotePath):
         return named
     told = partial(logger.info, "server.fetching")

@@ -10,8 +10,8 @@ import sys
 from importlib.metadata import version
 
 EXPERIMENTS = "GRPC_EXPERIMENTS"
-# Since 1.81, gRPC's "event engine" passes each event from the thread that polls to another. Its
-# earlier poller, which it still has, saves a server 14 to 24 % of its CPU time (DESIGN.md). A
+# Since 1.81, gRPC's "event engine" passes each event from a polling thread to another thread. The
+# earlier poller, which gRPC still has, saves a server 14 to 24 % of its CPU time (DESIGN.md). A
 # client gains nothing: there, the earlier poller writes to the network while it holds the GIL.
 POLLER = "-event_engine_client,-event_engine_listener"
 # Other versions may not know these names, and would print that on standard error.

@@ -42,7 +42,7 @@ CALM_LOOKS = 5  # consecutive checks that must find room before the trouble is o
 
 GROWTH = 64 << 20  # growth in bytes since the start that makes a trim worthwhile
 BEAT_S = 1.0  # seconds between a process's checks of itself
-HUNG_S = 10.0  # seconds without a check that mean a hang; a busy process needs far less
+HUNG_S = 10.0  # seconds without a check after which a process counts as hung, not as busy
 TRIM_S = 20.0  # seconds between two trims; one takes about 10 ms per 100 MB, in its own thread
 
 
@@ -53,7 +53,7 @@ def private_memory(status: Path = Path("/proc/self")) -> int:
     """
     try:
         lines = (status / "smaps_rollup").read_bytes().splitlines()
-    except OSError:  # a kernel without this file
+    except OSError:  # the kernel has no such file
         resident, shared = (status / "statm").read_bytes().split()[1:3]
         return (int(resident) - int(shared)) * 4096
     sizes = {name: int(rest[0]) for name, *rest in map(bytes.split, lines) if len(rest) == 2}
@@ -61,7 +61,7 @@ def private_memory(status: Path = Path("/proc/self")) -> int:
 
 
 def keep_objects() -> None:
-    """Hides current objects from the garbage collector, which would take 0.1 s for them."""
+    """Hides current objects from the garbage collector, which would need 0.1 s to traverse them."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -156,7 +156,7 @@ class OpenFiles:
         try:
             self._room()
         except OSError as exc:
-            # Another error (no memory, no such device) says nothing about how many are open.
+            # Another error (no memory, no such device) says nothing about the number of open files.
             if exc.errno in NO_DESCRIPTOR:
                 self._none_left(exc.errno)
         else:
@@ -298,8 +298,8 @@ def find_trim() -> Callable[[int], int] | None:
 
 
 class Heap:
-    """Returns memory that glibc keeps free after floods of HTTP/2 frames (`malloc_trim`), when that
-    is due; `size` is the number of bytes at the start of serving."""
+    """Releases memory that glibc keeps free after floods of HTTP/2 frames (`malloc_trim`), if that
+    is due; `size` is the process's private memory at the start of serving, in bytes."""
 
     def __init__(self, size: int) -> None:
         self._trim = find_trim()
@@ -316,7 +316,7 @@ class Heap:
         self._trim(0)
 
 
-# The facts that a parent process needs about a ready process: its fields in the ready file.
+# The facts about a ready process that its parent needs; the ready file has them as its fields.
 Ready: TypeAlias = Mapping[str, Any]
 OnReady = Callable[[Ready], object]
 

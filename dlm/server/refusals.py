@@ -11,7 +11,7 @@ from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
 
 logger = EventLog(__name__)
 
-# Advice to a client refused because of load: after this time, the full queue has moved on.
+# When a client that was refused because of load may retry: by then, the queue has advanced.
 RETRY_AFTER_MS = 50
 LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 

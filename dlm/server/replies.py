@@ -17,8 +17,8 @@ from dlm.logs import EventLog
 
 logger = EventLog(__name__)
 
-# Seconds that a ready reply may wait for its client to read it, including its turn behind other
-# replies. A waiting reply counts as in flight, and gRPC keeps an unread stream open as long as its
+# Seconds that a ready reply may wait for its client to read it, and to read the replies before it.
+# A waiting reply counts as in flight, and gRPC keeps an unread stream open as long as its
 # connection lives: without this limit, two clients that read nothing, or a reply now and then,
 # would block the server for all. 10 is far above any deadline.
 WRITE_S = 10.0
@@ -66,7 +66,7 @@ class Replies:
         self._ended = False  # further replies are dropped
         self._gone = False  # gRPC could not write
         self._handler: asyncio.Task[Any] | None = None
-        self._cancellations = 0  # how often others had cancelled the handler
+        self._cancellations = 0  # cancellations of the handler before `__aenter__`
 
     async def __aenter__(self) -> Self:
         self._handler = asyncio.current_task()
@@ -87,7 +87,7 @@ class Replies:
                 raise Unread(WRITE_S) from None
         if self._gone and kind is None:
             # gRPC is about to end the handler. If the handler ended by itself first, it would send
-            # a status in vain, together with what was sent with the first write.
+            # a status and, once more, the metadata that the first write sent in vain.
             raise asyncio.CancelledError
 
     @property

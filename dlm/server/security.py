@@ -67,17 +67,17 @@ def channel_options(
         # 16 KiB of metadata is ten times what calls need.
         ("grpc.max_metadata_size", 16 << 10),
         ("grpc.absolute_max_metadata_size", 16 << 10),
-        # One connection may fill the server, but not queue far beyond it.
+        # One connection may have about twice as many calls as fill the server.
         ("grpc.max_concurrent_streams", 2 * max_in_flight + 64),
-        # A stream may send this much before it is read. gRPC would let it grow to megabytes, as it
-        # measures the network; this allows five messages of 16,000 queries in transit.
+        # A stream may send this much before it is read: five messages of 16,000 queries. If gRPC
+        # measured the network (`bdp_probe`), it would let this grow to megabytes.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 512 << 10),
-        # Calls of all clients that wait for the event loop: above the first limit, gRPC silently
-        # cancels some at random. One peer's burst reaches gRPC's defaults of 1,000 and 3,000.
+        # These limit all clients' calls that wait for the event loop: above the first limit, gRPC
+        # silently cancels some at random. One peer's burst reaches the defaults of 1,000 and 3,000.
         ("grpc.server.max_pending_requests", 1 << 16),
         ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
-        # From connecting to the first HTTP/2 frames, including TLS; gRPC's default is 120 s.
+        # Limit connecting, with TLS, up to the first HTTP/2 frames; gRPC's default is 120 s.
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.http2.settings_timeout", 10_000),
         # Clients may ping an idle connection every 5 s; one that vanished is noticed within 40 s.
@@ -138,8 +138,8 @@ def connection() -> str:
 
 
 def models_named() -> tuple[str, ...]:
-    """The models that the token of the current call may ask for, by the first digits of their ids
-    or their shard sets'; () for all."""
+    """What the token of the current call may ask for: the first digits of the ids of models or
+    shard sets; () for all."""
     return _bearer.get().models
 
 
@@ -166,7 +166,7 @@ class Certificates:
     """The certificates for handshakes: read and checked once, and again at each `reload`.
 
     A connection keeps the certificates that it began with; each new handshake uses those read last.
-    `context` is for TLS outside gRPC; a context forgets no authority, so `reload` makes a new one.
+    `context` is for TLS outside gRPC; it cannot drop an authority, so `reload` makes a new one.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
@@ -214,8 +214,8 @@ class Certificates:
 
 
 class _Newest(ssl.SSLContext):
-    """Begins each handshake with the newest context. A resumed session is checked by no authority
-    and belongs to its first handshake's context: setting another context would not end it."""
+    """Begins each handshake with the newest context. A handshake that changed to it later could
+    resume a session of its first context, and a resumed session is not checked again."""
 
     certificates: Certificates
 
@@ -483,7 +483,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 raise
             task.uncancel()
         except Unread as exc:
-            # gRPC has finished its write: the client reads, so it gets the status.
+            # gRPC has finished the last write, so the client reads again and gets the status.
             await Refusal(Reason.LATE, str(exc)).abort(context)
         finally:
             self._calls.discard(call)

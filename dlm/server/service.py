@@ -32,7 +32,7 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import REASON_KEY, Reason
 
-DESCRIPTIONS_KEPT = 8  # at most this many, one per kind of token
+DESCRIPTIONS_KEPT = 8  # cached replies to Describe, at most; tokens for the same models share one
 R = TypeVar("R")
 # Answers the bytes of a message, but does not start after the given time.
 Work = Callable[[bytes, float | None], Awaitable[bytes]]
@@ -86,7 +86,7 @@ class ShardService:
         self.shard_set = shard.manifest.shard_set_bytes
         self.metrics = ServerMetrics()
         self.process = process or Process()
-        # Large messages outnumber threads, so that no thread waits for the event loop.
+        # Large messages at work may outnumber threads, so that no thread waits for the event loop.
         turns = Turns(
             config.inline_queries,
             4 * config.threads,
@@ -365,7 +365,7 @@ class Downloads:
         return Download(descriptor, entry, request.offset)
 
     def next_chunk(self, download: Download) -> Awaitable[bytes]:
-        """Next chunk, serialized; raises `Refusal` if the server drains or unloaded the shard."""
+        """Next chunk, serialized; `Refusal` if the server is draining or has unloaded the shard."""
         self._admission.require_ready()
         if not self.files:
             raise Refusal(
@@ -376,7 +376,7 @@ class Downloads:
         size = min(codec.CHUNK_BYTES, download.entry.bytes - download.offset)
         offset, download.offset = download.offset, download.offset + size
         loop = asyncio.get_running_loop()
-        # Looked up by name at each call, since a test delays the reading.
+        # Look the method up at each call: a test replaces it, to delay the reading.
         read: Callable[..., bytes] = self.read_chunk
         return loop.run_in_executor(
             self._thread, read, download.descriptor, download.entry, offset, size

@@ -62,7 +62,7 @@ def read_sets(path: AnyPath) -> list[AnyPath]:
     begins a comment.
 
     Raises  ConfigError  the file cannot be read, lists no folder, too many or one twice, or its
-                         last line has no end
+                         last line has no newline
     """
     try:
         if isinstance(path, RemotePath):
@@ -182,7 +182,7 @@ class Turn:
         self._since: float | None = None
 
     def take(self) -> bool:
-        """Whether it is this process's turn, or it has waited long enough; if not, call again."""
+        """Whether this process has the turn, or has waited long enough; if not, call again."""
         if self._socket is not None:
             return True
         now = self._clock()

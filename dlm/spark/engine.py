@@ -96,7 +96,7 @@ class _Estimation:
         stages: JobStages,
         block_tokens: int,
     ) -> None:
-        # A separate session, whose settings are this run's own.
+        # Use a separate session, whose settings are independent of the caller's.
         self._spark = spark.newSession()
         self._sources = sources
         self._settings = settings
@@ -216,7 +216,7 @@ class _Estimation:
         shared: Any,
         bounds: NDArray[np.uint64],
     ) -> None:
-        """Writes the parts of orders 2 and above, which are sorted, as partitions are ranges."""
+        """Writes the parts of orders 2 and above, in sorted order, since partitions are ranges."""
         order, last = self._settings.order, len(bounds) + 1
         words = self._stages.share(probs)
 
@@ -284,10 +284,10 @@ def _bytes_of(column: pa.Array) -> bytes:
 
 
 def bounds_of(counts: NDArray[np.int64], partitions: int) -> NDArray[np.uint64]:
-    """Finds where partitions with about as much text each begin, as numbers of `text.pairs_of`.
+    """Finds where partitions with similar amounts of text begin, as numbers of `text.pairs_of`.
 
     Args  counts  (words,)  how often each word occurs, `<s>` as often as `</s>`
-    A word in several partitions is cut as if the words before it were distributed as in all text.
+    A word in several partitions is cut as if the words before it were as frequent as in all text.
     """
     last = np.cumsum(np.where(np.arange(len(counts)) == BOS, 0, counts))
     before = np.cumsum(np.where(np.arange(len(counts)) == EOS, 0, counts))
@@ -323,7 +323,7 @@ def statistics_of(
     statistics[0, :4] = np.bincount(np.minimum(counts, 5), minlength=6)[1:5]
     statistics[0, ALL] = words
     statistics[0, KEPT] = words - int(pruned.sum())
-    # As in `TrieBuilder.finish`, n-grams that end the last key are entered by their occurrences.
+    # As in `TrieBuilder.finish`, count n-grams that end the last key by their occurrences instead.
     nodes = [(int(counts[last.key[0]]), int(actual[last.key[0]])), *last.nodes[1:]]
     for n, (adjusted, often) in enumerate(nodes[: order - 1]):
         if 1 <= adjusted <= 4:

@@ -20,7 +20,7 @@ _RUN = "run-"
 # name: Spark may then silently find nothing in the file.
 _UNREADABLE = {".lz4", ".snappy", ".xz"}
 
-# A capability of object stores, where a closed file is whole or absent, and renaming copies a file.
+# Object stores have this capability: a closed file is whole or absent, and renaming copies a file.
 # Other file systems rename a file in one step.
 _APPEARS_WHOLE = "fs.capability.outputstream.abortable"
 
@@ -184,7 +184,7 @@ class ModelFolder:
             stream.close()
 
     def _renaming_context(self) -> Any:
-        """Returns a context that can rename a file over another; None if writing is as safe."""
+        """Returns a context that can rename a file over another; None means to write in place."""
         from py4j.protocol import Py4JJavaError
 
         if self._files.hasPathCapability(self._root, _APPEARS_WHOLE):

@@ -91,7 +91,7 @@ def between(values: RDD[Any], partitions: int, stage: Callable[..., Any]) -> RDD
 
 
 def of_driver(values: RDD[Any]) -> list[Any]:
-    """Returns the values of the last partition. The values of all others are computed, too, and
+    """Returns the values of the last partition. Those of the others are computed, too, and
     stay in files on the executors' disks for a later stage."""
     last = values.getNumPartitions() - 1
     return list(values.context.runJob(values, list, [last]))

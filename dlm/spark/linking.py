@@ -89,7 +89,7 @@ class Carried(NamedTuple):
 
 
 class OrderSums(NamedTuple):
-    """For the driver: the two sums of the model id over some n-grams of an order."""
+    """For the driver: the two sums over some n-grams of an order that go into the model id."""
 
     order: int
     sums: NDArray[np.uint64]
@@ -104,7 +104,7 @@ class Linked(NamedTuple):
 
 
 class ValuesFound(NamedTuple):
-    """For the driver: the values of contexts of a length, and of what follows them."""
+    """For the driver: the weights of contexts of a length, and the values of n-grams after them."""
 
     length: int
     values: LevelValues
@@ -222,7 +222,7 @@ def joined(
     counts = [sum(map(len, rows.get(n, []))) for n in range(1, model.order + 1)]
     c = model.context(counts)
     work, top = c.work, model.order
-    # Rows are read once, as runs. Order 3 also needs to know where 2-grams are in their lists.
+    # Sort rows into runs. Order 3 also needs the 2-grams, to know where they are in their lists.
     for n in sorted({k, *([2] if k == 3 else [])}):
         _sorted(c, f"suffix-{n}", rows[n], n + 2, n)
     if k < top:

@@ -120,7 +120,7 @@ class _Sharding:
         partitions: int | None,
         told: JobStages,
     ) -> None:
-        # A separate session, whose settings are this run's own.
+        # Use a separate session, whose settings are independent of the caller's.
         self._spark = spark.newSession()
         self._model, self._folder = model.rstrip("/"), place.folder
         self._shards, self._slots, self._told = shards, slots, told
@@ -313,7 +313,7 @@ class _Sharding:
         self, above: RDD[Any] | None, k: int, model: linking.ModelFacts, shared: Any
     ) -> RDD[Any]:
         parts = len(model.bounds) + 2
-        # Order 3 also needs the 2-grams, and carries them on.
+        # The join of order 3 also needs the 2-grams, and passes them on.
         orders = {3: (3, 2), 2: (2,) if model.order == 2 else ()}.get(k, (k,) if k > 3 else ())
         sections = ((n, self._paths(n)) for n in orders)
         given = [_rows(self._lines(paths), n, model, shared) for n, paths in sections if paths]

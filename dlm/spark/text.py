@@ -65,8 +65,8 @@ class _Encoder:
         """Adds the ids of whole lines; yields when full, and the caller then sets `used` to 0."""
         chars, at = np.frombuffer(text + PADDING, np.uint8), 0
         while at < len(text):
-            # A word is recognised as new only if the table has room: make more than the longest
-            # word needs.
+            # A word is recognised as new only if the table has room for it, so reserve more room
+            # than the longest word needs.
             self.table.reserve(1 << 10, 1 << 17)
             before, words = at, int(self.state[kernels.WORDS])
             at, self.used = kernels.encode(
@@ -81,7 +81,7 @@ class _Encoder:
                 if at < len(text):
                     yield
             elif at == before and int(self.state[kernels.WORDS]) == words:
-                # The line has more words than are counted at once, but at most 1 MiB.
+                # The line, of at most 1 MiB, has more words than the buffer holds, so double it.
                 self.tokens = np.empty(2 * len(self.tokens), U32)
 
 

@@ -25,7 +25,7 @@ def anonymous(size_bytes: int) -> mmap.mmap:
     # The map is private, since large pages for shared memory need a setting that is usually off.
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size_bytes >= HUGE_BYTES:
-        with contextlib.suppress(OSError):  # a system without large pages
+        with contextlib.suppress(OSError):  # the system may have no large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 

@@ -25,7 +25,7 @@ Made = Generator[_Item, None, None]
 Chunks = Made[Rows]
 
 # Limits for merging columns: the minimum and maximum rows of a column in memory, and the maximum
-# columns that are merged at once.
+# number of columns that are merged at once.
 MIN_PIECE = 1 << 8
 MAX_PIECE = 1 << 18
 MAX_COLUMNS = 512
@@ -55,7 +55,7 @@ class ColumnReader:
         return count
 
     def close(self) -> None:
-        """Does nothing: the column belongs to its owner."""
+        """Does nothing: closing the column is up to its owner."""
 
 
 def buffers_of_run(threads: int) -> int:
@@ -75,7 +75,7 @@ def _ahead(chunks: Made[_Item]) -> Made[_Item]:
                 coming = pool.submit(next, chunks, None)
                 yield chunk
         finally:
-            # A generator that runs in a thread cannot be closed.
+            # A generator cannot be closed while a thread runs it.
             with contextlib.suppress(Exception):
                 coming.result()
             chunks.close()
@@ -87,7 +87,7 @@ class _Feed:
     def __init__(
         self, reader: BlockReader, rows: Rows, begins: list[int], pool: ThreadPoolExecutor | None
     ) -> None:
-        """Reads into `rows` between begins[0] and begins[1], then between the next two, in turn."""
+        """Reads into the part of `rows` between two `begins`; alternates if there are two parts."""
         self._reader = reader
         self._rows = rows
         self._spans = list(pairwise(begins))

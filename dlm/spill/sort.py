@@ -21,7 +21,7 @@ Rows = NDArray[np.uint32]
 Packed = NDArray[np.uint64]
 
 PARALLEL_ROWS = 1 << 16  # below this, a second thread costs more than it saves
-REFINE_PARTS = 16  # parts per thread: groups of equal rows crowd at the small ids of frequent words
+REFINE_PARTS = 16  # parts per thread; many, as equal rows crowd at the small ids of frequent words
 
 
 def sort_order(rows: Rows, key: int, packed: Packed, threads: int) -> int:

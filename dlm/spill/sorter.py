@@ -1,4 +1,4 @@
-"""Sorts more rows than memory holds: sorted runs on disk, merged when they are read.
+"""Sorts more rows than fit in memory: writes sorted runs to disk, and merges them as they are read.
 
     with Sorter(folder, width=5, key=3, memory_bytes=1 << 30) as sorter:
         sorter.add(rows)
@@ -7,7 +7,7 @@
                 ...
 
 A row is `width` numbers of 32 bits, sorted by the first `key` of them as unsigned numbers. Other
-values travel as the bits of a number (`float32_column.view(np.uint32)`).
+values are passed as the bits of such a number (`float32_column.view(np.uint32)`).
 
 In memory, rows stay where they are: the leading bits of each key are packed into one number above
 the row's place, numpy sorts the numbers, and groups that these bits do not distinguish are sorted

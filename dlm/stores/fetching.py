@@ -26,7 +26,7 @@ log = EventLog(__name__)
 
 PART_BYTES = 8 << 20
 AT_ONCE = 8
-NAMES = r"[0-9a-f]{32}"  # names of the folders, each with one object or one shard set
+NAMES = r"[0-9a-f]{32}"  # names of the cache's folders, each for one object or one shard set
 WAITING = "another process is fetching the same file; waiting for that process"
 _DIGESTS: dict[str, Callable[[], Any]] = {XXH3: xxhash.xxh3_128, SHA256: hashlib.sha256}
 

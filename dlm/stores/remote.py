@@ -33,12 +33,12 @@ _PLACE = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,2}}([^/].*)")
 HUB = "https://huggingface.co"
 RELOAD_S = 5.0  # seconds between checks of an object that is followed
 CONNECT_S, STALL_S = 5, 20  # seconds to reach a store, and to wait for its next byte
-# Seconds to repeat failing requests, and to wait for one call: a part of a file can take long.
+# Failing requests are repeated for RETRY_S seconds. A call, as for a large part, may take CALL_S.
 RETRY_S, CALL_S = 15, 300
 MOST_BYTES = 64 << 20  # limit of an object that is read whole
 LEAST_BYTES = 8 << 20  # minimum bytes of a pushed part
 HISTORY = ".history"
-XXH3, SHA256 = "xxh3128", "sha256"  # attributes of objects; Azure accepts only identifiers
+XXH3, SHA256 = "xxh3128", "sha256"  # names of attributes; Azure accepts only identifiers
 
 
 class RemotePath:
@@ -51,7 +51,7 @@ class RemotePath:
 
     def __init__(self, scheme: str, root: str, key: str) -> None:
         self.scheme, self.root, self.key = scheme, root, key
-        # What was last read or written: the object's version, its content, and the condition
+        # The object's version and content that were last read or written, and the condition
         # with which `put` replaces that version.
         self._seen: tuple[str, bytes, Mapping[str, Any]] | None = None
         self._looked, self._told = 0.0, ""
@@ -148,7 +148,7 @@ class RemotePath:
     def replace(self, content: bytes, why: str) -> bool:
         """Replaces the version that was last read or written, or else creates the object. A copy
         beside the object has the time, the user and the reason. Returns False, and writes nothing,
-        if the object has changed since; a store without conditional writes loses that change."""
+        if someone else changed the object; a store without conditional writes loses that change."""
         if self._seen is not None and self._seen[1] == content:
             return True
         at, user = datetime.now(UTC), os.environ.get("USER") or f"uid {os.getuid()}"
@@ -162,7 +162,7 @@ class RemotePath:
         return True
 
     def history(self) -> list[tuple[str, bytes]]:
-        """Returns who replaced the object, when and why, with its content then; oldest first."""
+        """Returns each version's line of time, writer and reason, and its content; oldest first."""
         folder = self.parent / f"{self.name}{HISTORY}"
         found = [(folder / name).read_bytes() for name in call(_names, folder)]
         versions = [one.partition(b"\n") for one in found]
@@ -173,7 +173,7 @@ AnyPath: TypeAlias = Path | RemotePath
 
 
 def located(named: str | os.PathLike[str]) -> Any:
-    """Returns the `RemotePath` or else the `Path` that a text names. `Path` would drop a slash."""
+    """Returns the `RemotePath` or else the `Path` that a text names; `Path` drops a URL's slash."""
     if isinstance(named, RemotePath):
         return named
     text = os.fspath(named)
@@ -361,7 +361,7 @@ def put(
     **more: Any,
 ) -> Mapping[str, Any] | None:
     """Writes an object; a file is sent in parts. With a condition, replaces only the version that
-    the condition names, or with an empty one creates the object; returns None if it cannot."""
+    it names; with an empty condition, only creates. Returns None if the condition does not hold."""
     import obstore
     from obstore.exceptions import AlreadyExistsError, NotSupportedError, PreconditionError
 

@@ -20,7 +20,7 @@ from typing import Any
 from dlm.errors import ConfigError
 from dlm.wire.secret import read_secret, require_file
 
-# The contents of the files of authorities, key and certificate, in gRPC's order; None for no file.
+# Contents of three files (authorities, key, certificate), in gRPC's order; None for no file.
 Contents = tuple[bytes | None, bytes | None, bytes | None]
 
 _VERSION = 0xA0  # the DER tag of a certificate's version

@@ -24,8 +24,8 @@ from dlm.wire._pb import shard_pb2 as pb
 CHECKSUM_SEED = 0  # DO NOT CHANGE: on the wire
 M = TypeVar("M", bound=Message)
 
-# A log10 above 0 is not a probability. But models whose probabilities do not sum to 1 in every
-# context have such scores after log10 back-off weights above 0, which ARPA files do not bound.
+# A probability's log10 is at most 0. But ARPA files do not bound back-off weights, so a score can
+# be above 0 in a model whose probabilities do not sum to 1 in every context.
 MAX_LOG10_PROB = np.finfo(np.float32).max
 
 SHARD_SET_BYTES = 16
@@ -282,7 +282,7 @@ def encode_block_request(
 def carry_block_request(data: bytes) -> bytes:
     """Wraps an encoded ContextBlockRequest in a ScoreRequest, to be sent in Exchange.
 
-    The ScoreRequest itself has no queries: a server that does not know the field answers only it.
+    The ScoreRequest has no queries: a server that does not know `context_block` replies without it.
     """
     request = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = request.shard_set, request.shard

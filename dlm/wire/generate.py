@@ -61,8 +61,8 @@ def generate(output: Path) -> list[Path]:
     output.mkdir(parents=True, exist_ok=True)
     written = []
     for proto in PROTOS:
-        # Only the file's name is given, so that the modules are flat and need no package dlm.v1
-        # beside the real one; the descriptor's name is the path below proto/.
+        # The modules are moved out of dlm/v1, so that they need no package dlm.v1 beside the
+        # real one. The descriptor's name is the path below proto/.
         arguments = ["protoc", f"--proto_path={ROOT / 'proto'}", f"--python_out={output}"]
         if protoc.main([*arguments, f"--pyi_out={output}", proto]) != 0:
             raise SystemExit(f"protoc could not compile {proto}")

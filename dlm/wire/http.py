@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 from dlm.wire.certificates import subject_of
 
 HEAD_BYTES = 16 << 10
-HEAD_S = 5.0  # time limit for the head of a request, from its first byte or from connecting
+HEAD_S = 5.0  # time limit for a connection's first byte, and then for a request's head
 IDLE_S = 75.0  # seconds between two requests of one connection
 BODY_S = 20.0  # time limit for a body
 WRITE_S = 10.0  # time limit for a client to read its answer
-LINGER_S = 2.0  # seconds for a client to notice that its request was refused unread
+LINGER_S = 2.0  # seconds for a client to read the last answer before the connection closes
 LINGER_READS = 256  # most reads of READ_BYTES that are discarded within LINGER_S
 READ_BYTES = 64 << 10
 TEXT = "text/plain; charset=utf-8"
@@ -106,7 +106,7 @@ class Connections:
     ) -> None:
         self.answer, self.refusal, self.fault = answer, refusal, fault
         self.body_bytes, self.keeps, self._most = body_bytes, keeps, most
-        # Oldest first. `idle` has connections that are between requests or being sent an answer.
+        # Oldest first. `idle` has connections that wait for a request or are being sent an answer.
         self.open: dict[Task, None] = {}
         self.idle: dict[Task, None] = {}
 
@@ -236,8 +236,8 @@ class _Connection:
         return bytes(body)
 
     async def _line(self, body_bytes: int) -> bytes:
-        """Reads a line of a chunked body; BadRequest if lines are long beside chunks. Gives other
-        tasks a turn, since data that has already arrived is read without waiting."""
+        """Reads a line of a chunked body; BadRequest if lines are too long for the body's size.
+        Gives other tasks a turn, since data that has already arrived is read without waiting."""
         line = await self._reader.readuntil(b"\n")
         self._framing += len(line) + 2
         if self._framing > HEAD_BYTES + body_bytes // 8 or not line.endswith(b"\r\n"):
@@ -262,7 +262,7 @@ class _Connection:
             await self._writer.drain()
 
     async def _linger(self, unread: bool) -> None:
-        """Waits for the peer to read the answer: a close on unread bytes resets the connection."""
+        """Waits for the peer to read the answer: closing on unread bytes resets the connection."""
         if self._writer.can_write_eof():
             self._writer.write_eof()
         elif not unread:

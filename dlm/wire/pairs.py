@@ -1,7 +1,7 @@
 """Reduces grpc.aio's work per operation, by means that are not public in gRPC.
 
-gRPC reports each operation by a byte from its own thread to the loop. A stream's message and its
-reply, as one operation, wake a client's loop, and a server's, once instead of twice.
+gRPC reports each operation by a byte from its own thread to the loop. If a message and its reply
+are one operation, the loop of the client or the server wakes once instead of twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AVAILABLE = all(hasattr(cygrpc, name) for name in _NAMES)
 _NO_FLAGS = 0
 MOST_WAKES = 1024
 _QUEUE = "PollerCompletionQueue"
-# The fewest and most calls asked of gRPC ahead of time: one to wait for, others to show a flood.
+# How many calls to ask of gRPC ahead of time: at least one to wait for, and one to reveal a flood.
 LEAST_AHEAD, MOST_AHEAD = 2, 64
 
 
@@ -89,8 +89,8 @@ def when_ended(call: Any, ended: Callable[[], object]) -> None:
 
 
 def cancel(call: Any) -> None:
-    """Cancels a call of a client, but not its task: gRPC reports an operation to the loop even if
-    nobody waits."""
+    """Cancels a client's call, but not the task that waits for its operation, since gRPC still
+    reports the operation to the loop."""
     if not AVAILABLE:
         call.cancel()
     elif not call.done():
@@ -109,11 +109,11 @@ class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
         self._ahead = LEAST_AHEAD
 
     def _make_request_call_future(self, method: bytes | None) -> Any:
-        if method is not None:  # a method with a separate queue: such methods are few
+        if method is not None:  # a few methods have a queue of their own
             return super()._make_request_call_future(method)
         if self._asked and self._asked[0].done():  # calls are waiting
             self._ahead = min(2 * self._ahead, MOST_AHEAD)
-        else:  # one request fewer, since each request takes work
+        else:  # ask for one call fewer, since asking takes work
             self._ahead = max(self._ahead - 1, LEAST_AHEAD)
         while len(self._asked) < self._ahead:
             task = super()._make_request_call_future(method)
@@ -127,7 +127,7 @@ class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
             if not any(one.done() for one in self._asked):
                 break
             await asyncio.sleep(0)
-        self._asked.clear()  # gRPC waits until nobody holds a call
+        self._asked.clear()  # gRPC's shutdown waits until nobody holds a call
         await super().shutdown(grace)
 
 
@@ -159,7 +159,7 @@ def few_wakes(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         yield
         return
     wakes, waking = sockets
-    report = functools.partial(queue._handle_events, loop)  # takes a byte first
+    report = functools.partial(queue._handle_events, loop)  # reads one byte, then reports
 
     def take() -> None:
         """All loops of a process share the socket; each reports all operations, whoever owns them.
@@ -176,7 +176,7 @@ def few_wakes(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         except BlockingIOError:
             if removed:
                 waking.send(removed[:1])
-        except Exception:  # e.g. for a closed loop: other operations wait behind it
+        except Exception:  # as for a closed loop; operations behind this one need a wake
             waking.send(b"\0")
             raise
 

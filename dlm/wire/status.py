@@ -91,7 +91,7 @@ TORN = ("Stream removed", "TSI_DATA_CORRUPTED")
 
 
 _STRANGER = "the server's certificate is out of date, or the authority in ca did not sign it"
-# What gRPC says about a connection that it could not make, and what to do about it.
+# gRPC's words for causes of a failed connection, and the advice that dlm gives for each.
 ADVICE = (
     (
         "WRONG_VERSION_NUMBER",

@@ -1,7 +1,7 @@
 """A client of a baseline, with the interface `replay.Asked`.
 
-All messages of a round are sent together, over dlm's own connections and Exchange streams. Its
-states are unchanged contexts; `extend` returns no next states, since baselines have none.
+All messages of a round are sent together, over dlm's own connections and Exchange streams. A state
+is an unchanged context; `extend` returns no next states, since baselines have none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Scores:
 
 
 class BaselineClient:
-    """Queries the servers of a system, at `addresses` in their order; `deadline_s` is per round."""
+    """Queries a system's servers; server N is at `addresses[N]`. `deadline_s` is per round."""
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ class Ngrams:
 
 
 class HashIndex:
-    """Hash tables of all n-grams, or, by order, of the rows that `probs` and `weights` select."""
+    """Hash tables of all n-grams, or of those that `probs` and `weights` select in each order."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class HashIndex:
         words: NDArray[np.uint32],
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8], int]:
         """Runs Algorithm 1 for each context (Q, width), with its length (Q,) and word (Q,); returns
-        log10 P, matched orders and the total of searches."""
+        log10 P, matched orders and the total number of searches."""
         out, orders = np.empty(len(words), np.float32), np.empty(len(words), np.uint8)
         searches = kernels.score(*self.tables, contexts, lengths, words, out, orders)
         return out, orders, int(searches)

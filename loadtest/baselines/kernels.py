@@ -3,7 +3,7 @@
 An n-gram's key is 64 bits, folded from its last word to its first, so that the key of a longer
 suffix follows from that of a shorter one. A table is a pair of arrays, keys and float32 values,
 with open addressing; key 0 is an empty place. A key's upper half gives its home in a table, its
-lower half its server, so that one server's table is filled as evenly as that of all n-grams.
+lower half its server, so that one server's table is filled as evenly as a table of all n-grams.
 
 Contexts are rows (C, width) with the most recent word last, of which the last `lengths[r]` count.
 """
@@ -15,8 +15,8 @@ import numpy as np
 
 from dlm.ngram.kernels import slot_of
 
-# What a server answers to a query: in DLM the result of Algorithm 1, in A the longest n-gram that
-# it holds, in B the n-gram itself or nothing.
+# A server answers a query with the result of Algorithm 1 in DLM, with the longest n-gram that it
+# holds in baseline A, and with the n-gram itself or nothing in baseline B.
 WHOLE, LONGEST, EXACT = 0, 1, 2
 SLOTS, PAIR, WORD = 0, 1, 2  # for WHOLE: the part of a context that selects the server
 WEIGHT_OF = 1 << 32  # the word `WEIGHT_OF - j` asks for the weight of its context's last j words

@@ -26,7 +26,7 @@ from loadtest.baselines.hash_index import HashIndex, Ngrams, pair_table
 from loadtest.traces.routes import extends
 from loadtest.traces.trace import Trace
 
-RECORD_BYTES = 8  # bytes of a word id and a value, for the balance
+RECORD_BYTES = 8  # bytes of a word id and a value, by which slots are balanced
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class System:
     @property
     def in_steps(self) -> bool:
         """Whether a shorter n-gram is requested only if the longer one is missing. This saves
-        messages, unless look-ups share them; then a single round needs fewer."""
+        messages, unless look-ups share messages; then a single round needs fewer."""
         return self.mode == kernels.EXACT and not self.batched
 
 
@@ -137,7 +137,7 @@ class Placed:
         return HashIndex(ngrams, probs, weights)
 
     def records(self, ngrams: Ngrams) -> NDArray[np.int64]:
-        """(servers,) probabilities and weights that each server holds alone."""
+        """(servers,) number of probabilities and weights that no other server holds."""
         out = np.zeros(self.servers, np.int64)
         for rows, _, weights in ngrams.orders[1:]:
             for owner in (self.of_probs(rows), self.of_weights(rows[weights != 0])):

@@ -21,7 +21,7 @@ from loadtest.report.table import LATE_MS
 
 FORMAT, VERSION = "dlm capacity report", 1
 FILE = "capacity.json"
-LEAST_RATE = 0.5  # requests per second; a cluster that cannot serve this serves nothing
+LEAST_RATE = 0.5  # requests per second; the search does not halve the rate to less than this
 MAX_POINTS = 40
 FAILED_SHARE = 0.01
 OTHERS_SHARE = 0.15  # share of the machine that other work may use without a warning
@@ -185,7 +185,7 @@ def next_rate(points: Sequence[Point], first: float, precision: float, most: flo
 
 
 def knee(points: Sequence[Point]) -> tuple[Point | None, Point | None]:
-    """Returns the highest point below the lowest that crossed a limit, and the latter, or None."""
+    """Returns the highest point below the lowest bad one, and that bad one; None if missing."""
     badly = min((p for p in points if p.crossed), key=lambda p: p.rate, default=None)
     below = [p for p in points if not p.crossed and (badly is None or p.rate < badly.rate)]
     return max(below, key=lambda p: p.rate, default=None), badly
@@ -287,7 +287,7 @@ def search(
     precision: float,
     most: float,
 ) -> str:
-    """Measures rate after rate until the knee is known; returns "found", or why it ended before.
+    """Measures rate after rate until the knee is known; returns "found", or why it ended early.
 
     Args  measure  runs a load test at a rate
           keep     called after each run: all points, "running" or why the search ended, the report

@@ -25,10 +25,10 @@ from loadtest.traces.routes import Slotted
 FORMAT, VERSION = "dlm cluster plan", 1
 COSTS = Path(__file__).parent / "costs.json"
 MIB = 1 << 20
-# Bytes of a word or 2-gram, and of a longer n-gram, in books5 (4.0 M n-grams, exact); and the share
-# of words and 2-grams, near a large model's (5 % of 283 M n-grams; 51 % in books5).
+# Bytes per word or 2-gram and per longer n-gram, in books5 (4.0 M n-grams, exact); and a share of
+# words and 2-grams that is near a large model's (5 % of 283 M n-grams; books5 has 51 %).
 LOW_BYTES, HIGH_BYTES, LOW_SHARE = 6.4, 6.3, 0.1
-ENCODINGS = {"exact": 1.0, "compact": 0.57}  # bytes over exact's, at 6 bits (dlm/index/README.md)
+ENCODINGS = {"exact": 1.0, "compact": 0.57}  # bytes relative to exact, 6 bits (dlm/index/README.md)
 MOST_SHARDS, MOST_REPLICAS = 256, 32
 
 
@@ -80,7 +80,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The requirements: the streams, and each server's most memory and share of its cores."""
+    """The requirements: the streams, and limits on each server's memory and share of its cores."""
 
     streams: float
     memory_bytes: float
@@ -186,7 +186,7 @@ def _count(text: str) -> float:
 
 
 def traffic_of(slotted: Slotted, audio_s: float) -> Callable[[int], Traffic]:
-    """Makes a function of the number of shards: a trace's cost; slots are balanced by queries."""
+    """Makes a function that returns a trace's cost on N shards, with slots balanced by queries."""
     load = slotted.load()
 
     def at(shards: int) -> Traffic:

@@ -123,7 +123,7 @@ def record(
 
     Requests are word by word for audio, and by position for lattices and text. Audio is decoded as
     dlm transcribe does, and lattices are rescored as dlm rescore does. For text, candidates are the
-    words with the most similar spelling, and times follow the letters.
+    words with the most similar spelling, and all letters take equal time.
 
     Example: python -m loadtest record audio/ --model shards/model --output t.parquet
     """

@@ -29,7 +29,7 @@ from loadtest.traces.schedule import Load, Segment
 from loadtest.traces.trace import CALLS, EXTEND, Trace
 
 PROCESSES, DECODERS = 2, 8  # a closed loop's client processes, and decoders per process
-DEADLINE_S = 30.0  # deadline of a request: on a shared machine, a late answer still counts
+DEADLINE_S = 30.0  # long deadline of a request, so that late answers on a shared machine count
 
 
 def cores_here() -> int:
@@ -37,7 +37,7 @@ def cores_here() -> int:
 
 
 def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:
-    """Returns the model in `shards` shards, built once, or `setup.model` if it has as many."""
+    """Returns `setup.model` if its shards and encoding match; otherwise a shard set built once."""
     manifest = read_manifest(setup.model)
     if manifest.shards == shards and manifest.encoding == encoding:
         return setup.model
@@ -111,7 +111,7 @@ def closed_loop(setup: Setup, servers: int) -> dict[str, Any]:
 
 
 def prepared(handle: Utterance, trace: Trace) -> list[tuple[int, States, Any]]:
-    """Returns (number, states, words) of each request for words after contexts, in ids."""
+    """Returns (number, states, ids of words) for each request for words after contexts."""
     found = []
     wanted = trace.asks & (trace.call == CALLS.index(EXTEND))
     for number in np.flatnonzero(wanted).tolist():

@@ -125,6 +125,6 @@ class Evaluation:
 
 
 def _public(facts: dict[str, Any]) -> dict[str, Any]:
-    """Provenance whose command names files without their folders on this machine."""
+    """Returns the provenance, with its command's paths cut to the names of files."""
     command = [Path(part).name if "/" in part else part for part in facts["command"]]
     return {**facts, "command": command}

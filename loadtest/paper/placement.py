@@ -78,7 +78,7 @@ def table_3(setup: Setup) -> Result:
 
 
 def _distribution(model: Model, asked: Asked) -> list[Row]:
-    counts = np.zeros((4, model.order + 1), np.int64)  # queries, hits, free, free in the paper
+    counts = np.zeros((4, model.order + 1), np.int64)  # rows: share, hit, free, free_paper
     callers = [
         Caller(Placed(SYSTEMS[name], model.ngrams, 1), model.cache, model.order)
         for name in ("dlm", "dlm-paper")
@@ -122,7 +122,7 @@ FIGURE_7: list[Row] = [
     },
     {"where": "section 4: overhead of DLM", "system": "dlm", "query_s": 0.1},
 ]
-# Systems whose calls are timed, and which are computed for more servers.
+# Systems whose calls are timed; for more servers, their times are computed.
 TIMED = ("dlm", "A", "B", "B-batched")
 # Variants of dlm, each without one technique, and an older system.
 ABLATED = ("dlm-hash", "dlm-one-word", "dlm-uncached", "dlm-unbatched", "srilm")
@@ -133,7 +133,7 @@ PASSES = 3
 
 
 def figure_7(setup: Setup) -> Result:
-    """Makes Figure 7: messages, computed for all cluster sizes, and measured, with their times,
+    """Makes Figure 7: messages computed for all cluster sizes, and messages and times measured
     where clusters fit."""
     setup.progress.tell("figure-7: reading the model")
     model, asked = model_of(setup), recorded(setup)
@@ -250,7 +250,7 @@ def computed_row(
 
 
 def work_of(counts: Counts) -> NDArray[np.float64]:
-    """Returns (calls, 4): 1 and the rounds, messages and look-ups of each call."""
+    """Returns (calls, 4): for each call, a 1, and its rounds, messages and look-ups."""
     return np.column_stack([np.ones(len(counts.per_call)), np.array(counts.per_call)])
 
 

@@ -30,8 +30,8 @@ class Result:
     plot     None, one plot, or several:
                kind    `LINES` or `BARS`
                x, y    keys of `columns`: numbers for lines; the x of bars is their text
-               series  key whose values name the lines, which are split by basis; None for one
-                       line. For bars, a prefix of their text
+               series  key whose values name the lines, which are split by basis, or begin the
+                       texts of bars; None for one line, or for no prefix
                labels  {"x": text, "y": text} of the axes
                log     whether y has a logarithmic scale; default: no
                title   the plot's title, if there are several plots

@@ -1,9 +1,9 @@
 """Figure 6: messages per minute against servers, for the trace as it is and balanced by hand.
 
-The costs are measured first, with one client process and few decoders: on one server with requests
-a third as wide as recorded, as wide, and three times as wide; and as recorded on the largest
-cluster. `Costs` are fitted to processor seconds, by least squares of relative errors; a single
-decoder's wait beyond these is idle time. `simulation` compares the simulation with real clusters.
+The costs are measured first, with one client process and few decoders: on one server, requests
+have 1/3, 1 and 3 times their recorded width; on the largest cluster, they are as recorded. `Costs`
+are fitted to processor seconds, by least squares of relative errors; the rest of a single decoder's
+wait is idle time. `simulation` compares the simulation with real clusters.
 """
 
 from __future__ import annotations

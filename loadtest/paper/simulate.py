@@ -203,7 +203,7 @@ class Simulation:
         return way
 
     def _advance(self, way: _Way) -> None:
-        """Sends messages that are due, and checks again when the next one is."""
+        """Sends messages that are due, and checks again when the next one will be due."""
         env, lane = self.env, way.lane
         while (taken := lane.take(env.now)) is not None:
             env.process(self._send(way, *taken))
@@ -261,7 +261,7 @@ class Simulation:
             yield from self.ask(client, request)
 
     def open_loop(self, requests: NDArray[np.int64], per_s: float, until_s: float) -> Outcome:
-        """Sends some of these requests, drawn one by one, from any client at random times."""
+        """Sends random ones of these requests from random clients at random times."""
         count = self._rng.poisson(per_s * until_s)
         due = np.sort(self._rng.uniform(0.0, until_s, count)).tolist()
         clients = self._rng.integers(len(self._clients), size=count).tolist()

@@ -49,7 +49,7 @@ class Sizes:
     states, arcs  counts of the model as a weighted finite-state transducer (Mohri et al. 2002); see
                   `transducer_of`
     formats       measured sizes, by name
-    dlm_parts     sizes in the exact encoding: of the clients' words, 1- and 2-grams, and of shards
+    dlm_parts     size of the clients' words, 1- and 2-grams, and size of the shards; exact encoding
     """
 
     ngrams: list[int]

@@ -174,7 +174,7 @@ class _Merged:
 
 
 def _thinned(curve: list[tuple[float, float]]) -> list[list[float]]:
-    """Keeps points >= 1/100 of a decade of slower requests' share apart, and the last point."""
+    """Keeps points whose shares of slower requests are >= 0.01 apart in log10, and the last one."""
     kept: list[list[float]] = []
     place = -1.0
     for percent, value in curve:

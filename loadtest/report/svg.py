@@ -11,7 +11,7 @@ from html import escape
 WIDTH, WIDE, HEIGHT = 520, 1070, 240
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 34
 MARK_ROWS = 4  # rows for the texts of marks, one below the other
-MAX_MARKS = 150  # a series of more points gets no marks with texts
+MAX_MARKS = 150  # a series of more points is drawn without marks
 
 Point = tuple[float, float | None]
 
@@ -191,7 +191,7 @@ def _line(one: Series, number: int, across: Axis, up: Axis) -> list[str]:
 
 
 def bar_chart(bars: Sequence[tuple[str, float]], text_of: Callable[[float], str]) -> str:
-    """Horizontal bars, each of them a row of a table."""
+    """Draws horizontal bars, one in each row of a table."""
     most = max((value for _, value in bars), default=0.0) or 1.0
     rows = [
         f'<tr><th>{escape(name)}</th><td class="bars"><div class="bar" '

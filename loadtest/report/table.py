@@ -8,7 +8,7 @@ from typing import Any
 
 from loadtest.report.report import Report
 
-# A warning is given if 1 % of requests are sent later than this, and than a median call takes.
+# A warning is given if p99 of the lateness is above this and above a median call's time.
 LATE_MS = 5.0
 
 # Columns of report.csv: name -> path of the column's value in a window.

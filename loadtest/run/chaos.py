@@ -211,7 +211,7 @@ class Chaos:
         return told
 
     def _watch_over(self, pid: int) -> None:
-        """Makes stopped servers, which ignore SIGTERM, continue however this process ends."""
+        """Makes stopped servers, which ignore SIGTERM, continue if this process ends in any way."""
         if self._guard is None:
             self._guard = subprocess.Popen(
                 [sys.executable, "-S", "-c", GUARD], stdin=subprocess.PIPE, start_new_session=True

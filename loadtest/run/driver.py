@@ -33,9 +33,9 @@ from loadtest.run.replay import LOAD_ENDED, Record
 from loadtest.run.worker import ClientSettings, WorkerSettings
 from loadtest.traces.schedule import Load
 
-READY_S = 600.0  # time limit for client processes: the first one of a version compiles kernels
-LEAD_S = 0.25  # seconds from the order to start until the first request may be due
-GRACE_S = 20.0  # seconds after a request's deadline, for the last window
+READY_S = 600.0  # time limit for clients to get ready: a version's first run compiles kernels
+LEAD_S = 0.25  # seconds between the order to start and the earliest time of a request
+GRACE_S = 20.0  # seconds that client processes have to end after the last deadline
 KILL_S = 5.0
 CHECK_S = 120.0  # time limit for clients to check scores against the models' files
 BACK_S = 30.0  # time that clients and servers may need after the last planned fault
@@ -310,7 +310,7 @@ class Run:
         except KeyboardInterrupt:
             why = INTERRUPTED
             self._stop(workers)
-            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: do not wait
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the wait
                 self._wait_ended()
         return why
 

@@ -38,7 +38,7 @@ MOVES = {
     GROW: "the added servers are started, and the new shard set is rolled out",
     SHRINK: "the first shard set is rolled out again, and the added servers are stopped",
 }
-# Short times, so that a run of a minute and a half includes all stages; decoders here do not pause.
+# These times are short, so that a run of 1.5 minutes has all stages; decoders here do not pause.
 RULES = ("--idle", "2", "--longest", "30")
 SHARED = ("--share", "50%", "--watch-for", "10000000")
 WHOLE = ("--share", "50%", "--watch-for", "5")
@@ -55,7 +55,7 @@ SCENARIOS = {
     ROLLOUT: "a model is rolled out to half of the load, taken back, then rolled out completely",
     RESHARDING: "the model is sharded for one more server, which is added, then removed",
 }
-# Scenarios that move a model or servers: after a quarter, half and three quarters of the run.
+# Scenarios whose moves come after a quarter, half and three quarters of the run.
 MOVING = {ROLLOUT: (SHARE, UNDO, ROLL_OUT), RESHARDING: (RESHARD, GROW, SHRINK)}
 SLOW_MS = 10.0  # milliseconds each way
 LATE_S = 60.0  # seconds by which faults may be late at the end of a run; a move has its own limit
@@ -72,7 +72,7 @@ def scenario(
 
     Args    shards  shard of each server
             own     whether the run started the servers, so it can kill and start them
-    Raises  ConfigError  a replica should be killed, but there is none
+    Raises  ConfigError  the scenario kills a replica, but there is none
     """
     begin_s, end_s = (max(round(seconds * k / 3 / window_s), k) * window_s for k in (1, 2))
     first = min((shard for shard in shards if shard is not None), default=0)
@@ -225,7 +225,7 @@ class Moves:
         self._run("reshard", *line, "--quiet", cluster=False)
 
     def _grow(self) -> None:
-        """Follows dlm/cluster/README.md: the list first, then the new servers, then the clients."""
+        """As in dlm/cluster/README.md, extends the list, then adds servers, then tells clients."""
         own, added = self._own, read_manifest(self._own.folder).shards
         write_sets(self._sets, [*read_sets(self._sets), self._new])
         for number, _ in enumerate([one for one in own.servers if one.endpoint.shard == 0]):
@@ -320,7 +320,7 @@ class Faults:
             if not isinstance(command, Move):
                 put({"type": "fault", "at_s": at_s, "command": str(command), "what": what})
                 continue
-            # The previous command may have taken longer than planned, and its end matters, too.
+            # A move gets two records: its beginning, which an earlier move may delay, and its end.
             for when_s, name in (
                 (begun_s if begun_s > at_s + 1.0 else at_s, str(command)),
                 (time.monotonic() - start, f"{command} ended"),
@@ -333,7 +333,7 @@ class Faults:
     def wait(self) -> None:
         """Waits until the last command is carried out, which may be late on a busy machine."""
         limits = (ENOUGH_S for _, command in self._plan if isinstance(command, Move))
-        with contextlib.suppress(KeyboardInterrupt):  # the load has ended: the report follows
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends only this wait; the load is over
             self._done.wait(sum(limits, LATE_S))
 
     def close(self) -> None:

@@ -215,7 +215,7 @@ class _Way:
         try:
             await link.run()
         except asyncio.CancelledError:
-            pass  # raised by `close`; the stream's own callback would log it
+            pass  # raised by `close`; the stream's own callback would log this error
         finally:
             del self._links[link]
 

@@ -2,7 +2,7 @@
 
 A window is a stretch of planned time. A request belongs to the window in which it was due, whenever
 it ends, so a stall shows where it hit. Latency counts from the planned time, `service` from
-sending; both only for requests that were answered or exceeded their deadline.
+sending; both are measured only for requests that were answered or exceeded their deadline.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from loadtest.traces.trace import BLOCKS, Trace
 
 Record: TypeAlias = dict[str, Any]
 LOAD_ENDED = "the load ended"  # why a run ended, if nothing ended it early
-# Outcomes whose time counts: an answer, and an exceeded deadline, which shows a stalled server. A
-# refusal is quick, and would make a failing server look fast.
+# Time counts for an answer, and for an exceeded deadline, which shows a stalled server. A refusal
+# is quick, and would make a failing server look fast.
 DEADLINE = "deadline_exceeded"
 LASTED = (OK, DEADLINE)
 LONG_S = 0.2  # `stop` can end longer waits, except their last part, which must be precise
@@ -271,8 +271,8 @@ class Replay:
         self.differing += first is not log10_prob and not np.array_equal(first, log10_prob)
 
     async def check(self, oracles: Mapping[str, Asked]) -> tuple[int, int]:
-        """Compares answers with those of the models they name; returns (compared, wrong).
-        Answers of unknown models are wrong."""
+        """Compares each answer with the scores of the model that it names; returns (compared,
+        wrong). An answer of an unknown model is wrong."""
         wrong = self.differing
         for (model, request), scores in (self.answers or {}).items():
             oracle = oracles.get(model)

@@ -58,7 +58,7 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """The part of one client process: number `index`, from 0, of `of` processes.
+    """One client process's part of a run; it is number `index`, from 0, of `of` processes.
 
     oracles  folders of the shard sets whose scores are checked against their files; () for none
     """
@@ -196,7 +196,7 @@ async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
 
 
 async def _check(replay: Replay, folders: Sequence[str]) -> tuple[int, int]:
-    """Compares all answers with the files of the models that they name."""
+    """Compares each answer with scores from the files of the model that it names."""
     async with contextlib.AsyncExitStack() as stack:
         found = [
             await stack.enter_async_context(AsyncClient.local(Path(folder), verify=False))
@@ -223,7 +223,7 @@ def precise_loop() -> asyncio.AbstractEventLoop:
 
 
 def main() -> None:
-    """Runs the process; sends errors of dlm and files to the parent, and prints others."""
+    """Runs the process; sends a DlmError or OSError to the parent, and prints other errors."""
     settings = WorkerSettings.from_json(sys.stdin.readline())
 
     async def run() -> None:
@@ -240,7 +240,7 @@ def main() -> None:
         say("error", client=settings.index, error="\n".join([str(exc), *notes]))
         sys.exit(1)
     sys.stdout.flush()
-    os._exit(0)  # despite the thread that reads the input, and calls that still wait for a server
+    os._exit(0)  # does not wait for the thread that reads the input, or for open calls
 
 
 if __name__ == "__main__":

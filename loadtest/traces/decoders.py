@@ -86,7 +86,7 @@ def speech_of(recorder: Recorder, files: Sequence[Path], tell: Tell) -> Decoding
     """
     from dlm.asr.speech.transcribe import Transcriber
 
-    with recorder.silent():  # without queries for the lexicon's unigrams
+    with recorder.silent():  # does not record queries for the lexicon's unigrams
         transcriber = Transcriber(cast(Any, recorder), tell=tell)
     name = f"dlm transcribe, {transcriber.settings}"
     return Decoding(name, [partial(_transcribe, recorder, transcriber, file) for file in files])

@@ -130,7 +130,7 @@ def positions(transcript: Transcript) -> Iterator[tuple[float, bytes]]:
 def rescore(
     recorder: Recorder, transcript: Transcript, confusions: Confusions, contexts: int, words: int
 ) -> None:
-    """Walks a transcript with a beam, recorded as an utterance.
+    """Walks a transcript with a beam, and records the requests as an utterance.
 
     Args  contexts  K: how many hypotheses are kept;  words  W: how many candidates per position
     """

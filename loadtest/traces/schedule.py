@@ -184,7 +184,7 @@ def shuffled(utterances: int, count: int, rng: np.random.Generator) -> NDArray[n
 def arrivals(
     load: Load, requests: float, lead_s: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Draws ascending times, from -lead_s on, at which utterances of on average `requests` requests
+    """Draws ascending times, from -lead_s on, at which utterances of `requests` requests on average
     begin: a renewal process with mean interval 1, whose clock runs in proportion to the rate."""
     segments = (Segment(lead_s, load.segments[0].per_s), *load.segments)
     expected = [one.seconds * one.per_s / requests for one in segments]

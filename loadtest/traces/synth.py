@@ -44,7 +44,7 @@ def _scaled(
     wanted = max(round(has * times), 1)
     if not has or wanted == has:
         return request
-    # The contexts to keep are drawn, since the first contexts are the best, and longer.
+    # The contexts to keep are drawn, since the first ones are better and longer than the others.
     kept = np.sort(rng.permutation(has)[:wanted]).tolist()
     contexts = [request.contexts[at] for at in kept]
     for _ in range(TRIES * (wanted - has)):

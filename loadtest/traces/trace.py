@@ -224,7 +224,7 @@ def read_trace(path: Path) -> Trace:
 
     Raises  FormatError  it is no trace, has another version, is damaged, or contradicts itself
     """
-    # Arrow opens the file: a thread of Arrow may free a Python file late, and abort Python's exit.
+    # Arrow opens the file: its threads may free a Python file late, and so abort Python's exit.
     with path.open("rb"), pa.OSFile(str(path)) as file:  # `path.open` reports a fault in one line
         try:
             table = pq.ParquetFile(file, page_checksum_verification=True).read()

@@ -1,8 +1,8 @@
 """Scores all tokens after each state of a batch in one call, `TokenLM.advance(states)`.
 
 The interface is NeMo's NGPU-LM: states are integers; scores and next states are (B, V) arrays. NeMo
-holds a model on one GPU, and the model's words are the tokens. Here servers hold a model of any
-vocabulary, which may lack suffixes of n-grams, and a batch costs one message per shard.
+holds a model on one GPU, and the model's words are the tokens. Here servers hold the model, which
+may lack some of the tokens, and suffixes of its n-grams. A batch costs one message per shard.
 """
 
 from __future__ import annotations

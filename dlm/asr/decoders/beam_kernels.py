@@ -31,7 +31,7 @@ NOTHING_ENDED = -2  # value of END if a label began a word where no word had beg
 EMPTY = -1  # marks free slots and missing values
 PENDING_BITS = 32
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-LETTER_BITS, TEXT_BITS = 21, 32  # number of low bits of a key, for a letter and for a part
+LETTER_BITS, TEXT_BITS = 21, 32  # number of a key's low bits that hold a letter, or a part
 
 
 @inlined
@@ -184,13 +184,13 @@ def expand(  # type: ignore[no-untyped-def]
     Shapes
         beams, logits  (B, COLUMNS) int64, (B,) float64
         probs, labels  ln P of each label, and the labels to try, in order
-        alike          for each label, the first label with its spelling; `blank` is such a label
+        alike          for each label, the first one spelled the same; `blank`: the first blank
         kinds          NEW_WORD, WHOLE_WORD, or 0 for other labels
         letters        label n has letters begins[n] to begins[n + 1] - 1
         trie_children  see `WordTrie`; trie_codes: CODE of the word that ends at each node
         bias_codes     (N, 2) int32  whether the word of a node is a hotword; its CODE, or EMPTY.
                        No rows: the utterance has no words of its own
-        counts         of parts, texts and frames; the last two grow, as do their tables and rows
+        counts         numbers of parts, texts and frames; new texts and frames are stored
     Returns            rows in the form of `beams`, and their logits
     Trusts             there is room for one more text per beam
     """
@@ -286,7 +286,7 @@ def _history(part, last, text, history, texts):  # type: ignore[no-untyped-def]
 
 @kernel("int64[:, :], int32[:, :]")
 def shared_text(beams, texts):  # type: ignore[no-untyped-def]
-    """Returns the longest text that begins all beams' texts; beginnings have lower numbers."""
+    """Returns the longest text that begins all beams' texts; an extension has a higher number."""
     shared = beams[0, TEXT]
     for row in range(1, len(beams)):
         other = beams[row, TEXT]
@@ -310,8 +310,8 @@ def prune(  # type: ignore[no-untyped-def]
     Shapes
         ln_probs  (texts,) float64  of the language model, weighted
         trie      (N, 3) int32  parent, letter, length
-        parts     (P, 4) int32  parts beyond the trie: as in `trie`, and the code. A part costs
-                                `offset`, more if longer than `long`; array and tables grow
+        parts     (P, 4) int32  parts beyond the trie: as in `trie`, and the code. Such a part
+                                costs `offset`, more if longer than `long`; new ones are stored
         biases    (N,) float64  what parts of the utterance's own words add instead of `offset`
         hot       what a hotword of a text adds
         least     how far below the best a beam may be, as a negative number

@@ -56,7 +56,7 @@ def _with_room(rows: NDArray[Any], needed: int) -> NDArray[Any]:
 def _reached(
     parents: NDArray[np.integer[Any]], tops: NDArray[np.integer[Any]], root: int
 ) -> NDArray[np.int64]:
-    """Returns all rows from `root` to `tops`, in order; a row's parent has a lower number."""
+    """Returns the rows on the way from `root` to `tops`, in order; parents have lower numbers."""
     found: set[int] = set()
     for row in tops.tolist():
         while row > root and row not in found:
@@ -396,7 +396,7 @@ class BeamSearch:
         return np.asarray(self._states[self._found[:, kernels.TEXT]])
 
     def hypotheses(self, log10_end: NDArray[np.float64]) -> list[BeamHypothesis]:
-        """Returns texts after `end`, best first; `log10_end`: log10 P of ends, by `last_states`."""
+        """Returns texts after `end`, best first; `log10_end`: score of </s> after `last_states`."""
         last, words, phrases = self._found, self.words, self.bias.phrases
         texts, kind = last[:, kernels.TEXT], np.float32 if self.single else np.float64
         added = self._ln_probs[texts] + self.options.alpha * log10_end * LOG_BASE

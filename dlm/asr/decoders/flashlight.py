@@ -43,15 +43,15 @@ END = -1  # index that flashlight's own models use for the sentence end
 class DlmLM(LM):  # type: ignore[misc]
     """An utterance's model as flashlight-text's `LM`.
 
-    Scores are log10, like those of flashlight's KenLM, so weights tuned with it stay valid. Each
-    decoder needs its own, used by one thread: `start` forgets the states of the previous sentence.
+    Scores are log10, like those of flashlight's KenLM, so weights tuned with it stay valid. Give
+    each decoder its own `DlmLM`, for one thread: `start` forgets the previous sentence's states.
     Fetched contexts are kept between sentences, up to `max_words`.
 
     Args
         words      by index, like the entries of flashlight's `Dictionary`: strings, bytes or ids;
                    words that the model lacks are scored as its unknown word
         recombine  whether equal contexts are the same state, so hypotheses that differ only outside
-                   the context merge. flashlight's KenLM merges none, so n-best lists are longer
+                   the context merge. flashlight's KenLM merges none, so its n-best lists are longer
         max_words  stored words to keep in memory, 11 bytes each
         ahead      how many more contexts to fetch along with a requested one, chosen from the
                    decoder's newest states; none if the model is in this process
@@ -91,7 +91,7 @@ class DlmLM(LM):  # type: ignore[misc]
             self._symbols = phrases.symbols[[*ids, utterance.vocabulary.end_id]].tolist()
             ids = [word if word < phrases.size else UNK_ID for word in ids]
             utterance = utterance.without_phrases()  # its contexts are the same
-        self._ids, self._size = [*ids, utterance.vocabulary.end_id], len(ids)  # the last at END
+        self._ids, self._size = [*ids, utterance.vocabulary.end_id], len(ids)  # the end is at END
         self._recombine = recombine
         self._ahead = ahead if utterance.local_model is None else 0
         self._table = StepTable(utterance, ModelCounts(), None, states=STATES, max_words=max_words)
@@ -101,7 +101,7 @@ class DlmLM(LM):  # type: ignore[misc]
         self._coming: list[LMState] = []  # in the order in which the decoder reached them
         self._nodes: dict[LMState, int] = {}  # nodes of the phrases' automaton
         self._interned: dict[tuple[int, int], LMState] = {}  # by row and node
-        self._known: dict[int, Stored] = {}  # by row; also answers of the fallback
+        self._known: dict[int, Stored] = {}  # by row; includes the fallback's answers
         self._answers: dict[LMState, dict[int, tuple[LMState, float]]] = {}
 
     @property

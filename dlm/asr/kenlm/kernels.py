@@ -119,7 +119,7 @@ def recall(table, line, key):  # type: ignore[no-untyped-def]
 @inlined
 def find_row(table):  # type: ignore[no-untyped-def]
     """Adds the row written after the last one, unless an equal row exists. Returns the row's number
-    (FULL: no room), and whether it is new. Trusts that a row past the capacity has space."""
+    (FULL: no room), and whether it is new. Trusts that there is space for CAPACITY + 1 rows."""
     rows, stride, count = of(table, ROWS), of(table, STRIDE), of(table, COUNT)
     row = rows + count * stride
     length = load32(row)
@@ -349,7 +349,7 @@ def take_step_in_file(table, state, word):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64", nogil=False)
 def step_in_file(_, arguments, count):  # type: ignore[no-untyped-def]
-    """Like `step`, but equals KenLM bit for bit. Takes an array of arguments, for `jit.builtin`."""
+    """Like `step`, with exactly KenLM's scores. Takes an array of arguments, for `jit.builtin`."""
     table, state = _number_of(load64(arguments)), row_in(_number_of(load64(arguments + _8)))
     log10_prob, answer = take_step_in_file(table, state, _number_of(load64(arguments + _16)))
     return pair(log10_prob, answer)

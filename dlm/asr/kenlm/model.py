@@ -183,8 +183,8 @@ class KenlmModel:
         self._write(state, self._opened.current(), NULL)
 
     def BaseScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> float:
-        """Returns log10 P of `word` after `in_state`, and makes `out_state`, which may be the same
-        object, the state after `word`."""
+        """Returns log10 P of `word` after `in_state`, and sets `out_state`, which may be the same
+        object, to the state after `word`."""
         try:
             opened = self._opened
             log10_prob: float
@@ -199,7 +199,7 @@ class KenlmModel:
             out_state._table = table
             out_state._answer = answer
             return log10_prob
-        except KeyError:  # a word that was not looked up before
+        except KeyError:  # the word has not been looked up yet
             table.id_of(word)
             return self.BaseScore(in_state, word, out_state)
         except AttributeError:
@@ -210,7 +210,7 @@ class KenlmModel:
             raise not_a_state(in_state, out_state) from None
 
     def BaseFullScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> WordScore:
-        """Like `BaseScore`; adds the length of the n-gram found and whether the word is unknown."""
+        """Like `BaseScore`; also returns the n-gram's length, and whether the word is unknown."""
         if not (isinstance(in_state, KenlmState) and isinstance(out_state, KenlmState)):
             raise not_a_state(in_state, out_state)
         table, row = self._opened.resolve(in_state)
@@ -232,7 +232,7 @@ class KenlmModel:
     ) -> tuple[NDArray[np.float32], NextStates]:
         """Extends each of K states by W words: the same words, or a row of words for each state.
 
-        Returns (K, W) float32 log10 P, and the next states, of which `after[k, w]` is one
+        Returns (K, W) float32 log10 P, and the next states, indexed by [k, w]
         Raises  QueryError, ModelMismatch
         """
         return self._opened.score_batch(states, words)

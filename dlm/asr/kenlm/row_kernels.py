@@ -128,7 +128,7 @@ def walk(view, tree, order, row, contexts):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_ahead(view, row, contexts, word):  # type: ignore[no-untyped-def]
-    """Prefetches what `search` and the next `walk` will read, as far as its address is known."""
+    """Prefetches what `search` and the next `walk` will read, where the address is known."""
     low = low_of(view)
     ask_alone(low, word)
     ask_entry(low, word)
@@ -161,7 +161,7 @@ def search(view, tree, row, contexts, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def weight_from(contexts, length, matched):  # type: ignore[no-untyped-def]
-    """Sums the weights of the contexts of `length` words down to `matched`, in this order."""
+    """Sums the weights of the contexts from `length` words down to `matched`, longest first."""
     total = np.float32(0.0)
     for k in range(length, matched - 1, -1):
         weight = contexts + (np.int64(k) * np.int64(CONTEXT_BYTES) - _4)
@@ -208,7 +208,7 @@ def search_longer(low, tree, contexts, length, word, rank, value_at):  # type: i
             begin, end = two_fields(bit + (rank >> rest) * step, step)
         bit = keys + begin * (rest + record)
         if width == 0:
-            place = rank  # all words after the shorter context also follow this one: an index
+            place = rank  # all words after the shorter context follow this one: ranks are indices
         else:
             place = find_key(bit, rest, _0, end - begin, rank & mask_of(rest))
             bit += (end - begin) * rest

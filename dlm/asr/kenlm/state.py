@@ -30,7 +30,7 @@ class KenlmState:
 
     __slots__ = ("_answer", "_table")
 
-    # A new state has neither: without an __init__, creating a state takes half the time.
+    # A new state lacks both: creating a state without an __init__ takes half the time.
     _table: ModelTable | PickledStates
     _answer: int  # the row in the low bits; the last n-gram's length above
 

@@ -172,7 +172,7 @@ class ModelTable(ABC):
         self.owner = owner
         self._counts = counts
         self.scorer = scorer
-        self.ids: dict[str, int] = {}  # not a subclass of dict, which Python would read more slowly
+        self.ids: dict[str, int] = {}  # a plain dict: Python reads subclasses more slowly
 
     def start(self, bos: bool = True) -> int:
         """Returns the state at the beginning of a sentence or, without `bos`, the empty context."""
@@ -326,7 +326,7 @@ class StepTable(ModelTable):
         return int(self.numbers[kernels.COUNT])
 
     def lacks(self, row: int) -> bool:
-        """Whether steps after a state need its stored continuations, which are not fetched yet."""
+        """Whether steps after a state need stored continuations that have not been fetched yet."""
         return bool(self._rows[row, 1]) and row not in self._blocks
 
     def blocks_of(self, rows: Collection[int]) -> dict[int, Stored]:
@@ -360,7 +360,7 @@ class StepTable(ModelTable):
             return True
         kept = int(degraded.argmax()) if degraded.any() else count
         after = self._enter(row, np.array(words[:kept], np.uint32), answers, True, True)
-        self._counts.queries -= int((after >= 0).sum())  # the table counts them too
+        self._counts.queries -= int((after >= 0).sum())  # the table counts these queries too
         return bool((after >= 0).all())
 
     def _enter(
@@ -416,8 +416,8 @@ def fits(model: LocalModel) -> bool:
 
 
 def unpack(model: LocalModel) -> tuple[NDArray[Any], ...]:
-    """Unpacks all n-grams of a model for `unpacked_kernels`. Returns `numbers`; by context from 1
-    on, the context without its last word, and that word; and the arrays to which `numbers` refer,
+    """Unpacks all n-grams of a model for `unpacked_kernels`. Returns `numbers`; by context number,
+    the context without its last word, and that word; and the arrays that `numbers` points to,
     `words` first. Raises ShardFormatError if the model's files do not match each other."""
     found = decode_tables(model)
     tables = found.model.tables

@@ -210,7 +210,7 @@ LONGEST = 256  # maximum length of a context, since an order is a uint8
 @kernel("int64, int64[:], uint32[:, :], out float32[:, :]")
 def score_rows(table, contexts, words, log10_prob):  # type: ignore[no-untyped-def]
     """Scores words after contexts. A context's shortest suffix is tried first: if a word does not
-    follow it, no longer one is tried, since the model with its blanks is closed under suffixes.
+    follow it, longer ones are skipped, since the model with its blanks is closed under suffixes.
 
     Shapes      contexts (K,) int64;  words (1, W) for all contexts, or (K, W), uint32
                 log10_prob (K, W) float32  filled
@@ -219,7 +219,7 @@ def score_rows(table, contexts, words, log10_prob):  # type: ignore[no-untyped-d
     """
     width = words.shape[1]
     parts = np.empty(LONGEST, np.int64)
-    above = np.empty(LONGEST, np.float32)  # sum of the weights of contexts longer than each part
+    above = np.empty(LONGEST, np.float32)  # for each of `parts`, the sum of longer parts' weights
     slots = np.empty(BLOCK, np.int64)
     for k in range(len(contexts)):
         row = words[k if len(words) > 1 else 0]

@@ -94,7 +94,7 @@ class Lattice:
         return float(np.nanmax(self.times)) if not np.isnan(self.times).all() else 0.0
 
     def __repr__(self) -> str:
-        return f"Lattice(id={self.id!r}, nodes={self.nodes}, arcs={self.arcs})"  # no words
+        return f"Lattice(id={self.id!r}, nodes={self.nodes}, arcs={self.arcs})"  # hides the words
 
     @cached_property
     def out_begin(self) -> NDArray[np.int64]:
@@ -165,7 +165,7 @@ class LatticeDraft:
     ) -> Lattice:
         """Returns the lattice, without nodes that are not on a path.
 
-        Args    start, end  default: the only node that no arc reaches, and that no arc leaves
+        Args    start, end  default: the one node that no arc reaches; the one that no arc leaves
         Raises  LatticeError  there are no arcs, a cycle, no single start or end, or no path
         """
         if not self._arcs:

@@ -197,7 +197,7 @@ def best_paths(lattice: Lattice, limit: int = 1, scales: Scales | None = None) -
     found: list[tuple[float, Hypothesis]] = []
     while len(found) < limit and (one := search.next()) is not None:
         found.append(one)
-    found.sort(key=lambda one: -one[0])  # estimates may differ in the last bits
+    found.sort(key=lambda one: -one[0])  # estimates may differ from scores in the last bits
     return NbestList(lattice.id, tuple(one for _, one in found), scales=scales)
 
 

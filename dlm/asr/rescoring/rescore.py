@@ -365,7 +365,7 @@ class _Expansion:
     def _bonuses(
         self, before: NDArray[np.int64], after: NDArray[np.int64], arcs: NDArray[np.int64]
     ) -> NDArray[np.float64] | None:
-        """Returns what phrases add to links of hypotheses, `before` to `after`; natural logs."""
+        """Returns what phrases add to the links from `before` to `after`, as natural logarithms."""
         if self._phrases is None:
             return None
         nodes = self._states.take(self._state)._nodes

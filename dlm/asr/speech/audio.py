@@ -20,7 +20,7 @@ from dlm.errors import AudioError
 SAMPLE_RATE = 16_000
 # No word is shorter than this. The acoustic model makes frames even from one sample.
 SHORTEST_S = 0.1
-# Below this rate, consonants are lost. Telephones have 8,000.
+# Below this rate, consonants are lost. Telephone audio has 8,000 samples per second.
 LOWEST_RATE = 4_000
 # The acoustic model was trained on utterances, so longer audio is cut at pauses into segments of at
 # most this length. Each is decoded separately, and its words are shown before the next one starts.
@@ -97,7 +97,7 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
 
 def stream_audio(path: str | os.PathLike[str]) -> Iterator[NDArray[np.float32]]:
     """The samples of a file or a pipe (`-` is standard input) as they arrive: like `read_audio`'s,
-    but neither scaled nor checked at the end. Raises AudioError, OSError, now or later."""
+    but neither scaled nor checked at the end. The call or iteration raises AudioError, OSError."""
     blocks = _blocks(path)
     return chain([next(blocks)], blocks)
 
@@ -116,7 +116,7 @@ def _opened(path: str | os.PathLike[str], file: int) -> Iterator[Any]:
     import soundfile
 
     try:
-        # Not the file object: soundfile would print errors that its callbacks to one raise.
+        # With a file object, soundfile would print the errors of its methods, not raise them.
         with soundfile.SoundFile(file, closefd=False) as audio:
             rate = audio.samplerate
             if rate < LOWEST_RATE:

@@ -3,8 +3,8 @@
 Pronunciations have three sources, in this order; a word gets all that the first two list:
 
 1. `pronunciations.tsv.zst` of dlm's data: 60,000 frequent words, as the letters-to-sounds network
-   of the package hama pronounces them. The acoustic model was trained with it, so it hears these
-   sounds ("of" as "ɔf"): they give 5 points fewer word errors than source 2 alone.
+   of the package hama pronounces them. The acoustic model was trained with that network and hears
+   these sounds ("of" as "ɔf"): they give 5 points fewer word errors than source 2 alone.
 2. CMU's dictionary (134,000 words, in the package pocketsphinx), its ARPAbet converted to IPA.
 3. For words missing from both, that network itself. It takes about 3 ms per word, so its answers
    are kept in the cache folder, in a file that is replaced as a whole.
@@ -99,7 +99,7 @@ _ALL_S = 120.0  # timeout for reading all unigrams of a model
 Sounds = tuple[str, ...]  # sounds of a word: IPA phonemes, or other labels
 Spell = Callable[[str], Sequence[Sounds]]
 
-# ARPAbet, used by CMU's dictionary, to labels of the acoustic model.
+# Maps ARPAbet, which CMU's dictionary uses, to labels of the acoustic model.
 _PAIRS = (
     "AA:ɑ AE:æ AH:ə AO:ɔ AW:aʊ AY:aɪ B:b CH:t͡ʃ D:d DH:ð EH:ɛ ER:ɝ EY:eɪ F:f G:g HH:h IH:ɪ "
     "IY:i JH:d͡ʒ K:k L:l M:m N:n NG:ŋ OW:oʊ OY:ɔɪ P:p R:ɹ S:s SH:ʃ T:t TH:θ UH:ʊ UW:u V:v "

@@ -174,7 +174,7 @@ class CtcDecoder:
         path = frames[np.arange(len(frames)), labels]
         places = np.array(result.words[1 : len(frames) + 1], np.int64)
         ends = np.flatnonzero(places >= 0)
-        spans = np.split(np.arange(len(frames)), ends + 1)  # the last holds no word
+        spans = np.split(np.arange(len(frames)), ends + 1)  # the last span has no word
         words = (
             self._word(places[end], labels, path, span)
             for end, span in zip(ends, spans, strict=False)
@@ -225,8 +225,8 @@ class Transcriber:
     """A speech recogniser that uses a client's language model; not thread-safe.
 
     Args
-        client  client of servers or of a shard set. Each segment is an utterance of its own, so
-                after servers fail the next uses the local fallback (`ClientConfig.local_fallback`)
+        client  client of servers or of a shard set. Each segment is an utterance of its own, so if
+                servers fail, the next one uses the local fallback (`ClientConfig.local_fallback`)
         words   number of the model's most probable words to recognise
         tell    gets lines about steps that take long
         phrases, sounds  for every segment; see `model_lexicon`

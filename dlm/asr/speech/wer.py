@@ -43,7 +43,7 @@ _SEGMENT = re.compile(r":\d+\.\d\d$")
 DRAWS = 10_000
 _QUOTES = str.maketrans("’‘`´", "''''")
 _OTHERS = re.compile(r"[^\w']|_")
-# A rule is `mr => mister` or, in files of NIST, `[mr] => [mister] / [ ] __ [ ]`.
+# A rule is `mr => mister` or, in NIST's files, `[mr] => [mister] / [ ] __ [ ]`.
 _RULE = re.compile(r"\[?([^\[\]{}/]+?)\]?\s*=>\s*\[?([^\[\]{}/]*?)\]?(\s*/\s*\[ \]\s*__\s*\[ \])?")
 
 Spellings = Mapping[tuple[str, ...], Sequence[str]]
@@ -100,7 +100,7 @@ def read_spellings(path: Path, split: Callable[[str], list[str]] = spoken_words)
     and the heading of NIST's global mapping files (`* ...`) are skipped. Rules that depend on
     neighbouring words or have alternatives are rejected.
 
-    Raises  OSError;  TextError  not UTF-8, no rule, a wrong form, two rules for one spelling
+    Raises  OSError;  TextError  not UTF-8, no rule, a malformed rule, two rules for one spelling
     """
     found: dict[tuple[str, ...], list[str]] = {}
     for number, line in enumerate(read_utf8(path).splitlines(), 1):
@@ -292,7 +292,7 @@ def read_transcripts(path: Path) -> TranscriptFile:
     * a name, a tab, the text, as printed by `dlm transcribe` for several files
     * only the text, one line per utterance
 
-    Raises  OSError;  TextError  empty, not UTF-8, or a line of another format than the first
+    Raises  OSError;  TextError  empty, not UTF-8, or a line whose format is not the first line's
             LatticeError  an n-best list is malformed
     """
     lines = read_utf8(path).splitlines()

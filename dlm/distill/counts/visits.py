@@ -127,7 +127,7 @@ def own_sentences(reader: SourceReader, samples: int, seed: Seed) -> list[NDArra
     said = list(given) if hasattr(given, "__iter__") else []
     if len(said) != samples:
         raise SourceError(
-            f"sample of {reader.name} returned {counted(len(said), 'sentence')}; expected {samples}"
+            f"sample() of {reader.name} gave {counted(len(said), 'sentence')}; expected {samples}"
         )
     return [_own(reader, np.asarray(line)) for line in said]
 
@@ -135,18 +135,18 @@ def own_sentences(reader: SourceReader, samples: int, seed: Seed) -> list[NDArra
 def _own(reader: SourceReader, line: NDArray[Any]) -> NDArray[np.uint32]:
     if line.ndim != 1 or (len(line) and line.dtype.kind not in "iu"):
         raise SourceError(
-            f"sample of {reader.name} returned a sentence of dtype {line.dtype} and shape "
+            f"sample() of {reader.name} returned a sentence of dtype {line.dtype} and shape "
             f"{line.shape}; expected a list of ids"
         )
     line = line.astype(np.int64)
     if len(line) and not (line.min() >= 0 and line.max() < len(reader.ids)):
         raise SourceError(
-            f"sample of {reader.name} returned ids from {line.min()} to {line.max()}; expected 0 "
+            f"sample() of {reader.name} returned ids from {line.min()} to {line.max()}; expected 0 "
             f"to {len(reader.ids) - 1}, the ids of its vocabulary"
         )
     ids: NDArray[np.uint32] = reader.ids[line]
     if (ids == reader.vocabulary.end_id).any():
         raise SourceError(
-            f"sample of {reader.name} returned a sentence that contains end_id; expected only words"
+            f"sample() of {reader.name} returned a sentence with end_id; expected only words"
         )
     return ids

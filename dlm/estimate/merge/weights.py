@@ -73,8 +73,8 @@ def tune(
     models, tokens = prob.shape
     if tokens <= heldout.sentences:  # only sentence ends
         raise EstimationError(
-            "the held-out text has no word that a model knows; give text of the kind that the "
-            "mixture is for, one sentence per line, with words spelled as in the models"
+            "the held-out text has no word that any of the models knows; give text of the kind "
+            "that the mixture is for, one sentence per line, with words spelled as in the models"
         )
     weights = np.full(models, 1 / models)
     share = np.empty(models)

@@ -41,7 +41,7 @@ def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) 
             totals[i] += found.sum(), found[known].sum()
     if not tokens:
         raise EstimationError(
-            "the text to measure the loss on is empty; give text of the same kind as the model's"
+            "the text to measure the loss on is empty; give text of the kind that the model is for"
         )
     with_oovs, without_oovs = (
         (perplexity(float(old), count), perplexity(float(new), count))

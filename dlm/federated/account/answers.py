@@ -64,7 +64,7 @@ def sensitivity_of(
     """
     if column_norm != 1.0 and name not in BANDED:
         raise ConfigError(
-            f"a column norm of {column_norm:g} was given for {name}, but is only for "
+            f"a column norm of {column_norm:g} was given for {name}, but applies only to "
             f"{', '.join(BANDED)}, whose columns all have the same norm; leave it out"
         )
     if not (column_norm > 0 and math.isfinite(column_norm)):

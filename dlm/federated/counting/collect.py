@@ -295,8 +295,8 @@ def _refuse_to_replace(output: Path, *, released: bool) -> None:
     if there and released:
         more = f" (and {counted(len(there) - 1, 'other file')})" if len(there) > 1 else ""
         raise ConfigError(
-            f"{there[0]}{more} already exists. Its release of users' counts cannot be undone, and "
-            "another count would add to its privacy cost. Give another --output and keep both, or "
+            f"{there[0]}{more} already exists. Releasing users' counts cannot be undone, and "
+            "another count would add to the privacy cost. Give another --output and keep both, or "
             "remove the old files"
         )
 

@@ -117,8 +117,8 @@ def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, 
             content = one.signed_content(terms, device)
             if known is None or not is_signed(known, one.signature, content):
                 raise PrivacyError(
-                    f"device {device} did not sign its keys for this device's task: the server "
-                    "gave devices of one round different tasks, or the signature is forged"
+                    f"the keys of device {device} are not signed for the task received here: "
+                    "the server gave devices of one round different tasks, or a signature is forged"
                 )
     places, sealed, commitments = places_of(found), {}, {}
     of_mask = shamir.split(state.masking.secret, list(places.values()), terms.threshold, draw)

@@ -89,7 +89,7 @@ def _typed(kind: Any, value: Any, parts: _Parts) -> Any:
     if kind is bytes:
         (name,) = value
         if name != "part":
-            raise ValueError(f"a field of bytes has the key {name!r}; expected 'part'")
+            raise ValueError(f"a bytes field has the key {name!r}; expected 'part'")
         return parts.take(value["part"])
     if is_dataclass(kind):
         if set(value) != set(_hints(kind)):  # type: ignore[arg-type]

@@ -207,7 +207,7 @@ def _fault(state: SummingState, device: int, message: Message) -> str:
             return "the two keys are equal, or another device has one of them"
     elif isinstance(message, Shares):
         if set(message.sealed) != set(state.roster) - {device}:
-            return "the message does not have one sealed share for each other device"
+            return "the message does not have one sealed share for each of the other devices"
         if set(message.commitments) != set(state.roster):
             return "the message does not have one commitment for each device"
         if any(len(s) > 200 for s in (*message.sealed.values(), *message.commitments.values())):

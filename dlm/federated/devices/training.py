@@ -136,7 +136,7 @@ class OnDevices(FederatedRun[Done]):
             raise ConfigError(
                 f"report_goal is {goal}, so {asked} devices are asked to join; expected "
                 f"{LEAST_DEVICES} to {MOST_DEVICES} devices, since each device shares secrets with "
-                "every other"
+                "every other one"
             )
         if (least := least_threshold(asked, active=fleet.keys is not None)) > goal:
             raise ConfigError(

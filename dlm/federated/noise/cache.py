@@ -65,7 +65,7 @@ def _read(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["settings"] != asked or document["sha256"] != _digest(asked, document["found"]):
-            raise ValueError("the file's settings or checksum are wrong")
+            raise ValueError("the file has other settings, or its checksum is wrong")
         return {name: _rich(value) for name, value in document["found"].items()}
     except FileNotFoundError:
         return None
