@@ -567,7 +567,7 @@ def _user_id(value: Any, path: Path, row: int) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise FormatError(
             f"{path}, row {row}: the user id {value!r} has type {type(value).__name__}; expected "
-            "text or a whole number, since other types may not tell users apart"
+            "text or a whole number, since ids of other types may not tell users apart"
         )
     return str(value).strip()
 

@@ -18,7 +18,7 @@ EVENTS: dict[str, DeclaredEvent] = {
     ),
     "gateway.*.failed": DeclaredEvent(
         "A fault in dlm; report it. `*` is the call in lower case, or `http`. A stack trace "
-        "follows, without any text of queries.",
+        "follows, without the text of any query.",
         ("error",),
     ),
 }

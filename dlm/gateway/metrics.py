@@ -38,7 +38,7 @@ FAMILIES: dict[str, Family] = {
     "dlm_gateway_fallbacks_total": Family("Words scored by a fallback."),
     "dlm_gateway_call_seconds": Family("Seconds per answered call.", ("call", "door", "le")),
     "dlm_gateway_refused_total": Family(
-        "Calls refused before they were read, because of the load or of their token.", ("reason",)
+        "Calls refused before being read, because of load or because of their token.", ("reason",)
     ),
     "dlm_gateway_in_flight": Family("Calls being answered."),
     "dlm_gateway_connections": Family("Open HTTP connections."),

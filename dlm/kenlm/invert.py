@@ -132,7 +132,7 @@ class _Claims:
             path=self._layout.path,
             section=f"{order}-grams",
             advice="A key that matches no n-gram means that the file is damaged, or that the ARPA "
-            "file listed an n-gram twice. Rebuild the file; this one serves only for scoring",
+            "file listed an n-gram twice. Rebuild the file; this one can be used only for scoring",
         )
 
 
@@ -163,7 +163,7 @@ class _Turns:
             raise ConfigError(
                 f"finding the {self._order}-grams would take about {needed_s / 3600:,.1f} hours, "
                 f"more than the limit of {limit_s / 3600:,.1f}. Pass --force to `dlm export`, and "
-                "give the ARPA file that it writes to other commands"
+                "give other commands the ARPA file that it writes"
             )
 
 

@@ -102,7 +102,7 @@ class KenlmReader(Closeable):
                 f"the vocabulary lacks {' and '.join(word.decode() for word in missing)}",
                 path=self.path,
                 section="words",
-                advice="A model of sentences needs both <s> and </s>; this one serves only "
+                advice="A model of sentences needs both <s> and </s>; this one can be used only "
                 "for scoring",
             )
         return vocabulary
@@ -211,7 +211,7 @@ class KenlmReader(Closeable):
                 f"an n-gram has a log10 probability of {prob.max():g}, above 0, which ARPA does "
                 "not allow; quantisation can cause this in a blank if a back-off weight exceeds 0",
                 batch.order,
-                "The file can score text as it is",
+                "You can still score text with this file",
             )
         return NgramBatch(batch.order, batch.first_row, batch.ids, prob, backoff)
 

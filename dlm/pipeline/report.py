@@ -47,7 +47,7 @@ class WholeReport:
     def markdown(self) -> str:
         lines = ["", "## The pipeline", "", "| input | protection of the people in its text |"]
         lines += ["| --- | --- |", *(f"| {name} | {said} |" for name, said in self.inputs.items())]
-        lines += ["", "| stage | what it does | its output and protection |"]
+        lines += ["", "| stage | what it does | its output, and how that is protected |"]
         lines += ["| --- | --- | --- |"]
         lines += [f"| {s['stage']} | {s['what']} | {s['wrote']} |" for s in self.stages]
         lines += ["", *(f"* {name}: {value}" for name, value in self.model.items())]
@@ -130,7 +130,7 @@ def _model_record(model: Path) -> Provenance:
 
 def _inputs(settings: PipelineSettings) -> dict[str, str]:
     inputs, public = settings.inputs, settings.inputs.public
-    found = {"inputs.users": "the users themselves; see the stages"}
+    found = {"inputs.users": "depends on each stage; see the stages"}
     if inputs.held_out is not None:
         found["inputs.held_out"] = "measured without noise, so these users are not covered"
     given = {

@@ -133,7 +133,7 @@ def about(*tables: str) -> Iterator[None]:
     except DlmError as exc:
         if not any(f"{table}." in str(exc) for table in tables):
             said = " and ".join(f"[{table}]" for table in tables)
-            exc.add_note(f"the settings for this are in {said}")
+            exc.add_note(f"the relevant settings are in {said}")
         raise
 
 

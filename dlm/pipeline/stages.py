@@ -78,9 +78,9 @@ def _distill(settings: PipelineSettings, at: Places) -> Stage:
         )
         made = distill_files(request, progress=progress.tell)
         assert made is not None
-        known = f"{math.exp(made.entropy):.4f} by the network, " if made.entropy > 0 else ""
+        known = f"{math.exp(made.entropy):.4f} under the network, " if made.entropy > 0 else ""
         progress.tell(
-            f"perplexity of text from the network: {known}{made.fit.perplexity:.4f} by the model"
+            f"perplexity of text from the network: {known}{made.fit.perplexity:.4f} under the model"
         )
 
     return Stage(

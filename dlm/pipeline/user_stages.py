@@ -75,7 +75,7 @@ def _noted(names: str, users: int, left: int) -> Iterator[None]:
     try:
         yield
     except ConfigError as exc:
-        exc.add_note(f"the settings for this are {names}")
+        exc.add_note(f"the relevant settings are {names}")
         if left < users:
             exc.add_note(
                 f"inputs.users has {counted(users, 'user')}; {users - left:,} of them are held out"

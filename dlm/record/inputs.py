@@ -8,7 +8,7 @@ from dlm.errors import PrivacyError
 from dlm.record.counts_file import traces_of_users
 from dlm.record.provenance import Provenance
 
-ASSUMED = "nobody: a simulation assumes it"  # who attests that an input is public
+ASSUMED = "nobody: a simulation assumes it is public"  # who attests that an input is public
 
 
 def record_or_word(

@@ -58,8 +58,8 @@ class Guarantee:
         numbers = [self.epsilon, self.delta, *([] if self.rho is None else [self.rho])]
         if not all(math.isfinite(n) and n >= 0 for n in numbers) or self.delta >= 1:
             raise PrivacyError(
-                f"epsilon {self.epsilon}, delta {self.delta}, rho {self.rho} are not a guarantee; "
-                "expected finite numbers, 0 or above, and a delta below 1"
+                f"epsilon {self.epsilon}, delta {self.delta}, rho {self.rho} are not a valid "
+                "guarantee; expected finite numbers, 0 or above, and a delta below 1"
             )
 
     def statement(self) -> str:

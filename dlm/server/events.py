@@ -24,7 +24,7 @@ EVENTS: dict[str, DeclaredEvent] = {
         "The server changed its state: it is draining, or the warm-up failed (`cause`).", _STEP
     ),
     "server.drained": DeclaredEvent(
-        "No message is in flight any longer, or the time to finish them has passed.",
+        "No messages are in flight any longer, or the time to finish them has passed.",
         ("state", *_STEP[3:]),
     ),
     "server.stop": DeclaredEvent(
@@ -52,7 +52,7 @@ EVENTS: dict[str, DeclaredEvent] = {
         ("shard_sets", "loaded"),
     ),
     "server.sets.rejected": DeclaredEvent(
-        "The new list cannot be served; the server keeps the old one until the file changes.",
+        "The new list of shard sets is unusable; the old one is kept until the file changes.",
         ("error",),
     ),
     # Clients.
@@ -84,8 +84,8 @@ EVENTS: dict[str, DeclaredEvent] = {
         "A reply could not be sent, usually because the client had disconnected.", ("error",)
     ),
     "server.*.failed": DeclaredEvent(
-        "A fault in dlm. `*` is the call, `http` or `beat`. A stack trace follows, without any "
-        "text of queries.",
+        "A fault in dlm. `*` is the call, `http` or `beat`. A stack trace follows, without the "
+        "text of any query.",
         ("error", "shard"),
     ),
 }

@@ -30,7 +30,7 @@ class Event(Enum):
     WARMED = "the warm-up has ended"
     FAILED = "the warm-up has failed"
     STOP = "a signal asked the server to stop"
-    DRAINED = "no message is in flight any longer, or the time to finish them has passed"
+    DRAINED = "no messages are in flight any longer, or the time to finish them has passed"
 
 
 class Action(Enum):

@@ -30,7 +30,7 @@ LABELS = ("model", "shard_set", "shard")
 # Every family that a server exports. DO NOT CHANGE names or labels: dashboards and alerts use them.
 FAMILIES: dict[str, Family] = {
     "dlm_server_requests_total": Family(
-        "Score and ContextBlock requests by result: ok, abandoned, or why it was refused. "
+        "Score and ContextBlock requests by result: ok, abandoned, or the reason for a refusal. "
         "UNAUTHENTICATED, CLIENT_LIMIT and OVERLOADED count all calls that were refused unread.",
         (*LABELS, "result"),
     ),

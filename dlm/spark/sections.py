@@ -104,7 +104,7 @@ class Sections:
         for order in sorted({*range(1, len(self.counts) + 1), *counted} - {0}):
             promised = self.counts[order - 1] if 0 < order <= len(self.counts) else 0
             if (lines := counted.get(order, 0)) != promised:
-                place = "after the last line" if order == AT_END else f"among the {order}-grams"
+                place = "after the end marker" if order == AT_END else f"among the {order}-grams"
                 raise ArpaError(
                     f"found {lines:,} rows {place}; the header promises {promised:,}",
                     path=path,

@@ -33,7 +33,7 @@ def missing() -> str | None:
         return (
             "Spark cannot be used here: it needs Java 17 or later, and "
             + (f"JAVA_HOME ({home}) has no bin/java" if home else "there is no java in PATH")
-            + "; install one (apt-get install openjdk-17-jre-headless), or use --engine local"
+            + "; install Java (apt-get install openjdk-17-jre-headless), or use --engine local"
         )
     return None
 

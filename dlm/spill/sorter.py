@@ -329,7 +329,7 @@ class SortedRuns(Closeable):
     def manifest(self) -> dict[str, Any]:
         """Returns what `open` needs to find the runs, for JSON; ValueError without runs on disk."""
         if self._memory is not None:
-            raise ValueError("only runs on disk have a manifest; call finish(durable=True)")
+            raise ValueError("sorted rows in memory have no manifest; call finish(durable=True)")
         return {
             "format": FORMAT_NAME,
             "format_version": FORMAT_VERSION,

@@ -546,9 +546,9 @@ def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
         f"{answers.matched_order[at]}, ngram_length {answers.ngram_length[at]}, state_length "
         f"{answers.state_length[at]}; after a context of {words - 1} words, at order {order}, "
         f"expected matched_order <= ngram_length <= {words}, state_length <= ngram_length and "
-        f"< {order}; each one 0 or >= 3, and 0 if the word never follows the last context word; "
-        f"log10_prob <= 0 if matched_order is {words}, otherwise < inf. The "
-        "server is faulty; use another server"
+        f"state_length < {order}; these three must be 0 or >= 3, and 0 if the word never follows "
+        f"the last context word; log10_prob must be <= 0 if matched_order is {words}, otherwise "
+        "< inf. The server is faulty; use another server"
     )
 
 

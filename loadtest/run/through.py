@@ -87,6 +87,6 @@ class GatewayClient:
 
 async def _no_blocks(states: Any) -> Any:
     raise ConfigError(
-        "the trace asks for all words after a context, which a gateway does not answer; leave out "
+        "the trace asks for all words after a context, which a gateway does not offer; leave out "
         "--gateway, or use a trace without context blocks"
     )

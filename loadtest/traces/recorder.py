@@ -54,7 +54,7 @@ class Recorder:
     def spoken(self, name: str, *, speaker: str, seconds: float, kind: str) -> Iterator[None]:
         """Inside the block, requests belong to this utterance; `kind` is one of `KINDS`."""
         if kind not in KINDS:
-            raise QueryError(f"the kind of requests is {kind!r}; expected one of {list(KINDS)}")
+            raise QueryError(f"the request kind is {kind!r}; expected one of {list(KINDS)}")
         self._noted, self._kind, self.at_s = [], kind, None
         try:
             yield

@@ -76,8 +76,8 @@ def routes(trace: Trace, shard_set: Path) -> Slotted:
     numbers = np.flatnonzero(wanted)
     if not len(numbers):
         raise ConfigError(
-            "the trace has no call of `extend`, only of `context_blocks`; give a trace with calls "
-            "of `extend`"
+            "the trace has no call to `extend`, only to `context_blocks`; give a trace with calls "
+            "to `extend`"
         )
     requests, slots, queries = [], [], []
     for number, contexts, lengths, words in extends(trace, grams.vocabulary, grams.manifest.order):

@@ -23,8 +23,8 @@ def synthesise(trace: Trace, utterances: int, contexts: float, seed: int) -> lis
     """
     if utterances < 0 or not 0.01 <= contexts <= 100:
         raise ConfigError(
-            f"{utterances} utterances were requested, with {contexts:g} times the contexts; "
-            "expected 0 or more utterances, and a factor from 0.01 to 100"
+            f"{utterances} utterances were requested, with {contexts:g} times the recorded "
+            "contexts; expected 0 or more utterances, and a factor from 0.01 to 100"
         )
     rng = np.random.default_rng(seed)
     recorded = list(trace.utterances())

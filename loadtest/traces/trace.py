@@ -340,7 +340,7 @@ def _places(column: pa.Array, names: Sequence[str], what: str, where: str) -> ND
     found = pc.index_in(column, value_set=pa.array(names))
     if found.null_count:
         other = sorted(set(column.to_pylist()) - set(names))
-        raise FormatError(f"{where} has requests of {what} {other[0]!r}; expected {list(names)}")
+        raise FormatError(f"{where}: a request's {what} is {other[0]!r}; expected {list(names)}")
     places: NDArray[np.uint8] = found.to_numpy(zero_copy_only=False).astype(np.uint8)
     return places
 

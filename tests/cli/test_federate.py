@@ -253,7 +253,7 @@ def test_a_run_that_diverges_is_reported_and_ends(
     for done in (first, federate(place), *(federate(place, "--stop-after", n) for n in "13")):
         assert isinstance(done.exception, TrainingDiverged)
         assert "after round 1 the model diverges" in str(done.exception)
-        assert "privacy costs of both add up" in str(done.exception)
+        assert "privacy costs of both runs add up" in str(done.exception)
         assert any(str(place / "out" / "privacy.md") in note for note in done.exception.__notes__)
         assert "stop" not in str(done.exception)
         assert "keeps noise" not in done.stderr

@@ -440,7 +440,7 @@ def test_a_release_without_a_guarantee_is_refused(
 def test_noise_and_mechanism_come_together() -> None:
     """One without the other is refused, and so is noise without a key."""
     gaussian = make_mechanism("gaussian", rounds=2)
-    with pytest.raises(PrivacyError, match="there is no mechanism"):
+    with pytest.raises(PrivacyError, match="with no mechanism"):
         algorithm(ReleaseConfig(1.0, 1.0, 1.0))
     with pytest.raises(PrivacyError, match="the mechanism gaussian"):
         algorithm(ReleaseConfig(1.0, 0.0, 1.0), gaussian)

@@ -98,7 +98,7 @@ def test_a_record_has_a_guarantee_or_reasons_and_no_infinite_one() -> None:
         (1.0, 1e-6, math.nan),
         (-1.0, 0.0, 0.0),
     ):
-        with pytest.raises(PrivacyError, match="not a guarantee"):
+        with pytest.raises(PrivacyError, match="not a valid guarantee"):
             Guarantee(*numbers)
 
 

@@ -83,7 +83,7 @@ class FederatedRun(Closeable, Generic[Done]):
             raise PrivacyError(
                 f"the run in {self.folder.path} was ended after {self.rounds_done} of "
                 f"{self.rounds} rounds and its noise was erased, so it cannot continue. Start a "
-                "new run in another folder; the privacy costs of both add up"
+                "new run in another folder; the privacy costs of both runs add up"
             )
         if self.folder is not None:
             # If this process is killed, a report of fewer rounds must not stay beside newer output.

@@ -83,8 +83,8 @@ def private_part(folder: Path, found: Checkpoint) -> Checkpoint:
         )
     if file_digest(part) != found.facts["private"]:
         raise PrivacyError(
-            f"{part} does not belong to this checkpoint: its noise or ledger is from another time, "
-            "or was changed. Restore this file together with its checkpoint"
+            f"{part} does not belong to this checkpoint: its noise or ledger was saved at another "
+            "time, or was changed. Restore this file together with its checkpoint"
         )
     return checkpoint.read(part)
 

@@ -206,8 +206,8 @@ class AdaptiveClip:
         check("privacy", self)
         if self.count_stddev == 0:
             raise PrivacyError(
-                "count_stddev is 0, but the number of updates below the estimate needs noise too; "
-                "give a number above 0 (a twentieth of the denominator is usual)"
+                "count_stddev is 0, but the number of updates below the estimated norm needs noise "
+                "too; give a number above 0 (a twentieth of the denominator is usual)"
             )
 
     def restarts_after(self, round_index: Array | int) -> Array:

@@ -59,8 +59,8 @@ class GridRelease:
         factor = loose + self.noise.added(size, largest) / (sensitivity * least)
         if factor * factor > MOST_COST:
             raise PrivacyError(
-                f"the grid of discrete noise is too coarse: {size:,} numbers over "
-                f"{self.noise.rounds:,} rounds of {self.noise.name} raise rho by a factor of "
+                f"the grid of discrete noise is too coarse: for {size:,} numbers over "
+                f"{self.noise.rounds:,} rounds of {self.noise.name}, it raises rho by a factor of "
                 f"{factor * factor:.6g}; at most {MOST_COST} is allowed. Use fewer rounds, or "
                 "privacy.mechanism = tree"
             )

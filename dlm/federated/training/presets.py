@@ -35,8 +35,8 @@ PRESETS: dict[str, Preset] = {
         "FNG Table 2, P_4KS",
         "0.85",
         _cifg(4_000, 670, 96),
-        "has 0.84 million: P_16KS has the same cell, and its total of 2.00 leaves at most 452,999 "
-        "parameters for the cell (the rest: embedding, softmax bias); 0.85 needs 457,000",
+        "has 0.84 million parameters: P_16KS has the same cell, and its total of 2.00 leaves at "
+        "most 452,999 for the cell (the rest: embedding, softmax bias); 0.85 needs 457,000",
     ),
     "fng-p4kl": Preset(
         "FNG Table 2, P_4KL",

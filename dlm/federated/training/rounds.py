@@ -198,7 +198,7 @@ def make_algorithm(
     if noised != (mechanism is not None):
         found = "no mechanism" if mechanism is None else f"the mechanism {mechanism.name}"
         raise PrivacyError(
-            f"the noise multiplier is {release.noise_multiplier}, and there is {found}; give both "
+            f"the noise multiplier is {release.noise_multiplier}, with {found}; give both "
             "a multiplier and a mechanism, or neither for a run without noise"
         )
     adaptive = release.adaptive

@@ -263,7 +263,7 @@ class Training(FederatedRun[RoundReport]):
             self._over = (
                 f"after round {index + 1} the model diverges: {why}. The run has ended; start a "
                 "new run in another folder with a lower local.learning_rate or "
-                "server.learning_rate, or less noise; the privacy costs of both add up"
+                "server.learning_rate, or less noise; the privacy costs of both runs add up"
             )
         return RoundReport(diagnostics, evaluation, seconds)
 
@@ -503,7 +503,7 @@ class Training(FederatedRun[RoundReport]):
                 f"{exc}. Enforced limits cannot change within a run, so the run ends here; to "
                 f"report the rounds done, set run.stop_after = {index}. For more rounds, start a "
                 "new run in another folder, with a lower report goal, a smaller gap, a shorter "
-                "timer or more users; the privacy costs of both add up"
+                "timer or more users; the privacy costs of both runs add up"
             ) from exc
 
     def _asked(self, index: int, users: Sequence[int]) -> Any:

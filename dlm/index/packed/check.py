@@ -103,7 +103,7 @@ def check_low(a: Arrays, words: int, order: int) -> int:
         or np.array_equal(
             unpack_words(a["word_value"], words)[1][1:], np.arange(1, words) < entries
         ),
-        "word_value: if 2-grams have one flag, from word 1, just those below entries are EXTENDED",
+        "word_value: with one 2-gram flag, words 1 to entries - 1 must be EXTENDED, later ones not",
     )
     limit = _backoff_limit(s["word_backoff_bits"], a["word_backoff_table"], "word_backoff_table")
     shift = stride - s["word_backoff_bits"]
@@ -117,7 +117,7 @@ def check_low(a: Arrays, words: int, order: int) -> int:
     for name, offsets in (("begin", begin), ("place", place)):
         _require(
             int(offsets[0]) == 0 and bool((offsets[1:] >= offsets[:-1]).all()),
-            f"word_entry: {name} must rise from 0",
+            f"word_entry: {name} must start at 0 and never decrease",
         )
     last = np.empty(1, np.uint64)
     kernels.get_all(address, (entries + 1) * stride, stride, s["begin_bits"], last)

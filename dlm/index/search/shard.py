@@ -114,7 +114,7 @@ def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True)
     with _breaks(path):
         if len(ends) != count or ends[-1] != len(text) - 1:
             raise ValueError(
-                f"column words has {len(ends)} newlines; expected {count}, one at the very end"
+                f"column words has {len(ends)} newlines; expected {count}, the last at its end"
             )
         table = WordTable.from_arrays(text[~is_end], np.append(0, ends - np.arange(count)))
         return table.vocabulary(unk_in_model=manifest.unk_in_model)
@@ -186,7 +186,7 @@ class Shard:
             )  # fmt: skip
             if grams != entry.ngrams + entry.blanks:
                 raise ValueError(
-                    f"found {grams} n-grams with blanks; the manifest says {entry.ngrams} "
+                    f"found {grams} n-grams and blanks in all; the manifest says {entry.ngrams} "
                     f"n-grams and {entry.blanks} blanks"
                 )
         return cls(directory, manifest, index, arrays)
@@ -394,9 +394,9 @@ def run_kernel(
 def _refusal(fault: int, order: int, size: int, groups: QueryGroups) -> str:
     if fault == kernels.LENGTHS:
         return (
-            f"{len(groups.context_lengths)} contexts, {len(groups.word_counts)} counts, "
+            f"{len(groups.context_lengths)} context lengths, {len(groups.word_counts)} counts, "
             f"{len(groups.context_words)} context words and {len(groups.words)} words disagree; "
-            "expected one length and one count per context, which add up to the words"
+            "expected as many counts as lengths; counts must sum to words, lengths to context words"
         )
     if fault == kernels.CONTEXT_LENGTH:
         return (

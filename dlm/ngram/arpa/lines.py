@@ -407,7 +407,7 @@ def _index(folder: Path) -> dict[str, Any]:
     elif not _is_list(about.get("parts"), list) or len(about["parts"]) != len(about["counts"]):
         fault = "`parts` must have one list for each of `counts`"
     elif not all(_is_part(part) for own in about["parts"] for part in own):
-        fault = "expected each part to have `bytes` and a `name` below the folder"
+        fault = "expected each part to have `bytes`, and a path below the folder as `name`"
     if fault is not None:
         raise ArpaError(
             f"the index of a multi-part ARPA file is invalid: {fault}",

@@ -281,7 +281,7 @@ def split_row(line: bytes, order: int, top: bool) -> tuple[float, list[bytes], f
         if top and backoff != 0.0:
             raise RowFault(
                 f"an n-gram of the highest order has the backoff weight {shown(fields[-1])}",
-                "Nothing backs off from the highest order; remove the column, or add the "
+                "The highest order has no backoff weights; remove the column, or add the "
                 "missing higher order to the header",
             )
     return prob, fields[1 : order + 1], backoff
