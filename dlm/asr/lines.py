@@ -18,7 +18,7 @@ _STEP_BYTES = 1 << 20
 
 def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
     """Yields a file's lines, plain or compressed, as (number from 1, text without line end); `-`
-    is standard input. Bytes that are not UTF-8 become surrogate escapes, as elsewhere in dlm.
+    is standard input. Bytes that are not UTF-8 become surrogate escapes, as in all words.
 
     Raises  OSError;  LatticeError  decompression fails, or a line is longer than 64 MiB
     """

@@ -112,7 +112,7 @@ def open_model(
     if model or source.model:
         raise ConfigError(
             f"model {model or source.model!r} was chosen, but {source.path} has only one model; "
-            "omit `model`, since only servers can have several models"
+            "omit this choice (`model` or ?model=), since only servers can have several models"
         )
     if source.kind in (SHARD_SET, KENLM):
         return Client.local(source.path, vocab=vocab)

@@ -186,7 +186,7 @@ def distill(
         )
     lines = [
         said,
-        f"{counted(sum(model.counts), 'n-gram')}, fitted in at most "
+        f"{counted(sum(model.counts), 'n-gram')}, at most "
         f"{counted(made.fit.steps, 'step')} per context",
     ]
     if figures["excess_nats"] is not None:

@@ -84,7 +84,7 @@ def token(
         options.append(f"{MODELS}{','.join(parse_models(models))}")
     if token_file is not None and token_file.exists():
         raise ConfigError(
-            f"--token-file: {token_file} already exists; name another file, or remove it first"
+            f"--token-file: {token_file} already exists; remove it first, or name another file"
         )
     new = new_token()
     line = " ".join([f"{name}:{digest(new.encode()).hex()}", *options]) + "\n"

@@ -170,7 +170,7 @@ def send(post: Callable[[T], None], call: T) -> None:
 
 
 def send_kept() -> None:
-    """Sends the calls that tasks of this thread's event loop have made."""
+    """Sends the calls that were held back for this thread's event loop."""
     turn: _Turn | None = getattr(_here, "turn", None)
     if turn is not None:
         turn.end()

@@ -603,7 +603,7 @@ def open_local(
 
     Args  vocab  see `KenlmFile.open`
     Raises
-        ConfigError       `directory` is neither folder nor KenLM file; the error calls it `what`
+        ConfigError       `directory` is no folder (nor, if FULL, KenLM file); errors call it `what`
         ShardFormatError, KenlmFormatError  the shard set or file is damaged
     """
     if source == FULL and is_kenlm_file(directory):

@@ -357,7 +357,7 @@ def _after_failure(outcome: Failed, message: Any, now: float) -> Decision:
         return Later(pause_s)
     if isinstance(error, StaleShardSet) or (outcome.due and gone and not message.untried):
         return Look()
-    # The server may be back at another address, which a search finds for later calls.
+    # The server may have moved: search for it, so that later calls reach it.
     return GiveUp(look=outcome.due and (gone or isinstance(error, DeadlineExceeded)))
 
 

@@ -49,8 +49,8 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.certificates import Contents
 
-# Pause before a server that was not reached is tried again. It is longer beside a live stream,
-# which could have carried the message that a failed attempt costs.
+# Pause before an unreached server is tried again: each attempt costs a connection. It is longer
+# beside a live stream, which could have carried the message that a failed attempt costs.
 PAUSE_S = 0.1
 PAUSE_BESIDE_S = 2.0
 # A call that gRPC has not ended this long after its deadline is considered lost.
@@ -164,7 +164,7 @@ class ReceivedFile:
         self._request, self._deadline, self._security = request, deadline, security
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._error: DlmError | None = closed_error(address)  # stands if the task is cancelled
+        self._error: DlmError | None = closed_error(address)  # if no task runs to its end
 
     def begin(self, home: LoopThread) -> None:
         if home.ending:  # the caller will resume the download later

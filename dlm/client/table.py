@@ -338,8 +338,8 @@ class Table:
         self._unserved = named
 
     def note_gone(self, model: str, error: DlmError) -> None:
-        """Logs, once per model, that an utterance is open on a model that no server holds: if its
-        low orders answer, nothing else shows this."""
+        """Logs, once per model, that an utterance is open on a model that no server holds. If the
+        low orders answer its queries, nothing else shows this."""
         with self._runtime.lock:
             if model in self._missed:
                 return

@@ -273,7 +273,7 @@ def check_token(named: frozenset[str], pair: Pair) -> None:
         raise ConfigError(
             f"the token of this command allows only model {', '.join(sorted(named))}, so servers "
             f"would hide model {' and '.join(missing)}. In the servers' token file, add the hidden "
-            "model's id to models= in the lines of this token and of the clients that will use it; "
+            "model's id to models= for this token and for clients that will use that model; "
             "or give another --token-file"
         )
 

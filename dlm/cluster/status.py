@@ -267,7 +267,7 @@ class _Server:
         return self.rows()
 
     def _take(self, beat: _Beat) -> None:
-        """Notes a heartbeat; it counts as the first if the process that answered is a new one."""
+        """Notes a heartbeat; it counts as the first if another process answered than before."""
         shard_set = bytes(beat.reply.shard_set)
         known = self.held.get(shard_set)
         if known is None or known.last.reply.instance != beat.reply.instance:

@@ -107,7 +107,7 @@ class NetworkJudge:
         model = load_model(run)
         if model.vocabulary is None:
             raise ConfigError(
-                f"{run} has no vocabulary to spell the network's words; train with a vocabulary"
+                f"{run} has no vocabulary that turns ids into words; train with a vocabulary"
             )
         self._network, self._params = model.network, model.params
         words = model.vocabulary.words

@@ -152,7 +152,7 @@ class UserDataset:
 
     @classmethod
     def open(cls, path: str | Path, **settings: Any) -> UserDataset:
-        """Uses `from_parquet` if the name ends in .parquet or .parquet.zst, else `from_tsv`."""
+        """Uses `from_parquet` if .parquet is one of the name's suffixes, else `from_tsv`."""
         parquet = ".parquet" in Path(path).suffixes
         return (cls.from_parquet if parquet else cls.from_tsv)(path, **settings)
 
@@ -403,7 +403,7 @@ def _write_store(
             if not texts:
                 if missing == "refuse":
                     raise FormatError(
-                        f"{source}: the user in line {line} has no text; remove that user's rows "
+                        f"{source}: the user on line {line} has no text; remove that user's rows "
                         'or pass missing="count" (--missing count) to leave such users out'
                     )
                 without_text += 1

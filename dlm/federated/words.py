@@ -122,7 +122,7 @@ class RunVocabulary:
 
     @classmethod
     def of(cls, encode: Encode, record: Provenance) -> RunVocabulary | None:
-        """The inventory to which `encode` is bound, with this record; None without an inventory."""
+        """The inventory that `encode` is bound to, with this record; None if there is none."""
         from dlm.federated.pieces.inventory import Inventory, inventory_of
 
         owner = inventory_of(encode)

@@ -262,14 +262,14 @@ class LanguageModel:
         if found is None:
             raise Refusal(
                 Reason.WRONG_SHARD_SET,
-                "the states belong to a model that this gateway does not use; begin the sentence "
-                "again, here and without states",
+                "the states belong to a model that this gateway does not use; start the sentence "
+                "again on this gateway, without states",
             )
         return _open_to_caller(found)
 
     def _pin(self, fresh: AsyncUtterance) -> bytes:
-        """Keeps an utterance, unless one on the same model is already kept; returns the beginning
-        of the model's id."""
+        """Keeps an utterance, unless one on the same model and shard set is already kept; returns
+        the beginning of the model's id."""
         known = bytes.fromhex(fresh.model_info.model)[:MODEL_BYTES]
         kept = self._pinned.get(known)
         if kept is None or kept.model_info != fresh.model_info:  # the model or its sharding is new

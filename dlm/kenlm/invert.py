@@ -1,4 +1,4 @@
-"""Finds the n-grams of a KenLM file whose hash tables store only hashes of the words.
+"""Finds the n-grams of a KenLM file whose hash tables store only a hash of each one's words.
 
 A KenLM file also has every n-gram's context and suffix, so the n-grams of order n are sought
 among pairs of n-grams of order n - 1 that share n - 2 words. The signs of values show which n-grams

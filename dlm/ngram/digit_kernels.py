@@ -226,8 +226,8 @@ def put_fixed(text, at, number):  # type: ignore[no-untyped-def]
         at += 1
         number = -number
     whole = np.uint64(number)
-    # `fraction` has 64 bits; only a number below 2**-11 has bits beneath them. Unless all decimals
-    # are 0, there are at most 10 of those, so that `beneath` is exact.
+    # `fraction` has 64 bits; only a number below 2**-11 has bits beneath them. At most 10 bits are
+    # beneath, unless all decimals are 0, so `beneath` is exact where it matters.
     scaled = (number - np.float64(whole)) * 2.0**64
     fraction = np.uint64(scaled)
     beneath = (scaled - np.float64(fraction)) * 1e6

@@ -54,7 +54,7 @@ class PipelineJournal:
 
 
 def recorded_files(folder: Path) -> list[Path]:
-    """Returns the files of a finished pipeline that have a privacy record, the shard set last.
+    """Returns a finished pipeline's files with privacy records, one per stage, shard set last.
     Raises ConfigError if a stage is not done, PrivacyError if a file is not what its stage wrote.
     """
     entries = PipelineJournal(folder / PIPELINE_JOURNAL).entries

@@ -170,12 +170,12 @@ class ParticipationLedger:
         if found is not None and found < gap:
             raise PrivacyError(
                 f"accounting assumes a gap of {gap} rounds, but the ledger shows a gap of {found}. "
-                "Account for that gap"
+                "Compute epsilon again, with that gap"
             )
         if self.observed_max_part() > max_participations:
             raise PrivacyError(
                 f"accounting assumes at most {max_participations} participations per user, but the "
-                f"ledger shows up to {self.observed_max_part()}. Account for that many"
+                f"ledger shows up to {self.observed_max_part()}. Compute epsilon for that many"
             )
 
     def check_poisson(self, q: float) -> None:
@@ -209,7 +209,7 @@ class ParticipationLedger:
                 )
             return
         tails = {
-            "so many (or so few) users in all": _normal_tail(
+            "totals as high (or as low) as this": _normal_tail(
                 float(sizes.sum() - mean * len(sizes)) / math.sqrt(variance * len(sizes))
             ),
             "such differences of sizes between cohorts": _chi2_tail(

@@ -25,7 +25,7 @@ LINE_PREFIX = "privacy: "
 UNIT = "user"
 ADJACENCY = "zero-out"
 # How far this process can trust a record; not stored in the record.
-FIRST_HAND = "first hand"  # made by this process, not read from a file
+FIRST_HAND = "first hand"  # made by this process, or noted earlier by its own run
 UNVERIFIED = "unverified"  # read from a file, not verified with a trusted key
 WORTH = {UNVERIFIED: "unverified: this record was not verified with a trusted key"}
 

@@ -52,7 +52,7 @@ EVENTS: dict[str, DeclaredEvent] = {
         ("shard_sets", "loaded"),
     ),
     "server.sets.rejected": DeclaredEvent(
-        "The new list of shard sets is unusable; the old one is kept until the file changes.",
+        "The new list is unusable; the old one is kept until the file changes. A URL is retried.",
         ("error",),
     ),
     # Clients.

@@ -173,13 +173,13 @@ class OpenFiles:
             self.trouble = (
                 f"{self.limit:,} files and connections are open, which is this process's limit; "
                 "new clients wait for one to close. Raise the limit (LimitNOFILE= in a systemd "
-                "unit, ulimit -n) or find who opens so many connections"
+                "unit, ulimit -n) or find out what opens so many"
             )
         else:
             self.trouble = (
                 "this machine has reached its limit of open files and connections (fs.file-max); "
-                "new clients wait for one to close. Raise the limit with sysctl, or find the "
-                "process that opens so many"
+                "new clients wait for one to close. Raise the limit with sysctl, or find "
+                "out what opens so many"
             )
         now = self._clock()
         if begins or now - self._logged_at >= REMIND_S:

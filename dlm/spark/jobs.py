@@ -117,8 +117,8 @@ def explained(stages: JobStages, what: str) -> Iterator[None]:
         lacking = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", text)
         if lacking is not None:
             raise ConfigError(
-                f"the Python of an executor has no {lacking[1]}. Give all executors the driver's "
-                "environment (dlm with the extra spark), and name it in PYSPARK_PYTHON"
+                f"an executor's Python has no {lacking[1]}. Give all executors the driver's "
+                "environment (dlm[spark]), and set PYSPARK_PYTHON to its Python"
             ) from exc
         advice = "see the job's log"
         if "No space left on device" in text:

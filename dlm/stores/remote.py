@@ -148,7 +148,7 @@ class RemotePath:
     def replace(self, content: bytes, why: str) -> bool:
         """Replaces the version that was last read or written, or else creates the object. A copy
         beside the object has the time, the user and the reason. Returns False, and writes nothing,
-        if someone else changed the object; a store without conditional writes loses that change."""
+        if others changed the object since; a store without conditional writes loses that change."""
         if self._seen is not None and self._seen[1] == content:
             return True
         at, user = datetime.now(UTC), os.environ.get("USER") or f"uid {os.getuid()}"

@@ -203,8 +203,8 @@ def check_pairs(pairs: NDArray[np.uint32] | None, contexts: int) -> None:
     found = 0 if pairs is None else len(pairs)
     if found != contexts:
         raise ProtocolError(
-            f"received {contexts} context lengths but {found} pairs; expected one of each per "
-            "context"
+            f"received {contexts} context lengths but {found} 2-grams; expected one of each "
+            "per context"
         )
 
 

@@ -28,7 +28,7 @@ MIB = 1 << 20
 # Bytes per word or 2-gram and per longer n-gram, in books5 (4.0 M n-grams, exact); and a share of
 # words and 2-grams that is near a large model's (5 % of 283 M n-grams; books5 has 51 %).
 LOW_BYTES, HIGH_BYTES, LOW_SHARE = 6.4, 6.3, 0.1
-ENCODINGS = {"exact": 1.0, "compact": 0.57}  # bytes relative to exact, 6 bits (dlm/index/README.md)
+ENCODINGS = {"exact": 1.0, "compact": 0.57}  # bytes over exact's, at 6 bits (dlm/index/README.md)
 MOST_SHARDS, MOST_REPLICAS = 256, 32
 
 

@@ -87,7 +87,7 @@ class Evaluation:
         return {one["result"]["name"]: one for one in found["experiments"]}
 
     def run(self, names: Sequence[str]) -> list[Result]:
-        """Runs experiments without a result; returns all results, in the paper's order."""
+        """Runs those `names` that have no result yet; returns all results, in the paper's order."""
         wanted = [name for name in names if self._again or name not in self._entries]
         for number, name in enumerate(wanted, 1):
             self._tell(f"{name} ({number} of {len(wanted)})")

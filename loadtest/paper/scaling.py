@@ -157,7 +157,7 @@ def busiest_s(costs: Costs, routed: Routed, requests: NDArray[np.int64], balance
 
 
 def _point(setup: Setup, costs: Costs, slotted: Slotted, routed: Routed, layout: Layout) -> Row:
-    """Simulates the rate that is expected to bring the busiest server to `CPU`."""
+    """Simulates the rate that should load the busiest server to `CPU`."""
     requests = slotted.requests
     each_s = busiest_s(costs, routed, requests, layout.balanced)
     per_s = CPU * layout.workers / each_s

@@ -120,10 +120,10 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class _Way:
-    """The path from a client to a server: waiting messages, those in flight, and the answers'
-    times.
+    """What a client knows about a server: the messages that wait or are in flight, and how long
+    answers take.
 
-    workers  the server's process that each connection reached (SO_REUSEPORT)
+    workers  the server process that each connection reached (SO_REUSEPORT)
     """
 
     client: Process

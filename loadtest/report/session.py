@@ -40,7 +40,7 @@ def results_folder(output: Path | None, prefix: str = "") -> Path:
     except OSError as exc:
         raise ConfigError(f"results cannot be written to {folder}: {exc.strerror}") from exc
     if used:
-        raise ConfigError(f"{folder} is not empty; choose another --output, or remove it first")
+        raise ConfigError(f"{folder} is not empty; remove it first, or choose another --output")
     return folder
 
 

@@ -36,7 +36,7 @@ class TokenLM:
         tokens     V tokens by index: strings, bytes or ids; tokens that the model lacks
                    are scored as its unknown word. Default: all words of the model, by id
         natural    scores are natural logarithms, as in NeMo; log10 if False
-        max_bytes  limit of the cache, which keeps what the model stores after states
+        max_bytes  limit of the cache of words that the model stores after states
     Raises  QueryError, ConfigError  see `word_ids`
     """
 

@@ -190,7 +190,7 @@ def expand(  # type: ignore[no-untyped-def]
         trie_children  see `WordTrie`; trie_codes: CODE of the word that ends at each node
         bias_codes     (N, 2) int32  whether the word of a node is a hotword; its CODE, or EMPTY.
                        No rows: the utterance has no words of its own
-        counts         numbers of parts, texts and frames; new texts and frames are stored
+        counts         numbers of parts, texts, frames; new texts and frames are stored and counted
     Returns            rows in the form of `beams`, and their logits
     Trusts             there is room for one more text per beam
     """

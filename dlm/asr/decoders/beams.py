@@ -396,7 +396,7 @@ class BeamSearch:
         return np.asarray(self._states[self._found[:, kernels.TEXT]])
 
     def hypotheses(self, log10_end: NDArray[np.float64]) -> list[BeamHypothesis]:
-        """Returns texts after `end`, best first; `log10_end`: score of </s> after `last_states`."""
+        """Texts after `end`, best first. `log10_end`: log10 P of </s> by `last_states`, or 0."""
         last, words, phrases = self._found, self.words, self.bias.phrases
         texts, kind = last[:, kernels.TEXT], np.float32 if self.single else np.float64
         added = self._ln_probs[texts] + self.options.alpha * log10_end * LOG_BASE

@@ -210,7 +210,7 @@ class KenlmModel:
             raise not_a_state(in_state, out_state) from None
 
     def BaseFullScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> WordScore:
-        """Like `BaseScore`; also returns the n-gram's length, and whether the word is unknown."""
+        """Like `BaseScore`; adds the found n-gram's length, and whether the word is unknown."""
         if not (isinstance(in_state, KenlmState) and isinstance(out_state, KenlmState)):
             raise not_a_state(in_state, out_state)
         table, row = self._opened.resolve(in_state)

@@ -208,7 +208,7 @@ class OpenedModel:
         self, table: ModelTable, ids: list[int], bos: bool
     ) -> tuple[list[float], list[int]]:
         """Returns log10 P and KenLM's ngram_length of each word. The table answers the words
-        before the first that it lacks; a single call to the servers requests the rest."""
+        before the first that it lacks; a single call of the utterance requests the rest."""
         assert isinstance(table, StepTable)
         log10_probs: list[float] = []
         lengths: list[int] = []

@@ -208,7 +208,7 @@ def search_longer(low, tree, contexts, length, word, rank, value_at):  # type: i
             begin, end = two_fields(bit + (rank >> rest) * step, step)
         bit = keys + begin * (rest + record)
         if width == 0:
-            place = rank  # all words after the shorter context follow this one: ranks are indices
+            place = rank  # this context has all words of the shorter one: ranks are indices
         else:
             place = find_key(bit, rest, _0, end - begin, rank & mask_of(rest))
             bit += (end - begin) * rest

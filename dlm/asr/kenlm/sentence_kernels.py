@@ -26,7 +26,7 @@ from dlm.ngram.kernels import bytes_at, find_word, hash_word, note_word
     ORDER,
     BEGIN_ID,
     END_ID,
-    SLOTS,  # this and the next three describe the word table, see ngram.kernels
+    SLOTS,  # this and the next three: the word table's addresses and mask, see ngram.kernels
     SLOT_MASK,
     WORD_BEGIN,
     WORD_BYTES,

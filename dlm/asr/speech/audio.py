@@ -116,7 +116,7 @@ def _opened(path: str | os.PathLike[str], file: int) -> Iterator[Any]:
     import soundfile
 
     try:
-        # With a file object, soundfile would print the errors of its methods, not raise them.
+        # Given a file object, soundfile would print errors of the object's methods, not raise them.
         with soundfile.SoundFile(file, closefd=False) as audio:
             rate = audio.samplerate
             if rate < LOWEST_RATE:

@@ -64,7 +64,7 @@ class WordMass:
         parts: Sequence[tuple[NDArray[Any], NDArray[Any] | int, NDArray[np.float64]]],
         begun: int,
     ) -> WordMass:
-        """Joins parts: rows, their words (or one word for all), mass. Drops those without mass."""
+        """Joins parts: rows, words (or one word for all), mass. Drops entries without mass."""
         rows = np.concatenate([part for part, _, _ in parts]).astype(np.int64)
         words = np.concatenate([np.broadcast_to(w, part.shape) for part, w, _ in parts])
         mass = np.concatenate([part for _, _, part in parts])

@@ -330,7 +330,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
             off = 0.0
             for i in range(size):
                 offered = max(weight - taken[i], full) + sharp[i]
-                if offered > 0.0:  # otherwise the word is never offered: its count is rounding
+                if offered > 0.0:  # else, the word is never offered, and counts by rounding
                     off = max(off, abs(y[i] * offered - counts[i]))
             off = max(off, abs(y_back * (weight + sharp_weight) - back)) / total
             residual[q] = off
@@ -401,7 +401,7 @@ def weigh(  # type: ignore[no-untyped-def]
 def normalise(  # type: ignore[no-untyped-def]
     parent, parent_first, first_child, suffix, below, below_back, prob, weight, prob_back
 ):
-    """Divides each context's distribution by its sum, which rounding in a file leaves only near 1.
+    """Divides each context's distribution by its sum: a file's rounding moves it off 1.
 
     Shapes as in `weigh`, but for
         weight     (m,)  float64  backoff weights; divided as well

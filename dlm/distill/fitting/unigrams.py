@@ -55,7 +55,7 @@ class Unigrams:
 def read_unigrams(path: Path, public: str = "") -> Unigrams:
     """Reads counts that `dlm unigrams` wrote, and their privacy record; without a record, `public`
     says who attests the counts. Raises FormatError; PrivacyError if the record does not match,
-    or if counts are declared public, but files beside them show that they come from users."""
+    or if counts without one are declared public but come from users, as files beside them show."""
     counts = read_counts(path)
     record = counts.provenance if sidecar(path).exists() else None
     if record is None:

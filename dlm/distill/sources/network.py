@@ -33,7 +33,7 @@ class NetworkSource:
         model = load_model(run)
         if model.vocabulary is None:
             raise ConfigError(
-                f"{run} has no vocabulary to spell the network's words; train with a vocabulary"
+                f"{run} has no vocabulary that turns ids into words; train with a vocabulary"
             )
         words = model.vocabulary.words
         self.inventory = None if isinstance(words, WordList) else words

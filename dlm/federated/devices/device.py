@@ -194,8 +194,8 @@ def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, Op
         if len(signed) < len(consents.signatures) or len(signed) < terms.threshold:
             raise PrivacyError(
                 f"{len(signed)} of {len(consents.signatures)} devices signed the list of surviving "
-                f"devices that device {me} received; expected all of them, and {terms.threshold} "
-                "or more"
+                f"devices that device {me} received; expected all to sign, and at least "
+                f"{terms.threshold}"
             )
     vanished, own = {}, {me: state.own_share}
     for other, sealed in state.shares.items():

@@ -291,7 +291,7 @@ class Participant:
             )
         if (registered is None) != (verifying is None):
             raise PrivacyError(
-                "only one of the task and this device has registered keys; give this device the "
+                "either the task or this device lacks registered keys; give this device the "
                 "server's list (--devices)"
             )
         if registered is not None and verifying is not None:

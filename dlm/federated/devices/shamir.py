@@ -21,8 +21,8 @@ def split(secret: bytes, places: Sequence[int], threshold: int, draw: Draw) -> d
         raise ValueError(f"the secret has {len(secret)} bytes; expected {SECRET_BYTES}")
     if not 1 <= threshold <= len(places) or len(set(places)) < len(places) or min(places) < 1:
         raise ValueError(
-            f"the places are {places} and the threshold is {threshold}; expected different places "
-            "from 1 up, at least as many as the threshold"
+            f"the places are {places} and the threshold is {threshold}; expected distinct places "
+            "of 1 or more, at least as many as the threshold"
         )
     coefficients = [int.from_bytes(secret, "big")]
     coefficients += [_uniform(draw) for _ in range(threshold - 1)]

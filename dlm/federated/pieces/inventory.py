@@ -44,7 +44,7 @@ TOTAL = 100_000_000
 @dataclass(frozen=True)
 class Inventory:
     """Wordpieces with ids. A word is split into its most probable pieces, which decode to the same
-    word; no piece is unknown if all of the word's characters were counted."""
+    word; none is unknown if the counted words had all its characters."""
 
     model: bytes  # SentencePiece's model, serialised
     provenance: Provenance

@@ -76,8 +76,8 @@ TRANSPARENCY = (
 )
 CHECKS = (
     "Each command prints the rho below it, and each event is the equivalent for dp-accounting; for "
-    "a Poisson-sampled stage, the RdpAccountant of dp-accounting gives this epsilon with the "
-    "orders 2 to 128 and 136 to 512 in steps of 8. The epsilon of this report is that of the last "
+    "a Poisson-sampled stage, its RdpAccountant gives the stage's epsilon with the orders 2 to 128 "
+    "and 136 to 512 (in steps of 8). The epsilon of this report is that of the last "
     'command, in its line "as a run reports it (discrete noise)". (If one of several stages has '
     "Poisson-sampled cohorts, dlm privacy verify composes the stages numerically.)"
 )

@@ -68,6 +68,6 @@ def rounds_of(journal: Path) -> list[dict[str, Any]]:
     found = []
     if journal.exists():
         for text in journal.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # a stop may have cut off the last line
+            with contextlib.suppress(ValueError):  # the last line may be cut off
                 found.append(json.loads(text))
     return found

@@ -70,7 +70,7 @@ class GridRelease:
         self, state: DiscreteState, sums: RoundSums, bound: float
     ) -> tuple[Any, float, DiscreteState]:
         """Returns (noised average, centred count, next state); the count has noise if the norm
-        adapts. Raises PrivacyError if an off-grid sum has too many reports to be exact."""
+        adapts. PrivacyError if an off-grid sum has too many reports to be exact to half a step."""
         if not self.on_grid and float(sums.users) > MOST_LOOSE_REPORTS:
             raise PrivacyError(
                 f"a round has {int(sums.users):,} users; a sum that is decoded or averaged before "

@@ -105,7 +105,7 @@ def in_memory_bytes(counts: Sequence[int]) -> int:
 
 
 def spill_bytes(counts: Sequence[int]) -> int:
-    """Returns the approximate maximum bytes of disk for sharding a model; blanks are not counted.
+    """Returns the approximate maximum bytes that a build spills to disk; blanks are not counted.
 
     N-grams are first stored in two sort orders; later, n-grams and nodes are stored twice.
     """

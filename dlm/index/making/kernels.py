@@ -76,7 +76,7 @@ def join(  # type: ignore[no-untyped-def]
     node_bytes,
     gram_bytes,
 ):
-    """Makes order k of the model, with blanks and flags, from three sorted streams.
+    """Makes order k, with blanks and flags, from three sorted streams (`suffixes` in suffix order).
 
     Args    k, top   the order, and whether it is the highest
             ended    (5,) by the stream's number: whether its current block is the last
@@ -166,7 +166,7 @@ def join(  # type: ignore[no-untyped-def]
                     at[TWICE_KEPT] += 1
                 at[A] += 1
             at[PHASE] = 2
-        if at[PHASE] == 2:  # count the entries that follow the n-gram
+        if at[PHASE] == 2:  # count the n-gram's entries
             while True:
                 if at[X] >= len(entries):
                     if not ended[ENTRIES]:

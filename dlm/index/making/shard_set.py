@@ -162,7 +162,7 @@ def _streamed(
     threads: int,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes a set's files; returns manifest content. `original` is None or from `_repair`."""
+    """Writes files in bounded memory; returns manifest content. `original`: `_repair`'s, if any."""
     search = None if memory_bytes is None else memory_bytes // 4
     folder = place.spill.parent
     with open_ngrams(arpa, memory_bytes=search, folder=folder, progress=say) as reader:

@@ -195,7 +195,7 @@ def check_bucket(s, at, end):  # type: ignore[no-untyped-def]
 
 @inlined
 def check_member(s, at, key_bits, is_root, words):  # type: ignore[no-untyped-def]
-    """Whether the next context begins at `at`, with a valid word and a key above the last one."""
+    """Whether a bucket's next context begins at `at`, with a valid word and key above the last."""
     place = s[S_IN] - s[S_LEFT]
     own = field(s[S_KEYS] + place * s[S_WIDTH], s[S_WIDTH])
     if s[S_DIRECTORY]:

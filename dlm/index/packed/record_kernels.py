@@ -214,7 +214,7 @@ def find_in_bucket(bit, width, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_among_few(bit, count, word):  # type: ignore[no-untyped-def]
-    """Finds an id in a family of at most DIRECT contexts; returns the bit of its record, or -1."""
+    """Finds an id in a family of at most DIRECT contexts; returns its record's first bit, or -1."""
     if count == 0:
         return np.int64(-1)
     width, step, bit = open_few(bit, count)

@@ -256,7 +256,7 @@ class Shard:
         context_words: NDArray[np.uint32],
         pairs: NDArray[np.uint32],
     ) -> FoundBlocks:
-        """Finds where the words after each context are; trusts what `stored_words` trusts."""
+        """Finds where words after contexts of two words or more are; trusts what `score` trusts."""
         nodes = np.empty(len(context_lengths), np.int64)
         totals = np.empty(len(context_lengths), np.uint32)
         weights = len(context_words) - len(context_lengths)

@@ -85,8 +85,8 @@ def joined(
 
 
 class RowBlock:
-    """Whole lines of text in a section; the first `filled` rows are read, and `position` is where
-    the next line begins. `PADDING` follows the text; a newline is before `end`, `offset` is the
+    """Whole lines of text in a section; the first `filled` rows have been read, and the next line
+    begins at `position`. text[end - 1] is a newline, `PADDING` follows the text, `offset` is the
     place of text[0] in the whole text, and the arrays have room for `most` rows."""
 
     __slots__ = (
