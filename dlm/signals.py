@@ -53,7 +53,7 @@ class EndSignals:
         self._hook = sys.unraisablehook
 
     def install(self) -> None:
-        """Handles the signals that the parent process did not choose to ignore, as nohup does."""
+        """Handles the end signals, except those that the parent process ignored, as under nohup."""
         for number in END_SIGNALS:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 signal.signal(number, self._ended)

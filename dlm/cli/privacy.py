@@ -182,7 +182,7 @@ def plan(
     if not made.keeps_utility:
         what = "would cost  "
         warning = (
-            "NOT MET: the target needs more noise than the simulated run that learned well. No "
+            "NOT MET: the target needs more noise than the simulated run had. No "
             "simulation shows that a run with this plan would learn"
         )
         lines.insert(0, warning)

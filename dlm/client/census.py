@@ -42,7 +42,7 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import plain
 
-# The largest manifest that a client accepts; parsing a manifest takes longer than sending it.
+# The largest manifest that a client accepts; a larger one would take too long to parse.
 MAX_MANIFEST_BYTES = 4 << 20
 
 
@@ -352,7 +352,7 @@ def fetch(
 
 class _Download:
     """Fetches low orders into a folder beside `home`, and renames the complete folder to `home`.
-    The download fails at the time `until`, which moves on with each `PROGRESS_BYTES` received."""
+    The download fails at the time `until`, which each `PROGRESS_BYTES` received postpones."""
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Action: send a heartbeat, and report its answer by `Beat`."""
+    """Action: send a heartbeat, and report its answer as a `Beat`."""
 
     sequence: int
 

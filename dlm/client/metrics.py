@@ -96,7 +96,7 @@ EVENTS: dict[str, DeclaredEvent] = {
         ("local_fallback", "error"),
     ),
     "client.connection.renewed": DeclaredEvent("A silent connection was replaced.", ("address",)),
-    "client.server.restarted": DeclaredEvent("A new process answers heartbeats.", ("address",)),
+    "client.server.restarted": DeclaredEvent("A server was restarted.", ("address",)),
     "client.fork.on_loop": DeclaredEvent(
         "A callback forked the process; the child's client can send nothing.", ("thread",)
     ),
@@ -262,7 +262,7 @@ FAMILIES: dict[str, Family] = {
     "dlm_client_message_queries": Family("Distinct queries per message.", ("le",)),
     "dlm_client_coalesced_calls": Family("Calls that share a message.", ("le",)),
     "dlm_client_stage_seconds": Family(
-        "Seconds in each stage: plan per call; queue, encode, wire, decode per message.",
+        "Seconds in each stage: plan, by call; queue, encode, wire and decode, by message.",
         ("stage", "le"),
     ),
     "dlm_client_in_flight": Family("Messages in flight, by shard.", ("shard",)),

@@ -79,7 +79,7 @@ class Runtime:
         self.ready: dict[Any, Any] = {}
         self._connecting: dict[str, list[Connected]] = {}  # callbacks, by address
         self._busy = False  # whether a step is running, after which `ready` is sent
-        self._flushing = False  # whether `_flush` will follow the waiting steps
+        self._flushing = False  # whether `_flush` is scheduled already
         self._alarms: list[float] = []  # when to check shards; the last entry is due next
         self._chance = random.Random()
         self.retrying = TokenBucket(RETRIED, RETRY_BURST)

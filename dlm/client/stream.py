@@ -2,7 +2,7 @@
 
 A message on a stream costs a third of the processor time of a call, on both sides; in return, this
 module must match replies to requests and handle timeouts. While one message is in flight, the next
-one uses another gRPC call on the same connection.
+one uses another stream on the same connection.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Pair:
 
 @contextmanager
 def only_one(cluster: AnyPath) -> Iterator[None]:
-    """Raises `ConfigError` if another roll-out of `cluster` runs; in a store, `edit` raises it."""
+    """Raises `ConfigError` if another roll-out of `cluster` is running; for a URL, `edit` does."""
     if isinstance(cluster, RemotePath):
         yield
         return

@@ -249,7 +249,7 @@ class _Server:
             self._take(beat)
             default = bytes(beat.reply.shard_set)
             described = None
-            with contextlib.suppress(DlmError):  # a heartbeat shows what is wrong
+            with contextlib.suppress(DlmError):  # heartbeats report what is wrong
                 described = self._describe()
             if described is not None:
                 others = [bytes(one) for one in described.shard_sets if bytes(one) != default]

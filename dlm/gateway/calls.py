@@ -238,9 +238,7 @@ def refusal_of(call: str, exc: Exception) -> Refusal:
     if isinstance(exc, StaleShardSet | ModelSwitched):
         return Refusal(Reason.WRONG_SHARD_SET, "the model was replaced; begin the sentence again")
     if isinstance(exc, UnavailableError):
-        return Refusal(
-            Reason.NOT_READY, "a shard of the model has no server that answers; retry later"
-        )
+        return Refusal(Reason.NOT_READY, "no server answers for a shard of the model; retry later")
     return of_exception(call.lower(), exc, part="gateway")
 
 

@@ -40,7 +40,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage's plan for decisions, its description, and the function that runs it. The file
+    """A stage: its plan, its description, and the function that runs it. The file
     `works` exists while a run can resume; the files in `beside` are removed with those that the
     plan writes; `spare` is removed once the stage is done."""
 

@@ -81,9 +81,7 @@ class InputSettings:
         check("inputs", self)
         for a, b in (("wordlist", "vocabulary"), ("text", "topology")):
             if (getattr(self, a) is None) == (getattr(self, b) is None):
-                raise ConfigError(
-                    f"[inputs] has neither or both of {a} and {b}; give one of the two"
-                )
+                raise ConfigError(f"[inputs] must have either {a} or {b}, and not both")
 
     def files(self) -> dict[str, Path]:
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -67,7 +67,7 @@ def read_beside(path: Path, sha256: str) -> Provenance:
 
 
 def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str) -> Provenance:
-    """Reads the record beside a file with this content; a missing record gives no guarantee. Raises
+    """Reads the record beside a file with this content; without one, `Provenance.none`. Raises
     FormatError, and PrivacyError if the record was changed or is for another file."""
     side = sidecar(path)
     if not side.exists():

@@ -156,7 +156,7 @@ class OpenFiles:
         try:
             self._room()
         except OSError as exc:
-            # Another error (no memory, no such device) says nothing about the number of open files.
+            # Other errors (no memory, no such device) say nothing about the number of open files.
             if exc.errno in NO_DESCRIPTOR:
                 self._none_left(exc.errno)
         else:

@@ -20,7 +20,7 @@ logger = EventLog(__name__)
 # Seconds that a ready reply may wait for its client to read it, and to read the replies before it.
 # A waiting reply counts as in flight, and gRPC keeps an unread stream open as long as its
 # connection lives: without this limit, two clients that read nothing, or a reply now and then,
-# would block the server for all. 10 is far above any deadline.
+# would block the whole server. 10 is far above any deadline.
 WRITE_S = 10.0
 # How many replies of one stream may wait. If a client does not read them, its messages are not read
 # either. 8 is twice what a client has in flight on all its streams by default.

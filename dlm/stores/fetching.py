@@ -36,7 +36,7 @@ def home() -> Path:
 
 
 def bound(folder: Path, names: str) -> None:
-    """Removes folders that no process uses from a cache, the least recently used first, until the
+    """Removes a cache's folders that are not in use, the least recently used first, until the
     cache fits in $DLM_CACHE_SIZE."""
     size = os.environ.get("DLM_CACHE_SIZE")
     evict(folder, names, most_bytes=parse_size(size) if size else math.inf)

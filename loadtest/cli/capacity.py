@@ -263,9 +263,7 @@ def plan(
     from loadtest.traces.trace import BLOCKS, CALLS, read_trace
 
     if (model is None) == (not ngrams):
-        raise ConfigError(
-            "neither or both of --model DIR and --ngrams COUNTS were given; give one of the two"
-        )
+        raise ConfigError("give either --model DIR or --ngrams COUNTS, and not both")
     wishes = Wishes(streams, memory * GIB, cpu / 100, processes, replicas)
     found, place = costs_of(costs), trace or DEMO_TRACE
     asked = read_trace(place)

@@ -52,7 +52,7 @@ WITHIN = 0.15  # allowed error, as a share of the measured value
 
 
 def figure_6(setup: Setup) -> Result:
-    """Makes Figure 6: real clusters where they fit, and a simulation up to 64 servers."""
+    """Makes Figure 6: real clusters if this machine has room, and a simulation up to 64 servers."""
     costs = costs_of(setup)
     trace = read_trace(setup.trace)
     slotted = routes(trace, setup.model)

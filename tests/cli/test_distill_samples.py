@@ -109,7 +109,7 @@ def test_parts_of_several_workers_become_one_model(home: Path) -> None:
     args = ("distill", "big.arpa", "--topology", "top.arpa")
     for i in (1, 2):
         done = dlm(*args, "--samples", "4e4", "--part", f"{i}/2", "--work", f"part{i}", status=0)
-        assert done.stdout.endswith(f" --counts part{i}\n")
+        assert f" --counts part{i} " in done.stdout
     added = figures(*args, "--counts", "part1", "--counts", "part2", "-o", "out.arpa")
     whole = figures(*args, "--samples", "4e4", "-o", "whole.arpa")
     assert added["perplexity"] == pytest.approx(whole["perplexity"], rel=0.02)

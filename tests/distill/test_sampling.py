@@ -198,9 +198,9 @@ def test_what_cannot_be_sampled_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="text has words that mine does not know"):
         count_source(source, target, Sampling(text=text))
     for sentences, said in (
-        ([[0]], "contains end_id"),
+        ([[0]], "with end_id"),
         ([[99]], "ids from 99 to 99"),
-        ([], "returned 0 sen"),
+        ([], "0 sentences"),
     ):
         own.sample = lambda seed, n, s=sentences: s  # type: ignore[attr-defined]
         with pytest.raises(SourceError, match=said):

@@ -122,10 +122,10 @@ class Told:
         ({"histories": Told([0, 0.5, 0.5, 0, 0], kind=np.float64)}, "returned float64"),
         ({"histories": Told([0, 0.5, 0, 0, 0.5])}, "give a probability to <s>"),
         ({"histories": Told([0, 2, -1, 0, 0])}, "gives a probability of -1"),
-        ({"sample": lambda seed, n: None}, "returned 0 sentences"),
+        ({"sample": lambda seed, n: None}, "0 sentences"),
         ({"sample": lambda seed, n: ["ab"] * n}, r"<U2 .*\(\)"),
         ({"sample": lambda seed, n: [[1.5]] * n}, "float64"),
-        ({"visits": lambda samples, seed: [1, 2]}, "visits of it returned a int"),
+        ({"visits": lambda samples, seed: [1, 2]}, "visits of it yielded a int"),
     ],
 )
 def test_what_a_source_says_in_its_own_way_is_checked(

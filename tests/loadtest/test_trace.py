@@ -44,8 +44,8 @@ def test_other_tools_read_the_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kind": "phone"}, "of kind 'phone'; expected"),
-        ({"call": "score"}, "of call 'score'; expected"),
+        ({"kind": "phone"}, "kind is 'phone'; expected"),
+        ({"call": "score"}, "call is 'score'; expected"),
         ({"call": "context_blocks"}, "context_blocks is called with words"),
         ({"at_s": 1.2}, "row 0 .*at_s "),
         ({"at_s": float("nan")}, "at_s "),

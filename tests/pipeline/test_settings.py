@@ -116,8 +116,8 @@ def test_wordpieces_stand_between_words_and_the_network(tmp_path: Path) -> None:
         ('folder = "out"', "", r"\[run\] lacks folder"),
         ('folder = "out"', 'folder = "out"\nseed = "x"', "run.seed is 'x'"),
         ('folder = "out"', 'folder = "a\\u0000b"', "run.folder is 'a.x00b'; .* NUL"),
-        ('text = "public.txt"', "", "both of text and topology"),
-        ('text = "', 'topology = "t"\ntext = "', "both of text and topology"),
+        ('text = "public.txt"', "", "either text or topology"),
+        ('text = "', 'topology = "t"\ntext = "', "either text or topology"),
         ("[federate.run]", "[pieces]\n[federate.run]", r"\[pieces\] lacks size"),
         ("[federate.run]", "[pieces]\nsize = 3\n[federate.run]", "pieces.size is 3"),
         (

@@ -56,7 +56,7 @@ def _with_room(rows: NDArray[Any], needed: int) -> NDArray[Any]:
 def _reached(
     parents: NDArray[np.integer[Any]], tops: NDArray[np.integer[Any]], root: int
 ) -> NDArray[np.int64]:
-    """Returns the rows on the way from `root` to `tops`, in order; parents have lower numbers."""
+    """Returns the rows on the paths from `root` to `tops`, sorted; parents have lower numbers."""
     found: set[int] = set()
     for row in tops.tolist():
         while row > root and row not in found:

@@ -207,8 +207,8 @@ class OpenedModel:
     def _served(
         self, table: ModelTable, ids: list[int], bos: bool
     ) -> tuple[list[float], list[int]]:
-        """Returns log10 P and KenLM's ngram_length of each word. The table answers the words
-        before the first that it lacks; a single call of the utterance requests the rest."""
+        """Returns log10 P and KenLM's ngram_length of each word: from the table, up to the first
+        word that it lacks; for the rest, by one call of the utterance."""
         assert isinstance(table, StepTable)
         log10_probs: list[float] = []
         lengths: list[int] = []

@@ -349,7 +349,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
                 sum_now += y[i]
             y_back = back / (weight + sharp_weight)
             sum_now += y_back
-            if sum_now <= 0.0:  # nothing but rounding was counted
+            if sum_now <= 0.0:  # all counts are due to rounding
                 for i in range(size):
                     y[i] = counts[i] / total
                 y_back = back / total

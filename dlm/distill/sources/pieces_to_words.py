@@ -79,7 +79,7 @@ def in_words(
         return network if cased is None else CasedSource(network, cased)
     if topology is None:
         raise ConfigError(
-            "a network of wordpieces does not say which words it knows; give a topology of words"
+            "a wordpiece network has no list of words; give a topology file, not `self` alone"
         )
     words = topology.vocabulary.words
     progress(

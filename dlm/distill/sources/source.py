@@ -415,7 +415,7 @@ def _visits(given: Any, what: str) -> Iterator[Visit | WordMass]:
             return
         if not isinstance(visit, Visit | WordMass):
             raise SourceError(
-                f"{what} returned a {type(visit).__name__}; expected dlm.distill.counts.count.Visit"
+                f"{what} yielded a {type(visit).__name__}; expected dlm.distill.counts.count.Visit"
             )
         yield visit
 

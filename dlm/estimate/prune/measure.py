@@ -41,7 +41,7 @@ def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) 
             totals[i] += found.sum(), found[known].sum()
     if not tokens:
         raise EstimationError(
-            "the text to measure the loss on is empty; give text like what the model will score"
+            "the text to measure the loss on is empty; give text like the model's real input"
         )
     with_oovs, without_oovs = (
         (perplexity(float(old), count), perplexity(float(new), count))

@@ -89,8 +89,8 @@ def advertise(
 
 def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, Shares]:
     """Round 1: splits both secrets into shares for the devices on the roster. PrivacyError if the
-    devices are too few or too many, two have the same key, a signature is wrong, or the roster
-    has other keys for this device than it sent."""
+    devices are too few or too many, two have the same key, a signature is wrong, or the
+    roster's keys for this device are not those that it sent."""
     state = state.after(SHARED)
     terms, me, found = state.terms, state.me, roster.advertisements
     if not terms.threshold <= len(found) <= MOST_DEVICES:

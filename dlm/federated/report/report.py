@@ -326,7 +326,7 @@ def check_stage(
     if ledger.last_round is not None and ledger.last_round >= int(stage["rounds"]):
         raise PrivacyError(
             f"{stage['stage']}: the ledger's last round is {ledger.last_round}; expected at most "
-            f"{int(stage['rounds']) - 1}, the last that is accounted for. Give this stage's own "
+            f"{int(stage['rounds']) - 1}, the last round accounted for. Give this stage's own "
             "ledger"
         )
     if ledger.rounds != int(stage["rounds"]) and not under_way:

@@ -272,7 +272,7 @@ class Training(FederatedRun[RoundReport]):
         values and held-out users; in simulations also by training users."""
         largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(self.state.params))
         if not largest < LARGEST:
-            return f"a parameter is {largest:.3g}, larger than any in a network that learns"
+            return f"a parameter is {largest:.3g}, far above those of a network that learns"
         guess = self.model.vocab_size
         if evaluation is not None and evaluation.words:
             found = evaluation.perplexity

@@ -73,7 +73,7 @@ def build(
 ) -> dict[str, Any]:
     """Writes the files of a shard set except the manifest; returns the manifest's content.
 
-    Args  reader  an unread reader of a model that passed `stages.check_header`
+    Args  reader  a fresh reader of a model that passed `stages.check_header`
           folder  folder for the files and the journal
           spill   folder for everything else: empty, or as a killed build left it
           key     identifies a build that can resume; if None, no journal is kept

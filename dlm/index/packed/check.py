@@ -174,7 +174,7 @@ def check_tree(a: Arrays, levels: int, words: int, pairs: int, nodes: int) -> in
         found = tuple(counts[depth].tolist())
         _require(
             found == (level["nodes"], level["grams"]),
-            f"level {depth}: {found[0]} nodes and {found[1]} n-grams contradict the shape",
+            f"level {depth}: found {found[0]} nodes and {found[1]} n-grams; the shape disagrees",
         )
     return int(counts[:, 1].sum())
 

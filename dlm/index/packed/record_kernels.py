@@ -437,9 +437,9 @@ def put_records(  # type: ignore[no-untyped-def]
     key_bits,
     below_places,
 ):
-    """Writes the records of some contexts; of the records below, it only finds the places.
+    """Writes the records of some contexts; for the records below, it only finds the places.
 
-    Shapes  words          must be 0 where something is written
+    Shapes  words          zero wherever this writes
             places (D,)    where each record begins
             ranks, values (G,)  of the words that follow them
             below_places (E,) filled;  the others as in `size_records`

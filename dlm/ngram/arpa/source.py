@@ -307,7 +307,7 @@ def guess(head: bytes) -> tuple[str, str] | None:
     lines = head[:4096].split(b"\n")
     if len(lines) > 2 and lines[0].strip().isdigit() and b"\t" in lines[1]:
         return (
-            "the file looks like n-gram counts, as tongrams and count tools write them",
+            "the file looks like n-gram counts, as from tongrams or a similar tool",
             "Estimate a model from the counts first and give its ARPA file",
         )
     if b"\0" in head[:4096]:
