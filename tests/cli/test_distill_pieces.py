@@ -144,7 +144,7 @@ def test_pieces_do_not_say_which_words_they_spell(home: Path) -> None:
     """A topology has to; an inferred one has none."""
     done = dlm("distill", home / "run", "--samples", 9, "--topology", "self", "-o", home / "no")
     assert isinstance(done.exception, ConfigError)
-    assert "give a topology of words" in str(done.exception)
+    assert "give a topology file" in str(done.exception)
 
 
 def test_a_topology_of_other_letters_is_refused(home: Path) -> None:

@@ -193,8 +193,8 @@ def test_the_sizes_on_the_page_are_those_of_plans() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "--model DIR and --ngrams COUNTS"),
-        (["--model", "m", "--ngrams", "5M"], "--model DIR and --ngrams COUNTS"),
+        ([], "--model DIR or --ngrams COUNTS"),
+        (["--model", "m", "--ngrams", "5M"], "--model DIR or --ngrams COUNTS"),
         (["--ngrams", "5M", "--costs", "none"], "none does not exist"),
         (["--ngrams", "5M", "--trace", "loadtest/traces/ctc.parquet"], "asks for context blocks"),
     ],
