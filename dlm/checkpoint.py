@@ -4,7 +4,7 @@
 
     dlm checkpoint 1\\n
     length of the header, 8 bytes, little-endian; SHA-256 of the header, 32 bytes
-    header: JSON: the run's settings, facts, and a checksum of all that follows it
+    header: JSON: the run's settings, facts, and a checksum of all that follows the header
     arrays, in order, little-endian, each a multiple of 64 bytes after the first; then attachments
 """
 

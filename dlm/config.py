@@ -138,7 +138,7 @@ def settings_of(kind: type) -> tuple[Setting, ...]:
 
 
 def check(section: str, values: Any) -> None:
-    """Raises `ConfigError` with SECTION.NAME for the first value of wrong type or out of range."""
+    """Raises `ConfigError` with SECTION.NAME for the first value with a wrong type or range."""
     for one in settings_of(type(values)):
         value = getattr(values, one.field)
         if value is None and one.optional:
@@ -249,7 +249,7 @@ def parse_toml(text: str, file: str | os.PathLike[str]) -> dict[str, Any]:
 
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as exc:  # numbers can be too long, tables too deep
+    except (ValueError, RecursionError) as exc:  # too long a number, or too deep a table
         raise ConfigError(f"{os.fspath(file)} cannot be read as TOML: {exc}") from exc
 
 

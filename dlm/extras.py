@@ -1,5 +1,5 @@
 """Advice on installing the packages of one of dlm's extras. dlm is not on a package index, and its
-sources may be gone, so only the packages' own names always work."""
+sources may be gone, so it is safest to name the packages themselves."""
 
 from __future__ import annotations
 

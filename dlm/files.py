@@ -145,7 +145,7 @@ def release(entry: Path) -> None:
 
 
 def evict(cache: Path, names: str, *, most: float = math.inf, most_bytes: float = math.inf) -> None:
-    """Removes unclaimed folders of a cache, oldest claim first, until the cache is within its
+    """Removes a cache's unclaimed folders, the least recently claimed first, until it is within its
     limits. Only folders whose names match the regular expression `names` are removed."""
     found = []
     for entry in cache.iterdir():
@@ -183,7 +183,7 @@ def sync_folder(folder: Path) -> None:
 
 def remove_leftovers(path: Path, names: str | None = None) -> None:
     """Removes the unfinished files and folders that killed processes left beside `path`: those for
-    `path`, or for all names that match `names`. Skips any that is in use or cannot be removed."""
+    `path`, or for all names that match `names`. Skips those in use, or that cannot be removed."""
     names = re.escape(path.name) if names is None else names
     named = re.compile(rf"\.{names}\.\d+-[0-9a-f]+{re.escape(SUFFIX)}")
     try:
@@ -237,10 +237,10 @@ def _beside(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
             _forget(beside)
             raise
         try:
-            # Another process may have taken the file for abandoned before it was locked.
+            # Before this lock, another process may have judged the file abandoned.
             locked = try_lock(descriptor)
         except OSError:
-            locked = True  # without locks, no process takes the file for abandoned
+            locked = True  # without locks, no process judges a file abandoned
         if locked and beside.exists():
             return beside, descriptor
         os.close(descriptor)

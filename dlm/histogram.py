@@ -12,7 +12,7 @@ SECONDS = (
     *(5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3),
     *(5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
-# Counts from 1 to 65,536: queries per message, calls per message.
+# Numbers from 1 to 65,536, for queries per message and calls per message.
 SIZES = tuple(float(1 << power) for power in range(17))
 
 

@@ -212,7 +212,7 @@ class _Kernels(NullCache):  # type: ignore[misc]
     def save_overload(self, sig: Any, data: Any) -> None:
         compiling_notice.end()
         if data.lifted or data.library.has_dynamic_globals:
-            return  # such code is bound to this process
+            return  # lifted loops and dynamic globals bind code to this process
         content = dumps(data._reduce())
         name = self.file(sig, data.target_context)
         # If the disk is full or the folder was removed, the process continues with its own
@@ -278,7 +278,7 @@ def _claim(folder: Path) -> None:
     """Marks a folder as in use while this process lives; if it is new, removes old folders."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    os.close(scratch_file(folder))  # tries to write: permissions do not always tell
+    os.close(scratch_file(folder))  # tries to write: permission bits alone can mislead
     claim(folder)
     if is_new:
         evict(folder.parent, _FOLDER, most=KEPT + 1)
@@ -295,7 +295,7 @@ for line in sys.stdin:
     sys.stdout.write("compiled\\n")
     sys.stdout.flush()
 """
-HELPERS = 3  # at most: each takes 150 MB, and some of the processors seen may not be usable
+HELPERS = 3  # at most: each takes 150 MB, and fewer processors may be usable than are counted
 
 Tell = Callable[[int, int], None]
 
@@ -315,8 +315,8 @@ def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
 
     numba compiles one function at a time in a process. Of several processes that need the same
     kernels, one compiles them and the others wait for it. All in `kernels` have declared types, and
-    slow ones come first. `tell` gets the number of kernels done, from 0, and of all to compile, in
-    any thread; it is not called if all kernels are cached.
+    slow ones come first. `tell` gets, in any thread, the numbers of kernels done (from 0) and to
+    compile in all; it is not called if all kernels are cached.
     """
     missing = [] if config.DISABLE_JIT else [k for k in dict.fromkeys(kernels) if _is_missing(k)]
     if not missing:

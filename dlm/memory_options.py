@@ -2,10 +2,10 @@
 
 The first query that touches a page waits microseconds for the page cache, milliseconds for a disk.
 
-A search of a large model spends much of its time translating addresses of 4 KiB pages: a token of
-new text took 321 ns with 77 million n-grams, and 236 with huge pages. So a map of a file that fits
-in memory asks for huge pages. A file system with large folios (ext4 since Linux 6.16, XFS) grants
-them to what it reads from disk from then on.
+A search of a large model spends much of its time translating addresses of 4 KiB pages: with 77
+million n-grams, a token of new text took 321 ns, and 236 with huge pages. So a map of a file that
+fits in memory asks for huge pages. A file system with large folios (ext4 since Linux 6.16, XFS)
+grants them to what it reads from disk from then on.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Pieces:
             raise ConfigError(f"the SentencePiece model {path} cannot be read: {exc}") from exc
 
     def of_word(self, word: str) -> list[str]:
-        """The pieces of a word; the first begins with U+2581. Other characters stay as written."""
+        """A word's pieces; the first begins with U+2581. Unknown characters stay as they are."""
         return list(self.processor.encode(word, out_type=str))
 
     def cut(self, text: bytes) -> bytes:

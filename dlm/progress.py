@@ -44,7 +44,7 @@ class ProgressReporter:
         self.at(min(self._done, self._total), self._total, self._done, self._unit)
 
     def at(self, done: float, total: float, counted: int, unit: str) -> None:
-        """Reports progress in any measure, if a report is due; a `total` of 0 means unknown."""
+        """Reports `done` of `total` (0: unknown), in any measure, if a report is due."""
         now = self._clock()
         if now - self._reported_s < self._interval_s:
             return
@@ -96,7 +96,7 @@ class CompilingNotice:
 
     @property
     def is_logged(self) -> bool:
-        """Whether no command has chosen where the lines go."""
+        """Whether lines are logged, since no command has chosen where they go."""
         return self.tell is _log
 
     def begin(self) -> None:
@@ -151,7 +151,7 @@ class CompilingNotice:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Prints nothing while something else reports compiling, then only lines with counts."""
+        """Keeps silent in the block, where its caller reports progress; then prints only counts."""
         self._hidden += 1
         try:
             yield

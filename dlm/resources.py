@@ -19,7 +19,7 @@ from dlm.errors import ConfigError
 T = TypeVar("T")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-MIN_FILES = 64  # a client or one-process server opens 30 files; gRPC aborts if none is left
+MIN_FILES = 64  # a client or one-process server opens 30 files; gRPC aborts at the limit
 MORE_FILES = "Allow more: ulimit -n 1024 in a shell, LimitNOFILE= in a systemd unit"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\Z", re.IGNORECASE)
 

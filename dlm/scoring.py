@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dlm.kenlm.model import KenlmFile
 
 BLOCK_BYTES = 1 << 20  # text that a thread scores at once; whole lines, so it may be longer
-# A call scores enough sentences to fill messages to servers; small blocks show progress.
+# Calls of so many sentences fill the messages to servers; blocks this small show progress.
 SENTENCES = 512
 SERVED_BYTES = 1 << 16
 
@@ -117,7 +117,7 @@ def _added(total: float, values: NDArray[np.float64]) -> float:
 def scored_here(
     model: LocalModel | KenlmFile, blocks: Iterable[Block], threads: int
 ) -> Iterator[tuple[Block, Scored]]:
-    """Yields blocks in order, scored by threads; an error comes only after the blocks before it."""
+    """Yields blocks in order, scored by threads; an error is raised after the blocks before it."""
     from dlm.errors import DlmError
     from dlm.index.search.local import LocalModel
     from dlm.index.search.text.score import score_lines
@@ -147,7 +147,7 @@ def scored_here(
 
 @dataclass
 class _Here:
-    """A block's scores by threads of this process; `lines` is None if all lines were left out."""
+    """A block's scores, made in this process; `lines` is None if all lines were left out."""
 
     end_id: int
     lines: Lines | None

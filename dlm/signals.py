@@ -43,8 +43,8 @@ class EndSignals:
     """Raises the first end signal in the main thread; the second ends the process at once.
 
     Both wait while the main thread runs a compiler or compiled code. Python drops an exception
-    that is raised in a callback from C or in a finalizer: the first signal is then raised again,
-    until code runs that lets it through.
+    that is raised in a callback from C or in a finalizer: the first signal is then raised again
+    at short intervals, until its exception is not dropped.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class EndSignals:
             self._raise()
         elif now - self._first[1] >= SAME_S:
             try:
-                if "dlm.files" in sys.modules:  # not imported here, which would delay the start
+                if "dlm.files" in sys.modules:  # importing it would delay the start
                     sys.modules["dlm.files"].remove_unfinished()
             finally:
                 os._exit(128 + self._first[0])

@@ -1,7 +1,7 @@
 """OpenTelemetry spans of calls and their messages, if the extra `trace` is installed.
 
 Nothing of OpenTelemetry is imported until a `Tracer` is made. A span holds numbers and results;
-never words, ids, addresses or messages of errors. Of the caller's context only W3C's `traceparent`
+never words, ids, addresses or error messages. Of the caller's context only W3C's `traceparent`
 and `tracestate` travel; baggage, which may hold anything, is not sent.
 """
 

@@ -86,7 +86,7 @@ class Stream:
 
 
 # Models by key. `_models` has those that decoders use, here or in a process that this one was
-# forked from; `_named` keeps open the last `_KEPT` that unpickled decoders asked for.
+# forked from; `_named` keeps open the last `_KEPT` models that unpickled decoders asked for.
 _models: WeakValueDictionary[bytes, BeamWords] = WeakValueDictionary()
 _named: dict[bytes, BeamWords] = {}
 _KEPT = 4
@@ -136,7 +136,7 @@ class BeamSearchDecoderCTC:
 
     @cached_property
     def _words(self) -> BeamWords | None:
-        # The model is opened late: a pool's worker that fails to unpickle a task never answers.
+        # Opens the model on first use: a pool's worker that fails to unpickle a task never answers.
         return None if self._named is None else _found(*self._named)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -203,7 +203,7 @@ class BeamSearchDecoderCTC:
 
     def decode_batch(self, pool: Any, logits_list: Iterable[Logits], **options: Any) -> list[str]:
         """Returns the best text of each utterance, computed by a `multiprocessing.Pool`. Without
-        a pool, this process computes them, and queries up to `AT_ONCE` utterances together."""
+        a pool, this process computes the texts, and queries up to `AT_ONCE` utterances together."""
         options = {"prune_history": True, **options}
         return [one[0][0] for one in self.decode_beams_batch(pool, logits_list, **options)]
 
@@ -278,9 +278,9 @@ class BeamSearchDecoderCTC:
     # -- streams ------------------------------------------------------------------------------
 
     def stream(self, *, logits: bool = True, **options: Any) -> Stream:
-        """Begins an utterance whose frames arrive in parts. Options are those of `decode_beams`;
-        so are the final hypotheses, as if it got all frames at once. `logits`: whether frames are
-        logits or ln P, not probabilities."""
+        """Begins an utterance whose frames arrive in parts. Takes the options of `decode_beams`;
+        the final hypotheses are those that it returns for all frames at once. `logits`: whether
+        frames are logits or ln P, not probabilities."""
         return Stream(self, self._begin(**options)(), logits)
 
     def push_all(self, streams: Sequence[Stream], frames: Sequence[Logits]) -> list[PartialText]:

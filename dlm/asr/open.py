@@ -8,8 +8,8 @@
     client = open_model("hf://ORG/NAME/en.arpa.bin")  # fetched once; also s3:// gs:// az:// https://
 
 A pointer file, for programs that accept only a file as a model, has one line, `dlm://PLACE`. PLACE
-is `HOST:PORT[,HOST:PORT...]`, or a path to any of the above, which begins with `/`, `./`, `../` or
-`~/`. Append `?model=e346a2` to choose among the servers' models. Paths are relative to the folder
+is `HOST:PORT[,HOST:PORT...]`, or a path, which begins with `/`, `./`, `../` or `~/`, to any of the
+above. Append `?model=e346a2` to choose among the servers' models. Paths are relative to the folder
 of the pointer file.
 """
 
@@ -96,7 +96,7 @@ def open_model(
     Guarantees
         An ARPA file is sharded when it is new or has changed; its shard set is kept in the cache
         ($DLM_CACHE_DIR, or dlm in the user's cache folder). If several processes open it at once,
-        one shards it and others wait. A KenLM file is scored in place, as by KenLM, bit for bit.
+        one shards it, the others wait. A KenLM file is scored in place, as by KenLM, bit for bit.
     """
     source = find_source(named, tell or (lambda line: None))
     if vocab is not None and source.kind != KENLM:
@@ -283,7 +283,7 @@ def _opened(folder: Path) -> bool:
 
 
 def _forget_others(home: Path, key: tuple[str, str, str]) -> None:
-    """Removes shard sets of the file's earlier content; processes that mapped one can go on."""
+    """Removes shard sets of the file's earlier content; processes that mapped one keep it."""
     for other in home.glob(f"{key[0]}-{key[1]}-*"):
         if (
             other.is_dir()

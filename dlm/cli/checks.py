@@ -22,8 +22,8 @@ _made: list[Path] = []
 def check_reads(
     name: str, *paths: Path | str | None, folders: bool = False, stores: bool = False
 ) -> None:
-    """Raises `ConfigError` unless each path can be read, or is a place in a store (with `stores`,
-    for commands that open those). `-` and None are skipped."""
+    """Raises `ConfigError` unless each path can be read or, with `stores` (for commands that open
+    stores), is a place in a store. `-` and None are skipped."""
     for path in paths:
         if path is None or str(path) == "-":
             continue
@@ -128,7 +128,7 @@ def integers_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-# Checks of a parameter before its command runs; the parameter's annotation contains one check.
+# Checks to put into parameters' annotations, one per parameter; they run before the command.
 READ = partial(check_reads)
 READ_ANY = partial(check_reads, folders=True)
 READ_PLACE = partial(check_reads, folders=True, stores=True)

@@ -121,9 +121,9 @@ def distill(
     dropped. A network of wordpieces knows every word of the topology.
 
     An ARPA file yields its expected counts without text or samples. Other sources are sampled, and
-    so is an ARPA file with --samples: at each history of a sampled sentence, every next word
-    counts, by its probability. If the source or topology carries a privacy record, the records are
-    composed. An input without one leaves the result without a guarantee, unless
+    so is an ARPA file with --samples: at each history of a sampled sentence, every possible next
+    word is counted with its probability. If the source or topology carries a privacy record, the
+    records are composed. An input without one leaves the result without a guarantee, unless
     --public-attested-by NAME attests that it is public.
 
     --capitalize splits the probability of each word over its cased spellings, as in a model of
@@ -182,7 +182,7 @@ def distill(
         said = (
             f"perplexity on the source's own text: source {figures['source_perplexity']:.4f}, "
             f"new model {made.fit.perplexity:.4f} "
-            f"({max(made.relative_entropy, 0.0):.4g} nats per word)"  # may round below 0
+            f"(KL {max(made.relative_entropy, 0.0):.4g} nats per word)"  # may round below 0
         )
     lines = [
         said,

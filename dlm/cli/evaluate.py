@@ -58,11 +58,11 @@ def evaluate(
     """Compare models and networks on the same held-out text.
 
     Prints perplexity per word, sentence ends included; sentence log-likelihood (SLL, natural
-    logarithm, mean per sentence); and top-1 accuracy, the share of words known to all models that a
-    model ranks first. SLL and top-1 leave out sentence ends. "Without OOVs" excludes words that any
-    of the models lacks. With --users, each figure has a 95 % interval (bootstrap over users), and
-    so has each model's difference from the first. No privacy guarantee covers figures of users'
-    text.
+    logarithm, mean per sentence); and top-1 accuracy (of the words known to all models, the share
+    that a model ranks first). SLL and top-1 leave out sentence ends. "Without OOVs" excludes words
+    that any of the models lacks. With --users, each figure has a 95 % interval (bootstrap over
+    users), and so has each model's difference from the first. No privacy guarantee covers figures
+    of users' text.
 
     Examples:
         dlm evaluate model.arpa.zst small.arpa.zst --text heldout.txt

@@ -111,7 +111,7 @@ def add_command(app: typer.Typer, name: str, heading: str, function: Callable[..
 
 
 class Group(NamedTuple):
-    """Commands under one name, each with its heading; `app` creates their options."""
+    """Commands under one name, each with its heading; `app` makes a Typer app of them."""
 
     help: str
     examples: str

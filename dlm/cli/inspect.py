@@ -333,7 +333,7 @@ def _refuse_quantised(directory: Path, arpa: Path) -> None:
 
 
 class Reading(NamedTuple):
-    """How to read a KenLM file: word list, memory, temporary folder, no time limit (`force`)."""
+    """How to read a KenLM file: word list, memory, temporary folder; `force`: no time limit."""
 
     vocab: Path | None
     memory: int | None

@@ -41,7 +41,7 @@ class Options(NamedTuple):
             default = None if self.of else one.default
             if name in self.required.split() or (one.required and not self.of):
                 default = Parameter.empty
-            hint: Any = one.kind if isinstance(one.kind, type) else str  # unions are given as text
+            hint: Any = one.kind if isinstance(one.kind, type) else str  # a union type takes text
             annotation = Annotated[hint | None, option(kind, name)]
             made.append(_parameter(name, default, annotation))
         return made

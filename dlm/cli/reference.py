@@ -17,8 +17,8 @@ from dlm.cli.output import print_answer
 from dlm.config import Setting, kind_name, nearest, number, settings_of
 from dlm.errors import ConfigError
 
-# What later versions keep (see dlm/COMPATIBILITY.md): each kind of public name has a class, but
-# names with a beginning in `EXPERIMENTAL` are experimental.
+# Each kind of public name has a class, which says what later versions keep (dlm/COMPATIBILITY.md).
+# Names that begin like one in `EXPERIMENTAL` are experimental.
 STABILITY = {
     "command": "stable",
     "error": "stable",
@@ -188,7 +188,7 @@ def _default(one: Setting) -> str:
 
 
 def _in_a_pipeline(table: str, declared: Iterable[Setting]) -> list[Setting]:
-    """Returns settings with the pipeline's defaults, without those that the pipeline sets."""
+    """Returns settings with the pipeline's defaults; leaves out settings that the pipeline sets."""
     from dlm.pipeline.settings import DEFAULTS, SET_HERE
 
     defaults = DEFAULTS.get(table, {})

@@ -62,10 +62,10 @@ def rollout(
     """Replace the model of a running cluster, or go back.
 
     Servers load the new set beside the old one; both are compared on sampled sentences; a share of
-    new utterances gets the new model; then all do, and the old set is unloaded. Utterances keep the
-    model that they began with. If the new model fails, is slow, or gives scores that differ from
-    its files, the command goes back and exits with 1. After Ctrl-C or a crash, the same command
-    continues.
+    new utterances gets the new model; then all get it, and the old set is unloaded. Utterances keep
+    the model that they began with. If the new model fails, is slow, or gives scores that differ
+    from its files, the command goes back and exits with 1. After Ctrl-C or a crash, the same
+    command continues.
 
     Examples:
         dlm rollout shards/new --share 5%

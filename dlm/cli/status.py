@@ -315,7 +315,7 @@ def fitting_columns(
 
 
 def merge_rows(rows: Iterable[Row], name: str) -> list[Row]:
-    """Merges rows equal in the field `name`: sums, the shortest uptime, the longest delay."""
+    """Merges rows with an equal field `name`, with sums, the shortest uptime, the longest delay."""
     groups: dict[object, list[Row]] = {}
     for row in rows:
         groups.setdefault(getattr(row, name), []).append(row)

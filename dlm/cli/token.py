@@ -98,8 +98,8 @@ def token(
                     "lines of clients that no longer exist"
                 )
             present = read_secret(tokens)
-        # The client's file comes first: if it cannot be written, the servers' file gets no unusable
-        # token.
+        # The client's file comes first, so that a failure to write it leaves no unusable token in
+        # the servers' file.
         if token_file is not None:
             _write(token_file, f"{new}\n".encode())
         if tokens is not None:

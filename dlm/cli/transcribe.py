@@ -100,7 +100,7 @@ def transcribe(
     With --acoustic, FUNCTION returns an object with labels, frame_s (seconds per frame) and
     log_probs(samples). If the labels are pieces of words, --pieces names their SentencePiece model.
 
-    AUDIO may be - for standard input, such as WAV from a microphone, which is read with --stream: a
+    AUDIO may be - for standard input, such as WAV from a microphone; this implies --stream: a
     line that ends in ... (with --json, an object with "partial") is replaced by the next one.
 
     With --nbest, the objects of --json are what `dlm rescore` reads.
@@ -137,7 +137,7 @@ def transcribe(
                 "the output. Add --json, or rename the file"
             )
     listed = None if phrases is None else read_phrases(phrases)
-    any_bytes_on_stdout()  # file names may not be UTF-8
+    any_bytes_on_stdout()  # a file name need not be UTF-8
     tell = stage_printer(quiet=quiet)
     began, heard_s, in_fallback, refused = time.monotonic(), 0.0, 0, 0
     with ExitStack() as stack:
@@ -172,7 +172,7 @@ def transcribe(
                 in_fallback += segment.bigram_fallback
                 length_s = (segment.end_s - segment.start_s) * whole
                 heard_s += length_s
-                if as_json or stream:  # otherwise the words of an open line show progress
+                if as_json or stream:  # otherwise, the words printed so far show it
                     progress.step(round(length_s))
             if not as_json and not stream:
                 progress.step(round(segment.end_s))
@@ -191,7 +191,7 @@ def _printed(
     as_json: bool,
     stream: bool,
 ) -> Iterator[tuple[Transcript, bool]]:
-    """Prints the segments of a file as they arrive; an error says where the rest begins."""
+    """Prints a file's segments as they arrive; adds to an error the time up to which it printed."""
 
     at_s, whole, shown = 0.0, False, ""
     before = "" if name is None else f"{name}\t"

@@ -65,8 +65,8 @@ Steps: TypeAlias = Generator[Wait, None, T]
 # deadline with a more precise error. With a bigram fallback, the caller waits only until the
 # deadline: the fallback gives the same answers whatever went wrong.
 GRACE_S = 0.02
-# A large call stops waiting before its deadline, to have time for its bigram-fallback answers and
-# results: half of its planning time, plus SHAPE_SHARE of its time limit (at most SHAPE_S seconds).
+# A large call stops waiting before its deadline, so that its bigram-fallback answers and results
+# have half of its planning time, plus SHAPE_SHARE of its time limit (at most SHAPE_S seconds).
 SHAPE_SHARE, SHAPE_S = 0.05, 0.1
 SHAPED = 128  # number of sentences scored between two checks of the clock
 
@@ -148,7 +148,7 @@ class Asking:
                 call.close(self._handle._core.counts)
 
     def _submit(self, queries: Queries, ahead: int, asks: Asks) -> None:
-        """Plans and sends a part; the first even when late, as low orders may answer all of it."""
+        """Plans and sends a part. The first is sent even when late: low orders may answer it."""
         more = bool(self._parts)
         if more:
             if self.left_s <= 0.0:

@@ -116,15 +116,15 @@ class Ending:
 
     def when_ended(self, call: Callable[[], object]) -> None:
         """Runs the function `call` at once if this object has ended, else in the thread that ends
-        it; in a race, both. `call` must not raise. Only one can be registered at a time."""
+        it (twice in a race). `call` must not raise. Only one can be registered at a time."""
         self._then = call
         if self._ends:
             call()
 
 
 class _Turn:
-    """The tasks of an event loop that wait for calls. Tasks that wake together send their next
-    queries together: once the last of these tasks makes its query, or the loop's turn ends."""
+    """The tasks of an event loop that wait for calls. Tasks that wake together have their next
+    queries sent together, once the last of them has made its query or the loop's turn ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -199,7 +199,7 @@ class Part:
     (`perf_counter`). Fresh tables have rerouted the part `reroutes` times.
 
     Attributes
-        answers    all answers to the part's message, its own at `where`; None until they arrive
+        answers    the whole message's answers, the part's own at `where`; None until they arrive
         error      why no shard answers the part; None if a shard did, or still may
     """
 
@@ -231,7 +231,7 @@ class Call(Ending):
     """One caller's batch of queries. Its end carries no value: `result` assembles the answers.
 
     Args
-        model      the model whose word ids the queries have
+        model      the model whose word ids are in the queries
         deadline   when the call must end, on the client's clock
         shard_set  the shard set whose table routed the distinct queries, which are in `plan`
     Attributes

@@ -54,8 +54,8 @@ TICK_S = 0.05
 # interrupts working threads.
 CALM_S = 0.2
 # A tick that comes this many seconds late shows that this process was paused: it was stopped, or
-# its machine slept or was busy. Replies that are late during the pause, or for as long
-# afterwards, are not the servers' fault.
+# its machine slept or was busy. Replies that are late in the pause, or in an equally
+# long time after it, are not the servers' fault.
 STOOD_STILL_S = 0.25
 # For this many seconds, a server that reported draining or warming up is expected back. A start
 # with compiled kernels takes less.
@@ -72,7 +72,7 @@ _MOVING: dict[object, Moving] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerHealth:
-    """What a client knows about a server, which is `ready` if it last reported that it answers. The
+    """What a client knows about a server: `ready` if it last reported READY and is not down. The
     shortest recent round trip and its baseline are None until a heartbeat is answered."""
 
     address: str
@@ -148,7 +148,7 @@ class CascadeMonitor:
         else:
             first = Cascade(since=now - failover_config.stable_s)
         self._cascade: Cascade = first
-        # Differs from `since` above, which is earlier so that the first stay counts as stable.
+        # The true time; `since` above is set earlier, so that the first stay counts as stable.
         self._entered: float = now if before is None else before._entered
         self._topology: Topology | None = None  # the topology at the last tick
         self._members: dict[str, Member] = {}
@@ -290,8 +290,8 @@ class CascadeMonitor:
         self.pause_s = CALM_S if well and self._is_calm(now) else TICK_S
         outdated = topology is not None and topology is self._outdated
         if (outdated or not reachable) and now - self._looked >= LOOK_AGAIN_S:
-            # The servers may be back at other addresses, which no message shows while the local
-            # fallback answers.
+            # The servers may be back at new addresses; while the local fallback answers, no message
+            # would show this.
             self._looked = now
             self._host.refresh_later()
         self._host.follow()
@@ -332,7 +332,7 @@ class CascadeMonitor:
                 self._host.renew(address)
             elif isinstance(action, Restarted):
                 log.info("client.server.restarted", extra={"address": address})
-                # The new process may hold other models, or name another default. `tick` repeats
+                # The new process may hold other models, or have another default. `tick` repeats
                 # the search for servers until it succeeds.
                 self._outdated, self._looked = self._topology, now
                 self._host.refresh_later()

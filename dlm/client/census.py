@@ -283,7 +283,7 @@ def _max_queries(reply: pb.DescribeReply, manifest: Manifest) -> int:
     limit = reply.max_queries or NO_LIMIT
     if reply.max_message_bytes:
         # The bytes of a query that shares its context with no other: the context's length and
-        # words, the word count, and the word. 128 bytes are kept for all other fields.
+        # words, the word count, and the word. 128 bytes are reserved for all other fields.
         widest = 1 + 4 * (manifest.order - 1) + 4 + 4
         limit = min(limit, (reply.max_message_bytes - 128) // widest)
     return max(limit, 1)
@@ -352,7 +352,7 @@ def fetch(
 
 class _Download:
     """Fetches low orders into a folder beside `home`, and renames the complete folder to `home`.
-    The download fails at the time `until`, which each `PROGRESS_BYTES` received postpones."""
+    The download fails at the time `until`, which moves on after each `PROGRESS_BYTES` received."""
 
     def __init__(
         self,
@@ -540,8 +540,8 @@ def _arrived(part: Path) -> int:
 
 
 def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
-    """Removes abandoned downloads of other shard sets that are old, or whose space is needed;
-    raises `OSError` if space is still short."""
+    """Removes abandoned downloads of other shard sets: the old ones, then all if space is short.
+    Raises `OSError` if space is still short."""
     needed = sum(manifest.file(kind).bytes for kind in FILES) - _arrived(part) + KEEP_FREE_BYTES
     for age_s in (LEFT_S, 0.0):
         for other in cache_dir.glob("*.part"):

@@ -1,7 +1,7 @@
 """cluster.toml: where the servers are, which model is the default, and how to reach them.
 
-A running client (`ClusterFile`) follows the servers and the default model. Later changes of other
-settings are only checked and logged, so the operator learns of a mistake before the next start.
+A running client (`ClusterFile`) applies changes to servers, default model and roll-out. Changes to
+other settings are only checked and logged, so operators learn of mistakes before the next start.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Rollout:
         )
 
     def takes(self, key: str | bytes | None, draw: Callable[[], float] = random.random) -> bool:
-        """Whether a new utterance gets the next model: by the hash of its key, or at random. A key
+        """Whether a new utterance gets the next model; its key's hash decides, or chance. A key
         keeps the next model while the share grows; another roll-out chooses other keys."""
         if key is None:
             return draw() < self.share
@@ -241,7 +241,7 @@ TABLES = ("tls", "rollout", "server")
 
 
 class FixedEndpoints:
-    """A fixed list of servers, read again whenever the table of servers is stale. Picklable."""
+    """A fixed list of servers, with the methods of `ClusterFile`. Picklable."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.endpoints = list(endpoints)
@@ -308,7 +308,7 @@ class ClusterFile:
     this file."""
 
     def __init__(self, path: str | os.PathLike[str], config: ClientConfig | None = None) -> None:
-        # The path is copied: reads through the caller's would change what its next write replaces.
+        # A copy of the path: reads here must not change which version the caller's path replaces.
         self.path: AnyPath = located(os.fspath(path)).absolute()
         self._config = config or ClientConfig()
         self._toml = ClusterToml(self.path)  # raises, and says what to do, if there is no such file
@@ -467,7 +467,7 @@ def write_cluster_file(
     model: str | None = None,
     rollout: Rollout | None = None,
 ) -> None:
-    """Writes a complete cluster.toml or nothing, with all of `security` except the token itself."""
+    """Writes cluster.toml completely or not at all, with all of `security` but the token itself."""
     folder = None if local_fallback is None else str(local_fallback.absolute())
     lines = [f"{WRITTEN_BY}."]
     for name, value in (

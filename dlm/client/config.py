@@ -23,7 +23,7 @@ from dlm.resources import cache_folder
 # setting says so, and then only over TLS.
 
 
-# gRPC may read a bare "host:port" of any other form as an unintended scheme.
+# If a bare "host:port" does not match this, gRPC may take its beginning for a scheme.
 _HOST_PORT = (
     r"(?P<host>\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})"
 )
@@ -106,9 +106,9 @@ class ClientSecurity:
         return ClientSecurity(**values)
 
     def target(self, address: str) -> str:
-        """Returns `address`; if a token would travel without TLS, the loopback addresses that
-        `address` resolves to, so that the checked addresses are used. Raises ConfigError if others
-        could read the token in transit, or if a proxy is set without TLS."""
+        """Returns `address` or, if a token would travel without TLS and `insecure` is not set, the
+        loopback addresses that it resolves to, so that the checked addresses are used. Raises
+        ConfigError if others could read that token, or if a proxy is set without TLS."""
         if self.use_proxy and not self.ca:
             raise ConfigError(
                 "client.use_proxy is set without TLS, so the proxy could read everything that is "

@@ -1,4 +1,4 @@
-"""Plans each call in its caller's thread, and posts it to the loop, which ends it with the answers.
+"""Plans each call in its caller's thread, and posts it to the loop, which sends and ends it.
 
 Both kinds of clients use this core, from any thread, and wait for their call to end. A model in
 this process answers at once. The module is long, as `Core` and `LocalScorer` share an interface.
@@ -51,7 +51,7 @@ Asked: TypeAlias = Call | EndedCall
 
 
 class Lanes(Runtime):
-    """The lanes of a client's shards, and the host of its cascade; the arguments are `Core`'s."""
+    """Has the lanes of a client's shards, and is its cascade's host; the arguments are `Core`'s."""
 
     table: Table
 
@@ -151,7 +151,7 @@ class Lanes(Runtime):
         lanes[0].go_on()  # calls that waited for this caller may go out now
 
     def route(self, snapshot: Snapshot, part: Part) -> None:
-        """Queues a part again, at the shards that hold its queries by the table of `snapshot`."""
+        """Queues a part again, at the shards that own its queries by `snapshot`'s slot table."""
         now, manifest = self.clock(), snapshot.topology.manifest
         limit = self.max_queries(snapshot)
         pieces = router.route(part.groups, manifest.slots, manifest.shards, limit)
@@ -187,7 +187,7 @@ class Lanes(Runtime):
         snapshot = self.table.known
         assert snapshot is not None  # otherwise no shard would be reachable
         manifest, limit = snapshot.topology.manifest, self.max_queries(snapshot)
-        # `let_in` below: however busy this client is, it must not refuse a probe.
+        # However busy this client is, it must not refuse a probe; hence `let_in` below.
         pieces = router.route(probe_queries(manifest), manifest.slots, manifest.shards, limit)
         call = Call.of_pieces(snapshot.model, pieces, self.clock() + timeout_s, snapshot.shard_set)
         call.let_in = True
@@ -234,8 +234,8 @@ class Core:
         self.check_open, self.known = lanes.check_open, lanes.known
         self.snapshot, self.current, self.named = table.snapshot, table.current, table.named
         self.begin_in_child = lanes.begin_in_child
-        # Other objects may keep themselves alive for a while; when this one is freed, nobody uses
-        # the client any longer.
+        # The client's other objects may outlive this one for a while, but once this one is freed,
+        # nobody uses the client.
         self._end = weakref.finalize(self, self._lanes.let_go)
         self._end.atexit = False
         _open.add(self)
@@ -307,7 +307,7 @@ class Core:
                 lanes.tell(lanes.watch.begin)
 
     def mode(self) -> Mode:
-        """The model that new utterances use."""
+        """Returns which model new utterances use: the servers' or the local fallback."""
         watch = self.watch()
         return Mode.FULL if watch is None else watch.mode
 
@@ -544,7 +544,7 @@ class LocalScorer:
             return EndedCall(self._stored(contexts, lengths))
         width = contexts.shape[1]
         reached = np.arange(width) >= width - lengths[:, None].astype(np.int64)
-        # A kernel is compiled for each kind of array, and callers may pass slices.
+        # Callers may pass slices, and each further kind of array would compile a kernel anew.
         given = (
             np.require(array, requirements=["C", "W"])
             for array in (lengths, contexts[reached], counts, words)
@@ -603,7 +603,7 @@ def open_local(
 
     Args  vocab  see `KenlmFile.open`
     Raises
-        ConfigError       `directory` is no folder (nor, if FULL, KenLM file); errors call it `what`
+        ConfigError       `directory` is no folder or (if FULL) KenLM file; errors call it `what`
         ShardFormatError, KenlmFormatError  the shard set or file is damaged
     """
     if source == FULL and is_kenlm_file(directory):

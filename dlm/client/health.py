@@ -111,7 +111,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Action: report the change of condition to the log and to the choice among replicas."""
+    """Action: report the change of condition to the log and to the code that chooses replicas."""
 
     before: str
     after: str
@@ -232,7 +232,7 @@ def member_after(
 def _missed(state: Member, now: float, config: HeartbeatConfig) -> Member:
     if state.health is Liveness.DOWN:
         return state._replace(run=0, sent=-inf)
-    # The first miss only shows that the next heartbeat is urgent.
+    # After the first miss, the next heartbeat is due at once.
     due = now if state.health is Liveness.UP else state.due
     run = state.run + 1
     health = Liveness.DOWN if run >= config.down_after else Liveness.SUSPECT
@@ -248,7 +248,7 @@ def measured(state: Member, trip_s: float, now: float, config: HeartbeatConfig) 
     if beats <= FIRST_BEATS:
         baseline = delay
     else:
-        # Unanswered beats are not delays: hours of silence move the baseline by one beat's worth.
+        # Silence is not delay: after hours of it, the baseline moves by at most one beat's worth.
         passed = min(now - state.measured, config.interval_s + config.timeout_s)
         baseline = state.baseline_s - expm1(-passed / config.baseline_s) * (
             delay - state.baseline_s
@@ -298,7 +298,7 @@ class Topology:
 # Only *logical* messages are counted: one that a replica answered in the end has not failed.
 #
 # Paper: DLM 3.4 ("more than 0.1% messages time out or the network delay doubles"). The window, the
-# least count, the probes and the hysteresis are ours; the paper leaves them open.
+# `min_failures`, the probes and the hysteresis are ours; the paper leaves them open.
 
 
 class Mode(StrEnum):
@@ -346,7 +346,7 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class Switch:
     """Action: new utterances use this model from now on. The reason is "failures", "delay" or
-    "recovered"; `messages` and `failed` are of the last window in FULL. The next starts empty."""
+    "recovered"; `messages` and `failed` count the last window in FULL; the next starts empty."""
 
     to: Mode
     reason: str

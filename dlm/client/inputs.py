@@ -1,6 +1,6 @@
 """Checks callers' input (words, contexts, sentences, states) and turns it into arrays of ids.
 
-A large call becomes several `Queries`, so that the utterance can look at the clock in between.
+A large call becomes several `Queries`, so that the utterance can look at the clock between them.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class Inputs:
           digest  the digest of the utterance's phrases
     Attributes
         width    maximum number of words in a context, order - 1
-        settled  whether the utterance stays on this model, after an answer or the use of an id
+        settled  whether the utterance stays on this model: true after an answer or the use of an id
         phrases  the phrases of the utterance, see `PhraseInputs`
-        ids_end  the limit below which all ids from callers must be
+        ids_end  a number that all ids from callers must be below
     """
 
     phrases: BoundPhrases | None = None
@@ -142,7 +142,7 @@ class Inputs:
             return np.fromiter(map(self.id_of, words), np.uint32, len(words))
         self.settled = True
         if planned and words.dtype == np.uint32:
-            # Copies `words`, which the caller may change; as bytes, because NumPy releases the GIL
+            # Copies `words`, which the caller may change, by way of bytes: NumPy releases the GIL
             # to copy an array, and regaining the GIL is slow.
             return np.frombuffer(words.tobytes(), np.uint32)
         if words.size and (int(words.min()) < 0 or int(words.max()) >= self.ids_end):
@@ -390,7 +390,7 @@ class Inputs:
 
 
 def stored_after(states: States, rows: NDArray[np.int64], skips: NDArray[np.uint32]) -> Parts:
-    """Yields queries for the words stored after states `rows`, less the first `skips` of each."""
+    """Yields queries for words stored after states `rows`, except each state's first `skips`."""
     for first in range(0, len(rows), PART):
         some = rows[first : first + PART]
         ones = np.ones(len(some), np.uint32)
@@ -497,7 +497,7 @@ def inputs_of(
 
 
 # -------------------------------------------------------------------------------------------------
-# Shows which shards get a sentence's queries. Scoring does not use this: it plans them again.
+# Shows which shards get a sentence's queries. Scoring does not use this: it plans queries itself.
 
 
 def shards_of(

@@ -35,8 +35,8 @@ def _size_for(entries):  # type: ignore[no-untyped-def]
 
 @inlined
 def _group_contexts(contexts, lengths, counts, group_of, row):  # type: ignore[no-untyped-def]
-    # Numbers the distinct contexts in the order of first appearance; writes the number of each row,
-    # or -1 for a row without words, to group_of (K,), and each context's first row to row (K,).
+    # Numbers the distinct contexts in the order of first appearance; writes each row's context
+    # number (-1 without words) to group_of (K,), and each context's first row to row (K,).
     width = contexts.shape[1]
     size = _size_for(len(counts))
     mask = np.uint64(size - 1)
@@ -166,7 +166,7 @@ def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-
         for g in range(groups):
             word_counts[g] = distinct
             asked[g * distinct : (g + 1) * distinct] = unique_word[:distinct]
-        for r in range(rows - 1, -1, -1):  # the first row last, as other rows read its places
+        for r in range(rows - 1, -1, -1):  # backwards, since all rows read the first row's places
             for j in range(each):
                 place[r * each + j] = group_of[r] * distinct + place[j]
     else:
@@ -274,7 +274,7 @@ def regroup(context_lengths, context_words, pairs, word_counts, words):  # type:
 def regroup_large(  # type: ignore[no-untyped-def]
     context_lengths, context_words, pairs, word_counts, words
 ):
-    """Runs `repeats` and `regroup` without the GIL; worth it if they take longer than regaining it.
+    """Runs `repeats` and `regroup` without the GIL, for calls that take longer than regaining it.
 
     Returns   whether contexts repeat, and the result of `regroup`, which is empty if none repeats
     """
@@ -367,7 +367,7 @@ def plan(  # type: ignore[no-untyped-def]
     Shapes
         contexts, lengths, counts, words as in `group_queries`; slots, shards as in `route_groups`
     Returns
-        valid   False if lengths, counts or ids are out of range, so that the rest means nothing
+        valid   False if lengths, counts or ids are out of range; the rest then means nothing
         shard_asked  number of words, repeats included, that a shard must answer
         place   (Q,) int64: the index of each query among the U distinct queries
         low     (2, U) float32: the two values that are added to a shard's sum, in this order

@@ -126,7 +126,7 @@ class Message:
     def naming_shard(self, error: DlmError) -> DlmError:
         """Returns a `ShardDown` that names the shard, its servers, the fault, and what to do."""
         if type(error) is not ShardDown:
-            return error  # e.g. that the client was closed
+            return error  # e.g. the error of a closed client
         found, servers, place = str(error).rstrip("."), self.replicas, self.lane.place
         if servers:
             more = f" and {len(servers) - NAMED} more" if len(servers) > NAMED else ""
@@ -162,7 +162,7 @@ class Attempt:
 
 
 class Lane:
-    """One shard of a shard set, for one kind of message."""
+    """Queues and sends messages of one kind to one shard of a shard set."""
 
     def __init__(self, client: Runtime, place: Place, max_queries: int) -> None:
         self.client, self.place = client, place
@@ -429,7 +429,7 @@ class Lane:
         self._do(after(outcome, message, now), message, error)
 
     def looked(self, message: Message, error: DlmError, stale: bool = False) -> None:
-        """Goes on after the servers were asked again what they hold, or after a wait for them."""
+        """Goes on after the servers were asked again what they hold, or the message has waited."""
         client = self.client
         fresh = client.table.of(message.snapshot.model)
         wanted = not (client.closed or all(part.call.done() for part in message.parts))
@@ -441,7 +441,7 @@ class Lane:
     def _late(self, attempt: Attempt) -> None:
         message, client, now = attempt.message, self.client, self.client.clock()
         watch, waited_s = client.watch, now - attempt.since
-        # If `is_late` is false, half of the message's time is over. Slow connecting is no stall.
+        # Unless `is_late`, this runs because half of the time is over. Slow connecting is no stall.
         is_late = waited_s >= self._late_after(message, now) - EARLY_S
         if attempt.sent and not attempt.late and is_late:
             attempt.late = True
@@ -588,10 +588,10 @@ class Lane:
         if message.ended and not message.out:
             self.messages.discard(message)
 
-    # -- in time ------------------------------------------------------------------------------
+    # -- timers -------------------------------------------------------------------------------
 
     def check(self, now: float, step: Callable[..., None]) -> float:
-        """Handles a due queue, and late or lost messages in steps; returns when to check again."""
+        """Handles a due queue and, by `step`, late or lost messages; returns when to check next."""
         next_at = self.queue.due()
         if next_at <= now:
             self.client.ready[self.place] = self

@@ -81,7 +81,7 @@ class Mailbox:
             self.woken_until = inf  # calls that are posted from now on are run below
             while posted and not self.paused:
                 _try(*posted.popleft())
-            self.woken_until = 0.0  # before the last check: later posts wake the loop
+            self.woken_until = 0.0  # before the last check, so that later posts wake the loop
         self.woken_until = 0.0
 
 
@@ -132,7 +132,7 @@ class LoopThread:
 
     def _run_timers(self) -> None:
         self._alarm, self._alarm_at = None, inf
-        # Half a millisecond early is fine: a loop's clock is no more precise.
+        # Half a millisecond early is fine: a loop's clock is no finer than that.
         due = time.monotonic() + 0.0005
         while _timers and _timers[0][0] <= due:
             _, _, call, args = heapq.heappop(_timers)
@@ -149,8 +149,8 @@ class LoopThread:
             self.mailbox.closed = True
             for task in self._tasks:
                 task.cancel()
-            # This also waits for gRPC's tasks, which end once ours do, and reference objects that
-            # `stop` must free.
+            # This also waits for gRPC's tasks, which end once ours do. These tasks hold references
+            # to objects that `stop` must free.
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=STOP_S)
             self._loop.stop()
@@ -213,7 +213,7 @@ def post(call: Callable[..., None], *args: Any) -> None:
 
 
 def leave(call: Callable[..., None], *args: Any) -> bool:
-    """Like `post`, but False if no loop runs, in which case no resource of a loop is open."""
+    """Like `post`, but returns False if no loop runs; then no loop has any resource open."""
     home = _running
     if home is None or home.ending:
         return False
@@ -241,7 +241,7 @@ def _start() -> None:
     global _running
     with _lock:
         if not (_suspended or (_running is not None and _running.thread.is_alive())):
-            check_open_files()  # raises, where gRPC would abort the process
+            check_open_files()  # raises an error; without this, gRPC would abort the process
             _running = LoopThread()  # set before its thread reads it
             try:
                 _running.thread.start()
@@ -270,8 +270,8 @@ def aside(work: Callable[[], T], then: Callable[[T | Exception], object]) -> Non
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Runs the coroutine from `work` on the clients' loop, and waits in this thread, whose signal
-    handlers still run. So a program that queries clients for its own events needs no second loop,
-    which gRPC would wake for each event of the clients' loop. A fork cancels the task."""
+    handlers still run. So a program that answers its own callers through clients needs no second
+    loop, which gRPC would wake for each event of the clients' loop. A fork cancels the task."""
     ended: Future[T] = Future()
 
     async def whole() -> T:
@@ -360,7 +360,7 @@ TURN_S = 5.0  # longest wait: a child that cannot use gRPC is better than a proc
 _turn = threading.RLock()  # held by a thread that forks; reentrant, since a signal handler may fork
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 _registered = False
-_kept: list[grpc.Channel] = []  # has a parent's channels, too: a child that closes one hangs
+_kept: list[grpc.Channel] = []  # also keeps the parent's channels: a child that closes one hangs
 _keeps = False  # whether the last of `_kept` belongs to this process
 
 

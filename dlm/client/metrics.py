@@ -270,7 +270,7 @@ FAMILIES: dict[str, Family] = {
     "dlm_client_servers": Family(
         "Servers of the model by health, as heartbeats report it.", ("health",)
     ),
-    "dlm_client_mode": Family("1 for the model that new utterances use.", ("mode",)),
+    "dlm_client_mode": Family("1 for the mode in which new utterances begin.", ("mode",)),
     "dlm_client_mode_switches_total": Family("Switches to each mode.", ("mode", "reason")),
     "dlm_client_probes_total": Family("Probes by result; ok: every shard answered.", ("result",)),
     "dlm_client_local_fallback": Family("1 if there is a local fallback to switch to, else 0."),

@@ -273,7 +273,7 @@ class Phrases:
                     f"{name} has the same words as an earlier phrase; give only one of the two"
                 )
             units[words] = units_of(bonus, name)
-        self._units = dict(sorted(units.items()))  # so nodes and ids ignore the given order
+        self._units = dict(sorted(units.items()))  # so the given order changes no node or id
         self.words: tuple[bytes, ...] = tuple(sorted(set(chain.from_iterable(units))))
         self.longest = max(map(len, units), default=0)  # in words
         symbol = {word: at for at, word in enumerate(self.words, 1)}
@@ -372,7 +372,7 @@ class BoundPhrases:
     Shapes
         symbols  (V + N,) int32  the automaton's symbol for each id; 0 if no phrase has the word
     Attributes
-        new   the ids, from V on, of the N words of phrases that the vocabulary lacks
+        new   the ids, from V on, of the N words that phrases have and the vocabulary lacks
     """
 
     def __init__(self, phrases: Phrases, vocabulary: Vocabulary) -> None:

@@ -51,8 +51,8 @@ from dlm.wire.status import MOVING_REASONS
 # -------------------------------------------------------------------------------------------------
 # These rules say which server of a shard is asked, when an answer is late, and what is sent twice.
 #
-# The loop owns this plain data, and passes in time (in seconds) and randomness. Paper: Dean and
-# Barroso, The Tail at Scale, CACM 2013: a second request after a high percentile removes the tail.
+# The loop owns their plain data, and passes in time (in seconds) and randomness. Paper: Dean and
+# Barroso, The Tail at Scale, CACM 2013: a second request past a high percentile cuts the tail.
 
 
 KEPT = 64  # number of answers that are remembered for each server
@@ -223,7 +223,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 class Failed(NamedTuple):
     """A server failed to answer, or none could be asked. `retries` is the number of tokens left;
     `moving` is whether a server of the shard is stopping or starting, or recently was; `due` is
-    whether the servers were last looked for long enough ago."""
+    whether the last look for the servers was long enough ago."""
 
     error: DlmError
     retries: float
@@ -395,7 +395,7 @@ def after_call(settled: bool, calls: int, left_s: float) -> Move | GiveUp:
 
 def after_file(tries: int, *, wrong: bool, resumed: bool) -> Again | Elsewhere:
     """Decides what to do after a server sent a wrong or incomplete file. A broken download is
-    resumed; if a file that another server began turns out wrong, it is fetched as a whole."""
+    resumed. If a wrong file was begun by another server, this one is asked for all of it."""
     return Elsewhere() if tries > 1 or (wrong and not resumed) else Again()
 
 
@@ -438,7 +438,7 @@ def is_moving(error: DlmError) -> bool:
 # Paper: DLM 3.3 merges the messages for one position of an utterance; merging them across
 # utterances is our own addition.
 
-MAX_QUEUED_ITEMS = 4096  # limit on waiting parts of any size, since a caller waits for each part
+MAX_QUEUED_ITEMS = 4096  # limit on waiting parts, even small ones: a caller waits for each part
 # Limit on queries that wait for a shard: a few messages' worth, or MIN_WAITING if that is more.
 MAX_WAITING_MESSAGES = 4
 MIN_WAITING = 4096
@@ -487,8 +487,8 @@ class Pace(NamedTuple):
         return queries * (self.busy_s + since_s) / self.queries if self.queries > 0.0 else 0.0
 
 
-# Answered callers' next parts are sent together if all callers ask again within `LEAST_S`, and
-# within this many times the answer's duration; a later part would wait for the others' messages.
+# After an answer, the next parts of its callers are sent together if all arrive within `LEAST_S`,
+# and within this many times the answer's duration; a later part waits for the others' messages.
 AGAIN = 3.0
 
 

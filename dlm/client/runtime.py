@@ -34,7 +34,7 @@ from dlm.tracing import Tracer
 
 log = EventLog(__name__)
 
-AVOID_S = 1.0  # for this long, a server that a message did not reach is asked after all others
+AVOID_S = 1.0  # for this long after a message fails to reach a server, others are asked first
 CHECK_S = 1.0  # seconds between checks of queues and messages, while there are any
 # Share of messages that may be sent again when they fail, and the size of a burst.
 RETRIED, RETRY_BURST = 0.1, 20.0
@@ -65,7 +65,7 @@ class Runtime:
         self.begin()
 
     def begin(self, before: CascadeMonitor | None = None) -> None:
-        """Begins with nothing open or in flight: at creation, and in a forked child."""
+        """Begins with nothing open or in flight; called at creation and in a forked child."""
         self.lock = threading.RLock()
         self.connections: dict[str, Connection] = {}
         self.helper = ThreadPoolExecutor(1, thread_name_prefix="dlm-refresh")
@@ -140,7 +140,7 @@ class Runtime:
     # -- connections --------------------------------------------------------------------------
 
     def connection(self, address: str) -> Connection:
-        """The connection to a server; not for the loop's thread, since it may take seconds."""
+        """Returns the connection to a server; can take seconds, so not for the loop's thread."""
         with self.lock:
             self.check_open()
             found = self.connections.get(address)
@@ -196,8 +196,8 @@ class Runtime:
         self._home.later(delay_s, self.step, step, *args)
 
     def check_by(self, at: float) -> None:
-        """Schedules a check of shards for this time, or for a second from now if that is sooner: a
-        scheduled check keeps alive a client that nobody references."""
+        """Schedules a check of shards for this time, but at most a second from now, since a
+        scheduled check keeps alive even a client that nobody else references."""
         alarms = self._alarms
         if at < (alarms[-1] if alarms else inf):
             now = self.clock()

@@ -50,7 +50,7 @@ from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.certificates import Contents
 
 # Pause before an unreached server is tried again: each attempt costs a connection. It is longer
-# beside a live stream, which could have carried the message that a failed attempt costs.
+# if there is a live stream: a failed attempt costs a message that the stream could have carried.
 PAUSE_S = 0.1
 PAUSE_BESIDE_S = 2.0
 # A call that gRPC has not ended this long after its deadline is considered lost.
@@ -164,7 +164,7 @@ class ReceivedFile:
         self._request, self._deadline, self._security = request, deadline, security
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._error: DlmError | None = closed_error(address)  # if no task runs to its end
+        self._error: DlmError | None = closed_error(address)  # unless a task runs to its end
 
     def begin(self, home: LoopThread) -> None:
         if home.ending:  # the caller will resume the download later
@@ -225,7 +225,7 @@ class Connection:
         self._security = SecurityFiles(security.target(address), security)
         self._most = streams
         self._closed = False
-        # of the loop:
+        # Used only on the loop:
         self._streams: list[Exchange | None] = [None]
         self._retired: list[Exchange] = []  # streams with a token that is no longer in the file
         # There are two channels, so that descriptions, which are large, do not delay heartbeats.
@@ -254,7 +254,7 @@ class Connection:
         return self._post(ask)
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
-        """Asks for the server's shards of `shard_set` or its default set; verifies the checksum."""
+        """Asks for the server's shards of `shard_set`, or of its default; verifies the checksum."""
         request = pb.DescribeRequest(shard_set=shard_set).SerializeToString()
         message = codec.parse(pb.DescribeReply(), self._wait("Describe", request, timeout_s))
         if message.checksum != codec.describe_checksum(message):

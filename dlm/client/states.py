@@ -19,8 +19,8 @@ FULL_MODEL, LOCAL_MODEL = "full", "local_fallback"
 
 # A state as bytes has STATE_VERSION, the first bytes of the model's id, the number of words, and
 # order - 1 word ids, uint32 LE, right-aligned, zero where unused. With phrases, the version is
-# PHRASE_STATE_VERSION, and the first bytes of the phrases' digest and the node, uint32 LE, stand
-# before the number. DO NOT CHANGE: programs store these bytes.
+# PHRASE_STATE_VERSION, and the first bytes of the phrases' digest and the node, uint32 LE, come
+# before the number of words. DO NOT CHANGE: programs store these bytes.
 STATE_VERSION, PHRASE_STATE_VERSION, MODEL_BYTES, PHRASES_BYTES = 1, 2, 8, 8
 
 

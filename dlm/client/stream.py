@@ -38,7 +38,7 @@ LATE_TOO_SOON_S = 0.02
 # the next stream is not given up before it is open.
 SILENT_S = 5.0
 MAX_SILENT = 2
-MAX_CALLS = 32  # per stream: far more messages in flight than a client has by default
+MAX_CALLS = 32  # per connection: far more messages than are in flight on one by default
 MOST_FREE = 1  # idle calls to keep open: servers limit open calls, but opening one takes time
 # Files of tokens and certificates are read again every LOOK_S while they are used. If a file system
 # stalls, callers wait for at most LOOK_WAIT_S.
@@ -153,7 +153,7 @@ REFUSED = (AuthenticationError, ShardDown)  # errors that another token may prev
 
 
 class SecurityFiles:
-    """Keeps what a connection's token and certificate files last said, and opens channels. The
+    """Keeps the latest content of a connection's token and certificate files; opens channels. The
     files are read in a thread, since the loop must not wait for a file system that stalls. The
     first read blocks, and raises ConfigError if a file is missing or unusable."""
 
@@ -164,7 +164,7 @@ class SecurityFiles:
         self._as_of = time.monotonic()
         self.token_changed = -inf
         self.certificates, self.metadata = self._read()
-        # of the loop:
+        # the read in progress, on the loop:
         self._looking: asyncio.Future[None] | None = None
         self._begun = 0.0
 
@@ -173,7 +173,7 @@ class SecurityFiles:
         return certificates, self._token() if self._token else ()
 
     def look(self, since: float) -> asyncio.Future[None] | None:
-        """Starts reading the files, or joins a read; None if the known content is recent enough."""
+        """Starts or joins a read of the files; returns None if the content is recent enough."""
         if not self._has_files or self._as_of >= since:
             return None
         if self._looking is None:
@@ -266,7 +266,7 @@ class Exchange:
 
     @property
     def load(self) -> int:
-        """Messages in flight, and those that timed out since the last reply: a stuck server must
+        """The number of messages in flight, or timed out since the last reply: a stuck server must
         not look idle."""
         return len(self.pending) + self._silent
 
@@ -423,7 +423,7 @@ class Exchange:
         self._task.cancel()
 
     async def _connect(self, call: Any) -> None:
-        """Continues once messages can be sent or the call has ended; a read shows why it ended."""
+        """Waits until a call is connected or has ended, and then uses it, or reads why it ended."""
         with contextlib.suppress(grpc.RpcError):
             await call.wait_for_connection()
         self._connecting.discard(asyncio.current_task())

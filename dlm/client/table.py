@@ -36,7 +36,7 @@ from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.ids import MAX_SHARD_SETS
 
 # The kernels for calls to servers, compiled and loaded before any call has a deadline: on a
-# new machine, numba's compilation takes tens of seconds, while calls have two.
+# new machine, numba compiles for tens of seconds, while a call has only two.
 _OF_CALLS = (
     kernels.plan,
     kernels.repeats,
@@ -97,7 +97,7 @@ class Table:
         """Begins with no refresh in progress: at creation, and in a forked child."""
         self._refreshing: Future[Snapshot] | None = None
         self._queued: Future[Snapshot] | None = None  # the last refresh, which callers may share
-        self._looking = False  # whether a quiet refresh is queued or runs
+        self._looking = False  # whether a quiet refresh is queued or running
         self._looked = -LOOK_AGAIN_S
         self._fetching: Future[None] | None = None  # low orders of the next model
         self._fetched: dict[str, LowGrams] = {}  # fetched low orders, until they are in use
@@ -178,14 +178,14 @@ class Table:
             if self.endpoints.stamp() != self._stamp:  # true until a refresh has read the file
                 self.refresh_later()
                 return
-        # Heartbeats go only to the servers in use, not to others that are listed.
+        # Heartbeats go only to the servers in use, not to every server listed.
         watched = runtime.watch is not None and not known.topology.faults
         if not watched and now - self._read_at >= FOLLOW_S:
             self._read_at = now
             self.refresh_later()
 
     def follow_later(self) -> None:
-        """On the loop: runs `follow` on the helper thread, since reading a file may take long."""
+        """On the loop: runs `follow` on the helper thread, since reading a file may be slow."""
         now = self._clock()
         if self.known is None or now - self._follows < STAMP_S:
             return
@@ -233,7 +233,7 @@ class Table:
                 if running is None:
                     running = self._refreshing = runtime.helper.submit(self.refresh, None)
             except RuntimeError as exc:
-                self._runtime.check_open()  # raises if closed; if open, no thread can be started
+                self._runtime.check_open()  # raises if closed; if not, no thread could be started
                 raise _unread(exc) from exc
         try:
             return running.result()

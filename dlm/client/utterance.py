@@ -201,7 +201,7 @@ class BlockFetch:
         self.wanted = np.array(left, np.int64)
 
     def skip_all(self) -> None:
-        """Gives up the remaining requests, since the servers do not know the call."""
+        """Gives up the remaining requests, since the servers do not know ContextBlock."""
         for row in self.wanted.tolist():
             self._fetched[row].source = UNKNOWN
         self.wanted = self.wanted[:0]
@@ -210,7 +210,7 @@ class BlockFetch:
         return [row for row, f in enumerate(self._fetched) if f.source == UNKNOWN]
 
     def blocks(self, low: LowOrders, instead: dict[int, Answers]) -> tuple[ContextBlock, ...]:
-        """Makes each row's block; `instead` has the answers for all words, by `unknown` row."""
+        """Makes each row's block; for `unknown` rows, `instead` has the answers for all words."""
         return tuple(
             _block(low, context, fetched, instead.get(row))
             for row, (context, fetched) in enumerate(
@@ -265,7 +265,7 @@ def waited(steps: Steps[T]) -> T:
 
 
 async def awaited(steps: Steps[T]) -> T:
-    """Runs a call to its end, and returns its result; the caller's task waits on an event loop."""
+    """Runs a call to its end, and returns its result; the caller's event loop is not blocked."""
     try:
         try:
             while True:
@@ -452,7 +452,7 @@ class Utterance(WithBlocks):
 class AsyncUtterance(WithBlocks):
     """An asynchronous utterance from `AsyncClient.utterance`, with the methods of `Utterance`.
 
-    Awaiting an utterance connects its client, if not yet connected, and returns the utterance.
+    Awaiting an utterance connects its client if necessary, and returns the utterance.
     """
 
     _open_later: Callable[[], Opened] | None = None
@@ -478,7 +478,7 @@ class AsyncUtterance(WithBlocks):
         if self._open_later is not None:
             if self._opening is None or self._opening.done():
                 self._opening = asyncio.create_task(self._connect(self._open_later))
-                # Reads the error of a failed task, for which nobody may be waiting any longer.
+                # Reads a failed task's error, in case no call waits for the task any longer.
                 self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
             opening = self._opening
             # The task is not cancelled at the deadline: other or later calls may wait for it.

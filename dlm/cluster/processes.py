@@ -32,13 +32,13 @@ START_S = 120.0  # seconds for a start; the first one compiles kernels, slowly o
 STOP_S = 10.0
 LOOK_S = 0.2  # seconds between checks of the processes
 RESTART_S = 2.0  # seconds between restarts of a server that ends at once
-HELD_S = 5.0  # seconds; a killed server's port is free again before that
+HELD_S = 5.0  # seconds before a port in use is reported; a killed server's port is free sooner
 SHARED = "--share-port"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server process, with the arguments of `dlm`; other processes may share its address."""
+    """A server process and its `dlm` command; other processes may share its address."""
 
     process: subprocess.Popen[bytes]
     endpoint: Endpoint

@@ -146,7 +146,7 @@ class Pair:
 
 @contextmanager
 def only_one(cluster: AnyPath) -> Iterator[None]:
-    """Raises `ConfigError` if another roll-out of `cluster` is running; for a URL, `edit` does."""
+    """Raises `ConfigError` if another roll-out of `cluster` runs; for a URL, `edit` raises it."""
     if isinstance(cluster, RemotePath):
         yield
         return
@@ -164,8 +164,8 @@ def models_served(
     toml: ClusterToml, connect: Callable[[str], Connection]
 ) -> tuple[dict[str, Manifest], str, frozenset[str]]:
     """Returns the shard sets that servers hold, the id of the set that new utterances get, and the
-    models that this token names, if any. Raises ConfigError if no server answers, or none holds the
-    default of cluster.toml."""
+    models that the command's token names, if any. Raises ConfigError if no server answers, or none
+    holds the default of cluster.toml."""
     census = take_census(toml.servers(), connect, CENSUS_S)
     held = {name: found.manifest for name, found in census.held.items()}
     if not held:
@@ -258,12 +258,12 @@ def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) 
 
 
 def not_needed(endpoints: Sequence[Endpoint], manifest: Manifest) -> tuple[str, ...]:
-    """Returns the addresses of servers whose shard the set of `manifest` does not have."""
+    """Returns the addresses of servers of shards that the set of `manifest` lacks."""
     return tuple(one.address for one in endpoints if (one.shard or 0) >= manifest.shards)
 
 
 def check_token(named: frozenset[str], pair: Pair) -> None:
-    """Raises `ConfigError` if this token names models, but not both of this roll-out."""
+    """Raises `ConfigError` if the command's token allows some models, but not both of `pair`."""
     if not named:
         return
     missing = [
@@ -306,7 +306,7 @@ def places_of(
     pair: Pair,
     folder: AnyPath | None,
 ) -> RolloutPlaces:
-    """Finds the folders of a roll-out's sets in the servers' list, and takes `folder` for the new
+    """Finds the folders of a roll-out's sets in the servers' list, and uses `folder` for the new
     set. Raises ConfigError if the list is invalid, or has neither of the sets."""
     folders = {pair.new.shard_set: folder.absolute()} if folder is not None else {}
     if sets is None:
@@ -358,7 +358,7 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
     if not answering:  # no server can report that a set is unused
         busy = {pair.old.shard_set, pair.new.shard_set}
     if set(range(max(pair.old.shards, pair.new.shards))) <= answering:
-        answering.add(None)  # spares a silent server if cluster.toml does not give its shard
+        answering.add(None)  # so that silent servers whose shard is not known are spared, too
     spared = {row.address for row in snapshot.rows if row.shard in answering} & silent
     processes = max((row.processes or 1 for row in snapshot.rows), default=1)
     return Seen(
@@ -452,7 +452,7 @@ class Rolling:
                 state = self._carry_out(state, more)
             else:
                 self.ended = action
-                if action.failure and not state.failure:  # `_tell_stage` tells a state's failure
+                if action.failure and not state.failure:  # `_tell_stage` reports a state's failure
                     self._tell(action.failure)
                 if action.silent:
                     self._tell(
@@ -483,7 +483,7 @@ class Rolling:
             f"dlm rollout: default {told.model[:ID_DIGITS]}, {share}",
         )
         if told.rollout is None and places.sets is not None and replaced_sets(places.sets):
-            # The roll-out is over: of replaced sets, the list keeps only the target of `--undo`.
+            # The roll-out is over: the list keeps no replaced sets except those of this roll-out.
             pair, listed = self._pair, read_sets(places.sets)
             before = (places.folders.get(one.shard_set) for one in (pair.old, pair.new))
             write_sets(places.sets, listed, [one for one in before if one and one not in listed])

@@ -26,7 +26,7 @@ from dlm.client.cluster_file import Rollout
 from dlm.config import check, setting
 
 ADDRESSES_SHOWN = 4
-SPARE_S = 10.0  # seconds; a restarted server answers again before that
+SPARE_S = 10.0  # seconds within which a restarted server answers again
 RARELY = 10_000  # one comparison in this many finds a model slow by chance
 
 
@@ -169,7 +169,7 @@ class Seen:
     holding  shard set -> servers that hold it
     busy     shard sets that may have got queries since the last poll
     spared   servers that do not answer while another server of their shard does
-    processes  most processes that any server has; a poll reaches only one process of a server
+    processes  the highest number of processes of a server; a poll reaches only one of them
     """
 
     lacking: Mapping[str, tuple[str, ...]]
@@ -242,7 +242,7 @@ Actions: TypeAlias = tuple[Action, ...]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a roll-out is. The stage began at `since`; the set that is to be unloaded was last
+    """The state of a roll-out. The stage began at `since`; the set that is to be unloaded was last
     busy at `quiet_since`. If `shared`, clients may have open utterances on the new model. `failure`
     says why the roll-out is being undone; it is empty if the operator undid it."""
 
@@ -263,7 +263,7 @@ class Progress:
 def resumed(
     old: str, new: str, rollout: Rollout | None, rules: Rules, now: float
 ) -> tuple[Progress, Actions]:
-    """Returns the state in which a roll-out begins, or resumes from what cluster.toml says."""
+    """Returns the state in which a roll-out begins or, if cluster.toml names one, resumes."""
     # It is not known whether clients got the new model in an earlier run.
     state = Progress(old, new, Phase.LOAD, now, shared=rollout is not None)
     if rollout is None or rollout.share == 0.0:
@@ -273,7 +273,7 @@ def resumed(
 
 def lasting(seen: Seen, since: Mapping[str, float], now: float) -> tuple[Seen, dict[str, float]]:
     """Returns `seen`, but spares only servers that have been silent for longer than a start takes;
-    also returns since when each server has been silent."""
+    also returns when each server fell silent."""
     since = {one: since.get(one, now) for one in seen.spared}
     lost = frozenset(one for one, begun in since.items() if now - begun >= SPARE_S)
     return replace(seen, spared=lost), since

@@ -1,6 +1,6 @@
 """Finds the state of a cluster's servers from heartbeats for each model that a server holds. If
-several processes share a port, each reports how many they are, and how many of them hold the same
-models."""
+several processes share a port, each reports how many they are, and how many of them hold the models
+that it holds."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Clock = Callable[[], float]
 
 HEARTBEATS = HeartbeatConfig()  # the default settings of clients
 ID_DIGITS = 12
-# Number of heartbeats, of which the shortest counts: the first heartbeat on a connection includes
-# the handshake, and a delay of this machine must not count as a delay of the server.
+# A poll first takes the shortest of up to this many round trips: the first one on a connection
+# includes the handshake, and a delay of this machine must not count as a delay of the server.
 BEATS = 3
 ROUNDS = 3  # number of measurements before a server counts as slower than another server
 
@@ -82,7 +82,7 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """All rows of one poll, and what follows from them: the expected `shards`, as far as known; the
-    `missing` shards, which no ready server has and no server that refuses this client may have; and
+    `missing` shards, which no ready server has and no server that refuses this client can have; and
     `unserved`, the default model of cluster.toml, if no server holds that model."""
 
     rows: tuple[Row, ...]
@@ -267,7 +267,7 @@ class _Server:
         return self.rows()
 
     def _take(self, beat: _Beat) -> None:
-        """Notes a heartbeat; it counts as the first if another process answered than before."""
+        """Notes a heartbeat; it counts as the first if a different process answered this time."""
         shard_set = bytes(beat.reply.shard_set)
         known = self.held.get(shard_set)
         if known is None or known.last.reply.instance != beat.reply.instance:

@@ -187,7 +187,7 @@ def distill_samples(
     """Fits the model nearest to a source, from samples of it, on the n-grams of a topology.
 
     Args
-        sampling       a part of the samples, or a text, instead of samples and a seed
+        sampling       a part of the samples, or a text; replaces `samples` and `seed`
         prior          visits to add to a visited context. None means 0.01 or, if the source spells
                        words, the number of distinct words after the context (`as_backed_off`)
         folder, added  see `count_source`
@@ -383,7 +383,7 @@ class VisitCounting:
 
 
 class WalkCounting:
-    """Counts visits to the states of a backoff model by its own sentences, or by a text's; words
+    """Counts how often a backoff model's own sentences, or a text's, visit its states; words
     have the ids of `topology`, which is closed."""
 
     def __init__(self, model: ModelColumns, topology: ModelColumns) -> None:

@@ -31,7 +31,7 @@ from dlm.units import counted
 
 U32, F32, F64 = np.uint32, np.float32, np.float64
 
-# Takes a model's comments, and its counts before and after; returns the comments to write.
+# Takes a model's comments, and counts before and after filtering; returns comments to write.
 Comment = Callable[[list[str], tuple[int, ...], tuple[int, ...]], list[str]]
 
 _RENORMALISE_BYTES = 60  # bytes per n-gram of the two largest adjacent orders, besides the model
@@ -39,7 +39,7 @@ _RENORMALISE_BYTES = 60  # bytes per n-gram of the two largest adjacent orders, 
 
 @dataclass(frozen=True)
 class FilterResult:
-    """N-grams by order, before and after, and how many vocabulary words the model lacks."""
+    """N-grams by order, before and after filtering; how many vocabulary words the model lacks."""
 
     counts_before: tuple[int, ...]
     counts: tuple[int, ...]

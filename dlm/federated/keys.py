@@ -39,7 +39,7 @@ class Key:
 
     @classmethod
     def from_seed(cls, seed: int) -> Key:
-        """A key that anyone with `seed` can reproduce, for simulations, reported as not private."""
+        """A key for simulations: anyone with `seed` can reproduce it; reported as not private."""
         if seed < 0:
             raise ValueError(f"the seed is {seed}; expected 0 or more")
         return cls(

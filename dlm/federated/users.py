@@ -519,7 +519,7 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
 
 
 def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
-    """Yields the rows of a Parquet file; unpacks a file compressed as a whole into memory."""
+    """Yields the rows of a Parquet file; if the whole file is compressed, unpacks it in memory."""
     try:
         if path.suffix in COMPRESSIONS:
             with _raw(path) as stream:

@@ -174,7 +174,7 @@ class LanguageModel:
             texts = tuple(word.decode("utf-8", "replace") for word in words)
             bonus = score.bonus * LN_10
             total = Hypothesis(texts, one.acoustic, lm).total(scales) + bonus
-            # Refuse a total too large or with 0 times -inf; probability 0 rightly gives -inf.
+            # Refuse a total too large, or nan from 0 times -inf; probability 0 rightly gives -inf.
             if not math.isfinite(total) and (math.isfinite(lm) or total != -math.inf):
                 raise _malformed(
                     f"the total of hypothesis {index} is {total}; expected scales and acoustic "
@@ -281,7 +281,7 @@ class LanguageModel:
         return known
 
     def _sources(self, source: NDArray[np.uint8]) -> list[Any]:
-        """Returns `source` as values of `Source`, which share its numbers; none if all are FULL.
+        """Returns `source` as a list of numbers, which are those of `Source`; [] if all are FULL.
         Counts the answers of fallbacks."""
         fallbacks = int(np.count_nonzero(source))
         self._metrics.fallbacks += fallbacks

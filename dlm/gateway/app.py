@@ -27,7 +27,7 @@ from dlm.signals import stopping
 
 logger = EventLog(__name__)
 
-# The thread that reads and writes JSON makes the loop wait this long at each switch.
+# The loop waits this long to take the GIL from the thread that reads and writes JSON.
 SWITCH_S = 0.0005
 
 Opening = Callable[[], Awaitable[AsyncClient]]

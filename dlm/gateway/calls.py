@@ -37,7 +37,7 @@ logger = EventLog(__name__)
 
 
 DOOR = "grpc"
-# A sentence, each word in it, NextWords, and each word it returns cost this many queries of Extend.
+# Costs, in queries of Extend: a sentence and each of its words; NextWords and each word returned.
 SENTENCE_WORK, WORD_WORK = 128, 4
 VOCABULARY_WORK, NEXT_WORK = 2048, 12
 
@@ -64,7 +64,7 @@ class GatewayTurns(Turns):
     """Gives the calls of one gateway their turns on the event loop."""
 
     def __init__(self) -> None:
-        # A round of this work takes two milliseconds.
+        # A round of this much work takes two milliseconds.
         super().__init__(SMALL_QUERIES, LARGE_AT_ONCE, in_a_round=WORK_AT_ONCE // 2)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dlm-gateway")
         self._aside = TurnLane(1, inf)
@@ -144,7 +144,7 @@ class Dispatcher:
         Args    left_s    seconds that the caller waits; None if the caller gave no limit
                 held      a stack, closed once the reply is written: until then, the call counts as
                           in flight
-                streamed  whether the message is of a stream, and so in flight only from its turn on
+                streamed  whether the message is streamed, and so in flight only from its turn on
         Raises  Refusal
         """
         began, result, queries = time.monotonic(), ABANDONED, 0
@@ -188,7 +188,7 @@ class Dispatcher:
             try:
                 request = await self._read(request_of, data, form, left)
                 work = work_of(call, request)
-            finally:  # refusals take turns, too
+            finally:  # a refused call waits its turn, too
                 answered.callback(await self.turns.take(work, left()))
             if streamed:
                 self._enter(held)

@@ -58,7 +58,7 @@ def write_states(start, begin, nodes, lengths, contexts, out):  # type: ignore[n
 
 @kernel("uint8[:, :]", nogil=False)
 def changed_state(rows):  # type: ignore[no-untyped-def]
-    """Returns the index of the first row (S,) without the checksum of its other bytes; -1 if none.
+    """Returns the index of the first row (S,) whose checksum does not match its other bytes, or -1.
 
     Trusts  S >= CHECKSUM_BYTES
     """

@@ -1,5 +1,5 @@
 """A gateway's counts, for Prometheus and for its traffic page. No text, word, id or address is ever
-a label: only the closed sets of calls, protocols and results."""
+a label: labels come only from closed sets, such as calls, protocols and results."""
 
 from __future__ import annotations
 

@@ -297,9 +297,9 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
     return manifest
 
 
-# Limits of the size of the low orders ("Files" in FORMAT.md): a file has headers, padding and
-# spare 64-bit words; a word has its value and its entry, its list's directory and two entries of
-# tables; a 2-gram has its key, its value and a table entry.
+# Limits on the size of the low orders ("Files" in FORMAT.md): a file has headers, padding and
+# spare 64-bit words; a word has a value, an entry, the directory of its list and two table
+# entries; a 2-gram has a key, a value and a table entry.
 _LAYOUT_BYTES = 1 << 16
 _WORD_BYTES = 4 + 16 + 8 + 8
 _PAIR_BYTES = 4 + 5 + 2 + 4

@@ -1,6 +1,6 @@
 """Estimates the bytes of a model's shard set from one pass over its ARPA file.
 
-Lists after two or more words are unknown without sorting: their ranks are estimated from means.
+Listing the words after two or more words needs sorting, so the size of ranks is estimated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NODE_WEIGHT_BITS, NODE_KEY_BITS, NODE_DISTANCE_BITS = 7, 15, 8
 class ModelStatistics:
     """The figures that the estimate is based on.
 
-    contexts     by order: n-grams with a back-off weight, about as many as contexts that are nodes
+    contexts     by order: n-grams with a back-off weight; about as many contexts are nodes
     rank_bits    mean bits of a 3-gram's rank
     key_bits     mean bits of a 2-gram's key, with its share of the directory
     prob_bits    by order: bits of an exact probability's code
@@ -129,7 +129,7 @@ def estimate_sizes(
 ) -> ShardSetSizes:
     """Estimates the size of a shard set.
 
-    Guarantees  `disk` is within 10 % if a model, pruned or not, is of sentences and at least 1 MB
+    Guarantees  `disk` is within 10 % for a model of sentences, pruned or not, of at least 1 MB
     """
     coding = coding_of(encoding, bits)
     words, order = m.counts[0], len(m.counts)

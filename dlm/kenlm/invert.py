@@ -1,4 +1,4 @@
-"""Finds the n-grams of a KenLM file whose hash tables store only a hash of each one's words.
+"""Finds the n-grams of a KenLM file whose hash tables store only hashes of the n-grams' words.
 
 A KenLM file also has every n-gram's context and suffix, so the n-grams of order n are sought
 among pairs of n-grams of order n - 1 that share n - 2 words. The signs of values show which n-grams
@@ -46,13 +46,13 @@ KERNELS = (
     kernels.join,
     kernels.take,
 )
-LIMIT_S = 10 * 3600.0  # seconds allowed for one order, unless forced
+LIMIT_S = 10 * 3600.0  # seconds that one order may take without --force
 MOST_BUCKETS = (1 << 32) - 1  # maximum per order: bucket numbers have 32 bits
 _TRIAL_S = 3.0  # seconds after which the time is estimated
 _CLASS_BYTES = 1 << 14  # bytes of the filter per class: half of a first-level cache
 _FILTER_BYTES = 4  # bytes per key: one in a thousand keys outside the table passes
 _MOST_CLASS_BITS, _MOST_WORD_BITS = 16, 26
-_CLASS_WORD_BITS = 7  # so that a class has at least 64 words of the vocabulary, on average
+_CLASS_WORD_BITS = 7  # leaves a class at least 64 words of the vocabulary, on average
 _TURN = 1 << 26  # candidates between checks of the clock
 _FOUND_ROWS = 1 << 16
 
@@ -302,7 +302,7 @@ class Inversion:
                     state, candidates, found,
                 )  # fmt: skip
                 claims.add(found[:count])
-                if not claims.again:  # otherwise the n-grams may outnumber the keys
+                if not claims.again:  # once a key is claimed twice, n-grams may outnumber keys
                     here = slice(rows, rows + count)
                     kernels.take(
                         found[:count], below.ids, rank, last, order.ids[here],

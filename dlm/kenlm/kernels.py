@@ -212,7 +212,7 @@ def negative(bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def is_flagged(bits):  # type: ignore[no-untyped-def]
-    """Whether no other n-gram ends in this one, by its probability's sign bit in a hash table."""
+    """Whether the sign bit is set: in a hash table, it marks an n-gram that no other ends in."""
     return (bits & _SIGN) != _0
 
 

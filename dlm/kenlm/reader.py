@@ -201,7 +201,7 @@ class KenlmReader(Closeable):
                 yield NgramBatch(order, first, ids, prob, backoff)
 
     def _clean(self, batch: NgramBatch) -> NgramBatch:
-        """Returns the batch without -0.0; raises KenlmFormatError if no model can have a value."""
+        """Returns the batch without -0.0; raises KenlmFormatError for a value no model can have."""
         with np.errstate(invalid="ignore"):  # a NaN may warn; it is refused below
             prob, backoff = batch.log10_prob + F32(0), batch.log10_backoff + F32(0)
         if not bool((prob < np.inf).all()) or not bool(np.isfinite(backoff).all()):

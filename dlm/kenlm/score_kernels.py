@@ -56,7 +56,7 @@ _0, _1, _2, _3, _4 = np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int6
 
 @inlined
 def ask_ahead(view, is_trie, order, word, length, context, step):  # type: ignore[no-untyped-def]
-    """Takes the first seven arguments of `score_word`, and prefetches what it reads first."""
+    """Prefetches what `score_word` reads first, given the first seven of its arguments."""
     prefetch(of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES))
     if not is_trie and length:
         key = key_of(word, load32(context))
@@ -109,7 +109,7 @@ def score_word(view, is_trie, order, word, length, context, step, weights, after
 
 @inlined
 def charged(prob, found, length, weights):  # type: ignore[no-untyped-def]
-    """Adds the weights of the contexts that were not matched to the log10 P of a word."""
+    """Adds to a word's log10 P the weights of the contexts that were not matched."""
     for k in range(found - _1, length):
         prob = np.float32(prob + load_float32(weights + np.int64(k) * _4))
     return prob
@@ -161,7 +161,7 @@ def put(block, column, i, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def go_on(level, is_trie, block, live, item, node, end, word, share):  # type: ignore[no-untyped-def]
-    """Enters a word to look up in an order, and prefetches the first place to look; `word` is
+    """Enters an item to look up in an order, and prefetches the first place to look; `word` is
     the context's word for that order, and `share` is that word's id / (number of words)."""
     if is_trie:
         place = min(node + np.int64(np.float32(end - node) * share), end - _1)

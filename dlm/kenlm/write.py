@@ -168,7 +168,7 @@ def write_probing(
         file.write(_table(hashes[1:], number, buckets_of(counts[0], multiplier), "words").data)
         first = orders[0]
         pairs = np.zeros((counts[0] + 1, 2), U32)
-        # As in KenLM, a word that is no suffix keeps its probability's own sign, and a 0 has none.
+        # As in KenLM, the probability of a word that is no suffix keeps its sign, which a 0 lacks.
         pairs[:words, 0] = np.where(first.is_suffix, np.abs(first.prob), first.prob).view(U32)
         pairs[:words, 1] = first.backoff.view(U32)
         file.write(pairs.data)

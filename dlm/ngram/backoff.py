@@ -36,7 +36,7 @@ class DictModel:
     Args    order   N; contexts have at most N - 1 words
             ngrams  n-gram, oldest word first -> (log10 probability, log10 back-off weight),
                     both float32; a missing back-off weight is 0
-    Raises  ArpaError  an n-gram's prefix is missing; suffixes may be
+    Raises  ArpaError  an n-gram's prefix is missing; suffixes may be missing
     """
 
     vocabulary: Vocabulary
@@ -60,7 +60,7 @@ class DictModel:
             for start in range(len(ngram)):
                 self.closure.add(ngram[start:])
         # A context affects later words if something follows it, including blanks as in KenLM, or
-        # if backing off from it has a weight.
+        # if its backoff weight is not 0.
         self.extended = {ngram[:-1] for ngram in self.closure if len(ngram) > 1}
         for ngram, (_, log10_backoff) in self.ngrams.items():
             if log10_backoff != 0 and len(ngram) < self.order:

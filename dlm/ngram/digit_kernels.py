@@ -96,7 +96,7 @@ def shortest_digits(bits):  # type: ignore[no-untyped-def]
         exponent = np.int64(1 - _BIAS)
     # A float32 at a power of two is nearer to the one below it than to the one above.
     closer_below = fraction == 0 and biased > 1
-    # The grid's step is the largest power of ten not above the width of what rounds to the number.
+    # The step is the largest power of ten up to the width of the interval rounding to the number.
     tens = (exponent * 1262611 - (524031 if closer_below else 0)) >> 22
     shift = np.uint64(exponent + ((-tens * 1741647) >> 19) + 1)
     power = _POWERS[-tens - _LEAST_POWER]

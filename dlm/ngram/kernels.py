@@ -5,7 +5,7 @@ tag of the hash, the length and the id of a word, and the first eight bytes of t
 word of up to eight bytes is compared without another access. Id 0, the unknown word, is in no
 slot, so an entry of 0 is a free slot; the word's two spellings are recognised where a search fails.
 Eight bytes are read at a time: arrays of bytes must extend `PAD_BYTES` beyond the range that is
-read, which the callers named under `Trusts` ensure, since numba reads out of range silently.
+read, which the callers named under `Trusts` ensure: numba reads out of range silently.
 """
 
 # mypy: disable-error-code="assignment"
@@ -144,7 +144,7 @@ def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
     first = load64(text, at)
     some = first
     while True:
-        # The lowest high bit that stays marks the first byte not above a space.
+        # The lowest bit set in `low` marks the first byte that is not above a space.
         low = (some - _ABOVE_SPACE) & ~some & _HIGH_BITS
         if low != U0:
             end = at + (trailing_zeros(np.int64(low)) >> np.int64(3))

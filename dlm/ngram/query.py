@@ -69,8 +69,8 @@ class StoredWords:
             counts  (C,)  how many of those words are listed
             log10_backoffs  (sum(context_lengths - 1),)  each context's back-off weights: of its
                     last two words, its last three, ..., all its words
-            ranks   (sum(counts),)  as in `QueryGroups`, rising in each context; `answers` scores
-                    each after its whole context, without the low orders
+            ranks   (sum(counts),)  as in `QueryGroups`, rising in each context; `answers` has
+                    these words' scores after the whole context, without the low orders
     """
 
     totals: NDArray[np.uint32]

@@ -29,7 +29,7 @@ PLAIN = ("", ".txt", ".tsv", ".arpa")
 
 
 def check(settings: PipelineSettings) -> None:
-    """Checks that inputs are readable, attested public if needed, and that the disk has room.
+    """Checks that inputs are readable and, if needed, attested public, and that the disk has room.
     Raises what a stage would have raised, and ModuleNotFoundError without the extra `train`."""
     import dp_accounting  # noqa: F401
 

@@ -19,7 +19,7 @@ from dlm.record.provenance import Provenance, is_record_line
 
 
 def check_inputs(settings: PipelineSettings) -> None:
-    """Checks that all inputs are complete, and that topology or text has a word of the network.
+    """Checks that inputs are complete, and that topology or text shares a word with the network.
 
     Raises what reading them raises; also ConfigError if `users` and `held_out` are one file, and
     PrivacyError for users' text, or a file with a record of users, that is declared public.
@@ -68,7 +68,7 @@ def _check_apart(settings: PipelineSettings) -> None:
 
 
 def _check_words(settings: PipelineSettings) -> None:
-    """Checks that n-grams or text have a word of the network, unless it has wordpieces."""
+    """Checks that n-grams or text share a word with the network, unless it has wordpieces."""
     inputs = settings.inputs
     words = None if settings.pieces is not None else _words(settings)
     if inputs.topology is not None:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What must be known about a stage to decide.
+    """What must be known about a stage to choose the next action.
 
     Fields
         settings  those that change its output, as JSON values

@@ -20,7 +20,7 @@ RECORDED = ("unigrams", "pieces", "federate", "distill", "prune", "shard")
 
 
 class PipelineJournal:
-    """The entries of stages, by name, as on disk; FormatError for any other file."""
+    """The stages' entries, by name, as on disk; FormatError unless a journal of this version."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

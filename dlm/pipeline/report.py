@@ -32,7 +32,7 @@ NOTHING = "no record, so the model has no guarantee"
 @dataclass(frozen=True)
 class WholeReport:
     """A pipeline's report. `privacy` has the checklist and the model's record; `inputs`, each
-    input's record, who attests it, or neither; `stages`, what each does and writes, and how that is
+    input's record or attestation, if any; `stages`, what each does and writes, and how that is
     protected; `model`, the files with the record; `held_out`, perplexities of held-out text."""
 
     privacy: PrivacyReport

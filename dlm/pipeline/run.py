@@ -155,7 +155,7 @@ class Pipeline:
 
 
 def as_settings(text: str, plan: StagePlan) -> list[str]:
-    """Returns notes with the configuration's name for each option that an error's text names."""
+    """Returns notes: the configuration's name for each option in an error's text that it has."""
     options = dict.fromkeys(re.findall(r"--([a-z][a-z-]*[a-z])", text))
     found = []
     for option in options:

@@ -68,7 +68,7 @@ def write_counts(path: str | Path, counts: WordCounts) -> None:
 
 
 def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
-    """Reads counts, or their `content`, with the record; without a record there is no guarantee.
+    """Reads counts and their record, from `path` or its `content`; no record means no guarantee.
     Raises FormatError, and PrivacyError if the record belongs to other counts, or was changed."""
     words: list[str] = []
     values: list[float] = []

@@ -25,7 +25,7 @@ from dlm.record.provenance import check_format
 FORMAT_NAME = "dlm participation ledger"
 FORMAT_VERSION = 1
 SALT_BYTES = 16
-# Cohorts are rejected if a Poisson sampler would draw them with less than this probability.
+# Sizes of cohorts are rejected if Poisson sampling gives them less than this probability.
 IMPLAUSIBLE = 1e-9
 
 
@@ -73,7 +73,7 @@ class ParticipationLedger:
 
     def record(self, round: int, user_ids: Iterable[str]) -> None:  # noqa: A002
         """Records a round's users; the last round may be recorded again with the same users. Raises
-        PrivacyError if a user comes twice, too early or too often, or a round is out of order."""
+        PrivacyError if a user appears twice, too early or too often, or a round is out of order."""
         self._record(round, [self._hash(user) for user in user_ids])
 
     def _record(self, round: int, names: list[str]) -> None:  # noqa: A002
@@ -164,7 +164,7 @@ class ParticipationLedger:
         return [] if number is None else [r for r, users in self._rounds if number in users]
 
     def covers(self, *, gap: int, max_participations: int) -> None:
-        """Raises PrivacyError if somebody took part more often, or again sooner, than these
+        """Raises PrivacyError if somebody took part more often, or returned sooner, than these
         bounds allow."""
         found = self.observed_gap()
         if found is not None and found < gap:

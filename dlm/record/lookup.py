@@ -25,7 +25,7 @@ _STEP = 1 << 20
 
 @dataclass(frozen=True)
 class FileSnapshot:
-    """A file as it was read once, so that all checks are of the same bytes. `content` is None for a
+    """A file as it was read once, so that all checks see the same bytes. `content` is None for a
     file that may exceed memory, whose record is in its `head`."""
 
     path: Path

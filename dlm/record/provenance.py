@@ -25,7 +25,7 @@ LINE_PREFIX = "privacy: "
 UNIT = "user"
 ADJACENCY = "zero-out"
 # How far this process can trust a record; not stored in the record.
-FIRST_HAND = "first hand"  # made by this process, or noted earlier by its own run
+FIRST_HAND = "first hand"  # made by this process, or noted earlier by the same run
 UNVERIFIED = "unverified"  # read from a file, not verified with a trusted key
 WORTH = {UNVERIFIED: "unverified: this record was not verified with a trusted key"}
 
@@ -294,7 +294,7 @@ class Provenance:
 
 
 def digest_of(body: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of JSON values in any order of keys, to compare records or settings."""
+    """Returns the SHA-256 of JSON values, to compare records or settings; ignores key order."""
     raw = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=str)
     return hashlib.sha256(raw.encode()).hexdigest()
 

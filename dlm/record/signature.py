@@ -240,7 +240,7 @@ class _Seal:
         return cls(place, body, signature, key)
 
     def fault(self, snapshot: FileSnapshot, record: Provenance) -> str | None:
-        """Says why this seal does not fit the file and its record; None if it fits."""
+        """Says why this signature does not fit the file and its record; None if it fits."""
         from cryptography.exceptions import InvalidSignature
 
         name, path = self.place.name, snapshot.path

@@ -85,7 +85,7 @@ class TurnLane:
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more begins in this round."""
+        """Whether the work that this round may begin is used up."""
         return self._left <= 0
 
     def begins(self, work: int) -> bool:
@@ -130,7 +130,7 @@ class Turns:
     Args  most        queries of the largest small message; messages with more are large
           at_once     large messages that may be worked on at the same time
           in_a_round  most work of each kind in a round
-          connection  large messages that the streams of one connection may have at work or unread
+          connection  large messages of one connection's streams that may be in progress or unread
     """
 
     def __init__(

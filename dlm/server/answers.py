@@ -27,7 +27,7 @@ RequireSame: TypeAlias = Callable[[bytes, int], None]
 
 
 class Answered(NamedTuple):
-    """A reply and its counts; `by_order` (16,) has its queries by matched order."""
+    """A reply and its counts; `by_order` (16,) counts its queries by matched order."""
 
     data: bytes
     queries: int
@@ -207,7 +207,7 @@ def _refusal(fault: int, place: int, groups: QueryGroups, shard: Shard) -> Refus
         return Refusal(
             Reason.CONTEXT_LENGTH,
             f"context {place} has {groups.context_lengths[place]} words; the model has order "
-            f"{shard.order}: {allowed}. The low orders answer shorter contexts",
+            f"{shard.order}: {allowed}. Shorter contexts are in the low orders",
         )
     if fault == kernels.BAD_SLOT:
         return Refusal(

@@ -1,7 +1,7 @@
 """Runs a child process that ends with its parent, however the parent ends, and reads its output.
 
 `python -P -m dlm.server.child PID MODULE ...` runs MODULE as a child of process PID. The child
-itself arranges its end: with subprocess's `preexec_fn`, Python and gRPC's fork handlers would run
+sees to that itself: with subprocess's `preexec_fn`, Python and gRPC's fork handlers would run
 between fork and exec, and most children of a process with busy channels would crash there.
 """
 

@@ -126,7 +126,7 @@ class ExchangeStream:
                 data = await self._context.read()
 
     async def _take(self, data: bytes) -> bytes | None:
-        """Answers one message; returns the reply if it is to be sent with the next read.
+        """Answers one message; returns the reply if `_read_all` is to send it with its next read.
 
         Nothing in `_take` may outlive the message: an idle stream must not hold its last model.
         """

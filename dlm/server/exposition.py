@@ -129,7 +129,7 @@ class HttpServer:
             self._loop.remove_reader(self._socket)
 
     async def _accept_in_place_of_spare(self) -> None:
-        """Serves one connection to its end, when no other file can be opened."""
+        """Gives up the spare to serve one connection, to its end, when no descriptor is free."""
         self._give_spare()
         try:
             connection, _ = self._socket.accept()

@@ -153,7 +153,7 @@ class ServerMetrics(CallCounts):
     matched_orders  (16,)  queries answered by matched order; orders below 3 count as 0
     slot_queries    queries answered by slot; counted in the threads that answer
     queue_s, decode_s, search_s, encode_s, write_s  seconds of each stage of a request: waiting to
-               start, decoding, checking and looking up ids, encoding, and handing the bytes to
+               start; decoding; checking ids and looking them up; encoding; handing the bytes to
                gRPC (streams only: for a unary call gRPC does that itself)
     """
 

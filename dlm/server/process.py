@@ -70,7 +70,7 @@ def keep_objects() -> None:
 def in_thread(work: Callable[[], T]) -> Future[T]:
     """Runs `work` in a thread that delays neither signals nor the process's end."""
     result: Future[T] = Future()
-    result.set_running_or_notify_cancel()  # so it cannot be cancelled before it begins, either
+    result.set_running_or_notify_cancel()  # so that it cannot be cancelled before it begins
 
     def run() -> None:
         try:

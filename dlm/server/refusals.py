@@ -11,7 +11,7 @@ from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
 
 logger = EventLog(__name__)
 
-# When a client that was refused because of load may retry: by then, the queue has advanced.
+# A client refused because of load may retry after this time: by then, the queue has advanced.
 RETRY_AFTER_MS = 50
 LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 
@@ -56,7 +56,7 @@ def of_fault(error: ProtocolError) -> Refusal:
 
 
 def of_exception(call: str, exc: Exception, *, part: str = "server", **fields: int) -> Refusal:
-    """The refusal for any exception. Bugs are logged without the queries of their messages."""
+    """The refusal for any exception. Bugs are logged without messages, which may hold queries."""
     if isinstance(exc, Refusal):
         return exc
     kind = type(exc).__name__

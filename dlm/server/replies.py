@@ -47,7 +47,7 @@ class Replies:
 
     Guarantees
         the function given with a reply is always called once: when gRPC has the reply, or when it
-        never will; after a reply that was not read in time, nothing more is written; after the
+        is dropped; after a reply that was not read in time, nothing more is written; after the
         context, no write is in progress, so that gRPC accepts a status
     Cost
         one task and one timer per stream, none per reply
@@ -87,7 +87,7 @@ class Replies:
                 raise Unread(WRITE_S) from None
         if self._gone and kind is None:
             # gRPC is about to end the handler. If the handler ended by itself first, it would send
-            # a status and, once more, the metadata that the first write sent in vain.
+            # a status, and would resend the metadata of the first write, which failed.
             raise asyncio.CancelledError
 
     @property
@@ -174,7 +174,7 @@ class Replies:
         self._unread = True
         logger.warning("server.stream.unread", extra={"client": self._client})
         self._end()
-        if self._handler is not None:  # since it may be waiting for the next message
+        if self._handler is not None:  # the handler may be waiting for the next message
             self._handler.cancel()
 
     async def _write(self) -> None:

@@ -44,7 +44,7 @@ UNAUTHENTICATED = (
     "`authorization: Bearer TOKEN`; set token_file (or token) on the client"
 )
 
-REQUEST_S = 20.0  # time limit for the message of a unary call; it usually comes with the call
+REQUEST_S = 20.0  # time limit for a unary call's message, which usually comes with the call
 RETRY_CALLS_MS = 1000  # when a client above its limit of calls may retry
 MAX_FILES = 1 << 20
 EXPIRY_LOOK_S = 1.0
@@ -77,7 +77,7 @@ def channel_options(
         # silently cancels some at random. One peer's burst reaches the defaults of 1,000 and 3,000.
         ("grpc.server.max_pending_requests", 1 << 16),
         ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
-        # Limit connecting, with TLS, up to the first HTTP/2 frames; gRPC's default is 120 s.
+        # Limit the time to connect, with TLS, to the first HTTP/2 frames; gRPC's default is 120 s.
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.http2.settings_timeout", 10_000),
         # Clients may ping an idle connection every 5 s; one that vanished is noticed within 40 s.
@@ -108,7 +108,7 @@ class ClientUsage:
 class Bearer:
     """The caller, identified by its token if one is needed.
 
-    models      what the token may ask for, as in `Tokens`; it changes with the tokens file
+    models      what the token covers, as in `Tokens`; changes with the tokens file
     connection  address and port from which the call came
     """
 
@@ -138,8 +138,8 @@ def connection() -> str:
 
 
 def models_named() -> tuple[str, ...]:
-    """What the token of the current call may ask for: the first digits of the ids of models or
-    shard sets; () for all."""
+    """The models or shard sets that the current call's token covers: the first digits of their
+    ids; () for all."""
     return _bearer.get().models
 
 
@@ -193,7 +193,7 @@ class Certificates:
         return (self._expires - time.time()) / DAY_S
 
     def credentials(self) -> Any:
-        """The credentials to bind a gRPC port with; handshakes follow every `reload`."""
+        """The credentials to bind a gRPC port with; each handshake uses what `reload` read last."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(),
             self._newer,

@@ -32,7 +32,7 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import REASON_KEY, Reason
 
-DESCRIPTIONS_KEPT = 8  # cached replies to Describe, at most; tokens for the same models share one
+DESCRIPTIONS_KEPT = 8  # maximum of cached Describe replies; tokens for the same models share one
 R = TypeVar("R")
 # Answers the bytes of a message, but does not start after the given time.
 Work = Callable[[bytes, float | None], Awaitable[bytes]]
@@ -86,7 +86,7 @@ class ShardService:
         self.shard_set = shard.manifest.shard_set_bytes
         self.metrics = ServerMetrics()
         self.process = process or Process()
-        # Large messages at work may outnumber threads, so that no thread waits for the event loop.
+        # More large messages than threads may be at work, so no thread waits for the event loop.
         turns = Turns(
             config.inline_queries,
             4 * config.threads,

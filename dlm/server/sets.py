@@ -35,8 +35,8 @@ logger = EventLog(__name__)
 REPLACED = "# replaced: "  # prefix of a replaced folder
 
 TURN_S = 60.0  # seconds that a server waits for its turn; after that it loads anyway
-# For this long, the reader of new files gives way; on a machine whose cores are all busy, it would
-# otherwise never run.
+# The reader of new files gives way for this long at most; on a machine whose cores are all busy, it
+# would otherwise never run.
 GIVE_WAY_S = 60.0
 AGAIN_S = 20.0  # seconds before a rejected list in a store is read again
 POLL_S = 0.25  # seconds between checks; a change is applied at the second check that sees it
@@ -100,7 +100,7 @@ def write_sets(
     replaced: Sequence[AnyPath] = (),
 ) -> None:
     """Writes the list: the absolute paths of `folders`, the default first, and of `replaced`, as
-    comments, for `dlm rollout --undo`. Keeps owner, mode and a symbolic link."""
+    comments, for `dlm rollout --undo`. Keeps owner and mode, and follows a symbolic link."""
     lines = [f"{folder.absolute()}\n" for folder in folders]
     lines += [f"{REPLACED}{folder.absolute()}\n" for folder in replaced]
     content = "".join(lines).encode()
@@ -170,7 +170,7 @@ def check_memory(
 
 
 class Turn:
-    """A lock that one process of this machine holds at a time, until it ends.
+    """A lock that one process of this machine holds at a time, at most until the process ends.
 
     The name of an abstract socket can be bound once, by any user and without a writable file
     system; each container has its own names.

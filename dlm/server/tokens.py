@@ -124,7 +124,7 @@ def read_tokens(path: Path) -> Tokens:
     expires: list[float] = []
     models: list[tuple[str, ...]] = []
     for number, line in lines_of(read_secret(path), path):
-        if len(digests) == MAX_TOKENS:  # before comparing one more token with all
+        if len(digests) == MAX_TOKENS:  # before one more token is compared with all these
             raise ConfigError(
                 f"{path} has too many tokens; expected at most {MAX_TOKENS}. Remove some"
             )

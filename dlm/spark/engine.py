@@ -65,7 +65,7 @@ def estimate(
 
     Args
         sources     files, folders or patterns that Spark reads: text, compressed as Hadoop reads
-                    it, or parquet. Files of one source follow one another by their paths
+                    it, or parquet. Files of one source are taken in the order of their paths
         output      folder, on any file system that Spark writes to
         settings    those of the local engine; memory and threads do not apply
         block_tokens  number of tokens counted at once; for tests
@@ -287,7 +287,7 @@ def bounds_of(counts: NDArray[np.int64], partitions: int) -> NDArray[np.uint64]:
     """Finds where partitions with similar amounts of text begin, as numbers of `text.pairs_of`.
 
     Args  counts  (words,)  how often each word occurs, `<s>` as often as `</s>`
-    A word in several partitions is cut as if the words before it were as frequent as in all text.
+    A word in several partitions is split as if the words before it had their overall frequencies.
     """
     last = np.cumsum(np.where(np.arange(len(counts)) == BOS, 0, counts))
     before = np.cumsum(np.where(np.arange(len(counts)) == EOS, 0, counts))

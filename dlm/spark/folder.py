@@ -81,7 +81,7 @@ def is_file(spark: SparkSession, path: str) -> bool:
 
 def write_parts(frame: DataFrame, folder: ModelFolder) -> None:
     """Writes a frame of blocks of rows (order, value): one part for each partition and order."""
-    # Rows of all orders are written as they arrive: sorting would have to hold all of them.
+    # Rows of all orders are written as they come: to sort them, Spark would have to hold them all.
     frame.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", MAX_ORDER)
     rows = frame.select("order", frame.value.cast("string"))
     rows.write.mode("append").partitionBy("order").option("lineSep", "\n").text(folder.run_path)
@@ -151,7 +151,7 @@ class ModelFolder:
         ]
 
     def commit(self, index: bytes) -> None:
-        """Makes this run's parts the model, and removes the parts of other runs."""
+        """Publishes this run's parts as the model, and removes the parts of other runs."""
         place = self._new_path(self._root, PARTS_INDEX)
         context = self._renaming_context()
         if context is None:

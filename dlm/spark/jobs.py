@@ -79,8 +79,8 @@ def as_bytes(frame: DataFrame) -> RDD[bytes]:
 def between(values: RDD[Any], partitions: int, stage: Callable[..., Any]) -> RDD[Any]:
     """Runs a stage on each partition, and shuffles its output values to their partitions.
 
-    Args  stage  (partition, values) -> (partition, value). If input and output have equally
-                 many partitions, the last is for the driver, and is left out
+    Args  stage  (partition, values) -> (partition, value). If input and output have equally many
+                 partitions, the last of the input is for the driver, and is left out
     """
     before = values.getNumPartitions()
 

@@ -89,7 +89,7 @@ class Carried(NamedTuple):
 
 
 class OrderSums(NamedTuple):
-    """For the driver: the two sums over some n-grams of an order that go into the model id."""
+    """For the driver: two sums over some of an order's n-grams; the sums go into the model id."""
 
     order: int
     sums: NDArray[np.uint64]

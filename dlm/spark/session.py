@@ -40,8 +40,8 @@ def missing() -> str | None:
 
 @contextmanager
 def session() -> Iterator[SparkSession]:
-    """Gives the existing session; or a new one, with the environment's settings, that is stopped at
-    the end. ConfigError if pyspark or Java is missing, or Spark does not start."""
+    """Yields the existing session or a new one, which has the environment's settings and is stopped
+    at the end. ConfigError if pyspark or Java is missing, or Spark does not start."""
     if (lacking := missing()) is not None:
         raise ConfigError(lacking)
     from pyspark.errors import PySparkException

@@ -81,7 +81,7 @@ class _Encoder:
                 if at < len(text):
                     yield
             elif at == before and int(self.state[kernels.WORDS]) == words:
-                # The line, of at most 1 MiB, has more words than the buffer holds, so double it.
+                # The line, of at most 1 MiB, has more words than the buffer, so double the buffer.
                 self.tokens = np.empty(2 * len(self.tokens), U32)
 
 
@@ -188,8 +188,8 @@ def counted(
 ) -> Iterator[pa.RecordBatch]:
     """Counts n-grams of the highest order in batches of lines (`value`), as far as memory allows.
 
-    Args     bounds  (partitions - 1,) rising: the first pair of last words (`pairs_of`) of each
-                     partition after the first
+    Args     bounds  (partitions - 1,) rising: the lowest value of `pairs_of` in each partition
+                     after the first
     Returns  rows (part, value): a partition, and its n-grams as sorted columns of (order + 1, n)
              uint32: the most recent word, the words before it, how often the n-gram occurs
     """

@@ -115,7 +115,7 @@ class Grams(NamedTuple):
 
 
 # For the contexts of some n-grams: the total count of what follows each context, in any integer
-# type; and the weight of each whose total is not 1 (else, it is the discount of a count of 1).
+# type; and the weights, but only for totals other than 1 (for 1: the discount of a count of 1).
 Answer = tuple[NDArray[Any], NDArray[np.float64]]
 
 

@@ -1,4 +1,4 @@
-"""Large arrays, in memory that is returned to the system or as maps of files."""
+"""Large arrays: in memory that goes back to the system when freed, or mapped from files."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Storage:
     """Makes arrays in memory, or in files.
 
     Args        folder  for the files to which arrays are mapped; None keeps arrays in memory
-    Guarantees  a file has no name, so it is gone once its last array is, or its process is killed.
-                Its space is reserved when the array is made, with OSError if the disk is full;
+    Guarantees  a file has no name, so it vanishes with its last array, or with the process. Its
+                space is reserved when the array is made (OSError if the disk is full);
                 without this, the system could end the process later (SIGBUS)
     """
 

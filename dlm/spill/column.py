@@ -21,7 +21,7 @@ from dlm.spill.arrays import anonymous
 
 Array = NDArray[Any]
 
-_LEAST_BYTES = 1 << 16  # minimum bytes of memory that grows as rows arrive
+_LEAST_BYTES = 1 << 16  # minimum size to which a column in memory grows
 _WRITE_BYTES = 1 << 26  # bytes written at a time
 _READ_BYTES = 1 << 20  # bytes read at a time, for a checksum
 

@@ -154,7 +154,7 @@ def _head(rows, row, key):  # type: ignore[no-untyped-def]
 
 @kernel
 def _tie_before(rows, key, run_a, row_a, run_b, row_b):  # type: ignore[no-untyped-def]
-    """Returns whether row a comes before row b of the same head; the run decides for equal keys."""
+    """Returns whether row a precedes row b, which has the same head; the run decides ties."""
     for j in range(2, key):
         a = rows[row_a, j]
         b = rows[row_b, j]

@@ -63,7 +63,7 @@ def buffers_of_run(threads: int) -> int:
 
 
 def ahead(chunks: Made[_Item], threads: int) -> Made[_Item]:
-    """Yields the same chunks; with several threads, each is made while the previous one is used."""
+    """Yields `chunks`; with several threads, each is made while the previous one is used."""
     return _ahead(chunks) if threads > 1 else chunks
 
 
@@ -119,7 +119,7 @@ def merged(
     buffer_rows: int,
     threads: int,
 ) -> Chunks:
-    """Merges runs, and yields a chunk at a time; a chunk is valid only while the next is made.
+    """Merges runs, and yields a chunk at a time; each is valid until the next but one is begun.
 
     Args  runs  functions that open the runs, in the order they were added; no run is empty
           buffer_rows  rows read from a run at a time

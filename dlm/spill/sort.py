@@ -21,7 +21,7 @@ Rows = NDArray[np.uint32]
 Packed = NDArray[np.uint64]
 
 PARALLEL_ROWS = 1 << 16  # below this, a second thread costs more than it saves
-REFINE_PARTS = 16  # parts per thread; many, as equal rows crowd at the small ids of frequent words
+REFINE_PARTS = 16  # parts per thread; many, as equal rows crowd at small ids (frequent words)
 
 
 def sort_order(rows: Rows, key: int, packed: Packed, threads: int) -> int:
@@ -108,7 +108,7 @@ def cut_key(
 def gathered(
     rows: Rows, packed: Packed, place_bits: int, chunk_rows: int
 ) -> Generator[Rows, None, None]:
-    """Yields sorted rows a chunk at a time; a chunk is valid only while the next is made."""
+    """Yields sorted rows a chunk at a time; each is valid until the next but one is begun."""
     size = min(chunk_rows, len(rows))
     outs = [row_pages(size, rows.shape[1]) for _ in range(2)]
     for turn, begin in enumerate(range(0, len(rows), size)):

@@ -9,9 +9,9 @@
 A row is `width` numbers of 32 bits, sorted by the first `key` of them as unsigned numbers. Other
 values are passed as the bits of such a number (`float32_column.view(np.uint32)`).
 
-In memory, rows stay where they are: the leading bits of each key are packed into one number above
-the row's place, numpy sorts the numbers, and groups that these bits do not distinguish are sorted
-by the next bits (`kernels.refine`). That needs 8 bytes per row and moves each row once.
+Sorting in memory leaves rows in place: the leading bits of each key are packed into one number
+above the row's place, numpy sorts the numbers, and groups that these bits do not distinguish are
+sorted by the next bits (`kernels.refine`). That takes 8 bytes per row; rows move once, afterwards.
 """
 
 from __future__ import annotations
@@ -269,8 +269,8 @@ class Sorter(Closeable):
 class SortedRuns(Closeable):
     """Rows in order, in memory or in runs on disk that can be merged at once.
 
-    Made by `Sorter.finish` or, from a manifest, by `SortedRuns.open`. Leaving `with` closes; the
-    files stay until `remove`.
+    Made by `Sorter.finish` or, from a manifest, by `SortedRuns.open`. Leaving `with` closes the
+    runs; their files stay until `remove`.
     """
 
     def __init__(
@@ -327,7 +327,7 @@ class SortedRuns(Closeable):
         return cls(folder, width, key, runs, plan, threads)
 
     def manifest(self) -> dict[str, Any]:
-        """Returns what `open` needs to find the runs, for JSON; ValueError without runs on disk."""
+        """Returns what `open` needs to find runs, for JSON; ValueError if rows are in memory."""
         if self._memory is not None:
             raise ValueError("sorted rows in memory have no manifest; call finish(durable=True)")
         return {

@@ -67,7 +67,7 @@ def _log(line: str) -> None:
 
 
 def remembered(kind: str, place: RemotePath, look: Callable[[], str], tell: Tell = _log) -> str:
-    """Returns what `look` finds about a URL or, if the store is unavailable, found last."""
+    """Returns what `look` finds about a URL or, if the store is unavailable, what it last found."""
     file = home() / f"{_digest(kind, str(place))}.found"
     try:
         found = look()
@@ -158,8 +158,8 @@ def _remove(part: Path) -> None:
 def fetch_parts(
     place: RemotePath, part: Path, size: int, step: Callable[[int], None] = lambda done: None
 ) -> None:
-    """Fills a file with an object. The file's journal has the object's version, and the numbers of
-    the parts that are on disk."""
+    """Fetches an object into a file. The file's journal has the object's version, and the numbers
+    of the parts that are on disk."""
     version, found, _ = head(place)
     if found != size:
         raise FormatError(f"{place} has {found} bytes; expected {size}. Push it again")

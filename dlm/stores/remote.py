@@ -33,7 +33,7 @@ _PLACE = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,2}}([^/].*)")
 HUB = "https://huggingface.co"
 RELOAD_S = 5.0  # seconds between checks of an object that is followed
 CONNECT_S, STALL_S = 5, 20  # seconds to reach a store, and to wait for its next byte
-# Failing requests are repeated for RETRY_S seconds. A call, as for a large part, may take CALL_S.
+# Failing requests are repeated for RETRY_S seconds; each may take CALL_S, since parts are large.
 RETRY_S, CALL_S = 15, 300
 MOST_BYTES = 64 << 20  # limit of an object that is read whole
 LEAST_BYTES = 8 << 20  # minimum bytes of a pushed part

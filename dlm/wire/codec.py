@@ -382,7 +382,7 @@ def decode_block_reply(
     """Decodes the reply to a ContextBlockRequest: the words that the server stores after contexts.
 
     Args    skips  the `skips` of the request, below the vocabulary's size
-    Raises  ProtocolError  the reply is no message, is to another request, shard or shard set, was
+    Raises  ProtocolError  the reply is no message, is for another request, shard or shard set, was
                            damaged in transit, or breaks a rule of proto/README.md, "ContextBlock"
     """
     m = parse(pb.ContextBlockReply(), data)
@@ -479,7 +479,7 @@ def decode_score_reply(
 ) -> Answers:
     """Decodes the reply to the request with `request_checksum`.
 
-    Raises  ProtocolError  the reply is no message, is to another request, shard or shard set, has
+    Raises  ProtocolError  the reply is no message, is for another request, shard or shard set, has
                            too few or too many answers, or was damaged in transit
     """
     m = parse(pb.ScoreReply(), data)

@@ -22,7 +22,7 @@ IDLE_S = 75.0  # seconds between two requests of one connection
 BODY_S = 20.0  # time limit for a body
 WRITE_S = 10.0  # time limit for a client to read its answer
 LINGER_S = 2.0  # seconds for a client to read the last answer before the connection closes
-LINGER_READS = 256  # most reads of READ_BYTES that are discarded within LINGER_S
+LINGER_READS = 256  # maximum number of reads of READ_BYTES to discard within LINGER_S
 READ_BYTES = 64 << 10
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -89,7 +89,7 @@ class Connections:
     """The connections of the running loop, each of which answers one request at a time.
 
     Args  refusal  makes the answer to an invalid or failed request, from its status and a text
-          most     maximum number of connections; beyond it, the longest idle connection is closed
+          most     maximum number of connections; beyond it, the one idle for longest is closed
           keeps    whether a connection may take another request now
           fault    logs that an answer failed
     """

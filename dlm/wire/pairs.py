@@ -19,7 +19,7 @@ from typing import Any
 from grpc._cython import cygrpc
 
 _NAMES = "ExecuteBatchError", "ReceiveMessageOperation", "SendMessageOperation", "execute_batch"
-# False for a version of gRPC whose internals differ.
+# False for a version of gRPC that lacks these internals.
 AVAILABLE = all(hasattr(cygrpc, name) for name in _NAMES)
 _NO_FLAGS = 0
 MOST_WAKES = 1024
@@ -134,7 +134,7 @@ class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
 @contextlib.contextmanager
 def accepting_ahead() -> Iterator[None]:
     """Inside the block, new servers of grpc.aio ask for many calls ahead; with a version of gRPC
-    whose internals differ, nothing changes."""
+    that lacks the method replaced here, nothing changes."""
     usual = cygrpc.AioServer
     cygrpc.AioServer = _AheadServer
     try:
@@ -176,7 +176,7 @@ def few_wakes(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         except BlockingIOError:
             if removed:
                 waking.send(removed[:1])
-        except Exception:  # as for a closed loop; operations behind this one need a wake
+        except Exception:  # e.g. a closed loop; the operations still waiting need a wake
             waking.send(b"\0")
             raise
 

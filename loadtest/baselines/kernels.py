@@ -15,8 +15,8 @@ import numpy as np
 
 from dlm.ngram.kernels import slot_of
 
-# A server answers a query with the result of Algorithm 1 in DLM, with the longest n-gram that it
-# holds in baseline A, and with the n-gram itself or nothing in baseline B.
+# In DLM, a server answers a query with the result of Algorithm 1; in baseline A, with the longest
+# n-gram that it holds; in baseline B, with the n-gram itself or nothing.
 WHOLE, LONGEST, EXACT = 0, 1, 2
 SLOTS, PAIR, WORD = 0, 1, 2  # for WHOLE: the part of a context that selects the server
 WEIGHT_OF = 1 << 32  # the word `WEIGHT_OF - j` asks for the weight of its context's last j words
@@ -220,7 +220,7 @@ def look_up(  # type: ignore[no-untyped-def]
     mode, by, servers, slots, contexts, lengths, remote, row, words, active, low, high,
     server, at_row, length, asked, key, target, weight,
 ):  # fmt: skip
-    """Fills in a call's look-ups on servers, some of which may be equal; returns their number.
+    """Fills in a call's look-ups on servers; some look-ups may be equal. Returns their number.
 
     Args    low, high  lengths of n-grams that EXACT asks for in this round
             active     (Q,) whether each query is asked
@@ -326,7 +326,7 @@ def pack(contexts, order, at_row, length, asked, server, whole):  # type: ignore
 
 @compiled
 def take(target, suffix, place, values, matched, found, orders, weights):  # type: ignore[no-untyped-def]
-    """Passes servers' answers to the queries and contexts that asked; the longest n-gram wins."""
+    """Stores servers' answers for each query and context; the longest n-gram wins."""
     for n in range(len(place)):
         at = place[n]
         if suffix[n]:

@@ -26,7 +26,7 @@ from loadtest.baselines.hash_index import HashIndex, Ngrams, pair_table
 from loadtest.traces.routes import extends
 from loadtest.traces.trace import Trace
 
-RECORD_BYTES = 8  # bytes of a word id and a value, by which slots are balanced
+RECORD_BYTES = 8  # bytes of a word id and a value; slots are balanced by bytes
 
 
 @dataclass(frozen=True, slots=True)

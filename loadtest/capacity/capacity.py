@@ -1,7 +1,7 @@
 """Finds the capacity of a cluster: the highest rate before p99, CPU or errors cross a limit.
 
-The rate is doubled until a run crosses a limit; then the range between is halved. The next rate is
-a function of the measurements so far, so an interrupted search can continue.
+The rate is doubled until a run crosses a limit; then the range between good and bad is halved.
+The next rate depends only on the measurements so far, so an interrupted search can continue.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ P99, CPU, FAILURES, DRIVER = "p99", "cpu", "failures", "driver"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits that end the search.
+    """The limits that a run crosses if its rate is too high.
 
     p99_ms     p99 of the latency, which counts from the planned time
     cpu_share  CPU use of clients and servers, as a share of their machine; or, if they have several
@@ -53,7 +53,7 @@ class Limits:
 class Point:
     """The result of a run at one rate.
 
-    rate       planned requests per second; `sent_per_s` is the rate that was drawn from it
+    rate       planned requests per second; `sent_per_s`: those sent, counted by when they were due
     cpu_share  the share that is compared with the limit
     crossed    the limit that the run crossed, or empty;  why  the same in words
     """
@@ -148,7 +148,7 @@ def _crossed(report: Report, cpu: float | None, limits: Limits) -> tuple[str, st
 
 
 def others_share(points: Sequence[Point], cores: int) -> float:
-    """The largest share of the machine that neither clients nor servers used."""
+    """The largest share of the machine that work other than clients and servers used."""
     return max(
         (
             p.machine_cpu_share - (p.client_cores + (p.server_cores or 0.0)) / cores
@@ -217,7 +217,7 @@ def build_capacity(
 ) -> dict[str, Any]:
     """The content of capacity.json.
 
-    Args  settings  settings of the search: it can only be resumed with the same
+    Args  settings  settings of the search, which resumes only with the same settings
           ended     "found", or why the search ended early
           report    report of the last run, for facts that all runs share
     """

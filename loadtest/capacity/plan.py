@@ -25,10 +25,10 @@ from loadtest.traces.routes import Slotted
 FORMAT, VERSION = "dlm cluster plan", 1
 COSTS = Path(__file__).parent / "costs.json"
 MIB = 1 << 20
-# Bytes per word or 2-gram and per longer n-gram, in books5 (4.0 M n-grams, exact); and a share of
-# words and 2-grams that is near a large model's (5 % of 283 M n-grams; books5 has 51 %).
+# Bytes per word or 2-gram, and per longer n-gram, in books5 (4.0 M n-grams, exact); and the assumed
+# share of words and 2-grams, near a large model's (5 % of 283 M n-grams; books5 has 51 %).
 LOW_BYTES, HIGH_BYTES, LOW_SHARE = 6.4, 6.3, 0.1
-ENCODINGS = {"exact": 1.0, "compact": 0.57}  # bytes over exact's, at 6 bits (dlm/index/README.md)
+ENCODINGS = {"exact": 1.0, "compact": 0.57}  # bytes / exact bytes, at 6 bits (dlm/index/README.md)
 MOST_SHARDS, MOST_REPLICAS = 256, 32
 
 
@@ -104,7 +104,7 @@ class Cluster:
     """A cluster size that fits.
 
     cpu_share       CPU use of the busiest server, as a share of its processes' cores
-    degraded_share  the same while a replica of that server is gone; None for a single replica
+    degraded_share  the same while a replica of its shard is gone; None for a single replica
     """
 
     shards: int
@@ -129,8 +129,8 @@ def costs_of(path: Path | None) -> Costs:
     knee = found["knee"]
     if knee is None or knee["server_cpu_us_per_message"] is None or not knee["sent_per_s"]:
         raise ConfigError(
-            f"{path} contains no rate within the limits, or no CPU use of the servers; give "
-            "another --costs"
+            f"{path} has no rate that stayed within its limits, or no CPU use of servers; give "
+            "another report to --costs"
         )
     machine, commit = found["provenance"]["machine"], found["provenance"]["commit"]
     return Costs(
@@ -216,7 +216,7 @@ def fitting(
     traffic: Callable[[int], Traffic],
     requests_per_audio_s: float,
 ) -> Cluster:
-    """Finds the fewest servers that suffice, even while one is gone; of those, the fewest shards.
+    """Finds the cluster with fewest servers, then fewest shards, that suffices even with one gone.
 
     Raises  ConfigError  no number of servers fits: the smallest shard and the processes exceed a
                          server's memory, or the traffic is too high

@@ -47,7 +47,7 @@ def chaos(
     Give the file of --through to clients that should see the faults. Commands, one per line, where
     N is a server's place in cluster.toml: kill N, stop N, continue N; slow N MS, stall N P, drop N
     [P], partition N, blackhole N, half-open N, corrupt N P, heal N|all; list. Chaos ends after
-    the script or the minutes, else with standard input (or Ctrl-C). It heals all except kills.
+    --script or --random, else at the end of the input, or on Ctrl-C. It heals all except kills.
 
     Example: python -m loadtest chaos cluster.toml --through chaos.toml
     """

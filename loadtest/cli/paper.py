@@ -69,10 +69,10 @@ def paper(
 ) -> None:
     """Make the tables and figures of the DLM paper's evaluation.
 
-    They repeat section 4 of the paper, beside its own numbers. Every row says whether it was
-    measured, simulated or computed. Results in --output are not computed again. KenLM's sizes need
-    its build_binary: name its folder in DLM_KENLM_BIN. The exit status is 1 if an experiment
-    failed.
+    They repeat section 4 of the paper and show its own numbers alongside. Every row says whether
+    it was measured, simulated or computed. Results in --output are not computed again. KenLM's
+    sizes need its build_binary: name its folder in DLM_KENLM_BIN. The exit status is 1 if an
+    experiment failed.
 
     Example: python -m loadtest paper --arpa model.arpa.zst --held-out text.txt
     """

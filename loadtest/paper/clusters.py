@@ -29,7 +29,7 @@ from loadtest.traces.schedule import Load, Segment
 from loadtest.traces.trace import CALLS, EXTEND, Trace
 
 PROCESSES, DECODERS = 2, 8  # a closed loop's client processes, and decoders per process
-DEADLINE_S = 30.0  # long deadline of a request, so that late answers on a shared machine count
+DEADLINE_S = 30.0  # deadline of a request: long, so that a busy machine's late answers count
 
 
 def cores_here() -> int:
@@ -37,7 +37,7 @@ def cores_here() -> int:
 
 
 def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:
-    """Returns `setup.model` if its shards and encoding match; otherwise a shard set built once."""
+    """Returns `setup.model` if it has `shards` shards in `encoding`; else a set built once."""
     manifest = read_manifest(setup.model)
     if manifest.shards == shards and manifest.encoding == encoding:
         return setup.model
@@ -73,7 +73,7 @@ def loaded(
 
 
 def kept(setup: Setup, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Returns the result of `make`, kept as JSON by model, trace and version until `--again`."""
+    """Returns what `make` returns; keeps it as JSON by model, trace and version until `--again`."""
     of = {
         "model": read_manifest(setup.model).model,
         "trace": setup.trace.name,
@@ -111,7 +111,7 @@ def closed_loop(setup: Setup, servers: int) -> dict[str, Any]:
 
 
 def prepared(handle: Utterance, trace: Trace) -> list[tuple[int, States, Any]]:
-    """Returns (number, states, ids of words) for each request for words after contexts."""
+    """Returns (number, states, ids of words) for each request that scores words after contexts."""
     found = []
     wanted = trace.asks & (trace.call == CALLS.index(EXTEND))
     for number in np.flatnonzero(wanted).tolist():

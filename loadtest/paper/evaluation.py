@@ -81,8 +81,8 @@ class Evaluation:
         found = read_document(path, FORMAT, VERSION)
         if found["of"] != self.of:
             raise ConfigError(
-                f"{path} has results of {found['of']}; this evaluation is for {self.of}. Use "
-                "another --output, or remove the file first"
+                f"{path} has the results for {found['of']}, not for {self.of}. Use another "
+                "--output, or remove the file first"
             )
         return {one["result"]["name"]: one for one in found["experiments"]}
 

@@ -122,7 +122,7 @@ FIGURE_7: list[Row] = [
     },
     {"where": "section 4: overhead of DLM", "system": "dlm", "query_s": 0.1},
 ]
-# Systems whose calls are timed; for more servers, their times are computed.
+# Systems whose calls are timed on small clusters; times on larger ones are computed.
 TIMED = ("dlm", "A", "B", "B-batched")
 # Variants of dlm, each without one technique, and an older system.
 ABLATED = ("dlm-hash", "dlm-one-word", "dlm-uncached", "dlm-unbatched", "srilm")
@@ -134,7 +134,7 @@ PASSES = 3
 
 def figure_7(setup: Setup) -> Result:
     """Makes Figure 7: messages computed for all cluster sizes, and messages and times measured
-    where clusters fit."""
+    on the setup's clusters."""
     setup.progress.tell("figure-7: reading the model")
     model, asked = model_of(setup), recorded(setup)
     every = SERVERS[:3] if setup.quick else SERVERS
@@ -292,7 +292,7 @@ async def timed(client: Any, trace: Trace, passes: int, warmups: int = 1) -> Tim
 
 def on_baseline(setup: Setup, model: Model, name: str, servers: int) -> Timing:
     placed = Placed(SYSTEMS[name], model.ngrams, servers)
-    # With one message per look-up, a pass takes as long as ten others, so one is enough.
+    # With one message per look-up, a pass takes as long as ten batched ones, so only one is made.
     batched = placed.system.batched
     passes = PASSES if batched and not setup.quick else 1
 
@@ -338,7 +338,7 @@ BALANCE_SERVERS = (2, 4, 8, 16, 32, 64)
 
 
 def figure_8(setup: Setup) -> Result:
-    """Makes Figure 8, computed for up to 64 servers, and from the files of real shard sets."""
+    """Makes Figure 8: computed for up to 64 servers, and measured in files of real shard sets."""
     setup.progress.tell("figure-8: reading the model")
     model, asked = model_of(setup), recorded(setup)
     rows: list[Row] = []

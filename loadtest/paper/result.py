@@ -1,4 +1,4 @@
-"""Defines an experiment's input, and its result: rows, each with the way it was found."""
+"""Defines an experiment's input, and its result: rows that were measured, simulated or computed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Plot: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """One table or figure of the paper, repeated; ValueError if a row or plot is malformed.
+    """One table or figure of the paper, reproduced; ValueError if a row or plot is malformed.
 
     name     the name for `--only`, such as figure-7
     paper    the paper's rows; each with "where", its page or section, and the keys of `columns`
@@ -29,7 +29,7 @@ class Result:
              missing or None is shown as a dash
     plot     None, one plot, or several:
                kind    `LINES` or `BARS`
-               x, y    keys of `columns`: numbers for lines; the x of bars is their text
+               x, y    keys of `columns`: numbers for lines; for bars, x is the text of each
                series  key whose values name the lines, which are split by basis, or begin the
                        texts of bars; None for one line, or for no prefix
                labels  {"x": text, "y": text} of the axes

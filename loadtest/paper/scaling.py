@@ -1,4 +1,4 @@
-"""Figure 6: messages per minute against servers, for the trace as it is and balanced by hand.
+"""Figure 6: messages per minute against servers, for the trace as it is and with servers in turn.
 
 The costs are measured first, with one client process and few decoders: on one server, requests
 have 1/3, 1 and 3 times their recorded width; on the largest cluster, they are as recorded. `Costs`
@@ -45,7 +45,7 @@ CPU = 0.75  # share of the busiest server's cores, as in the paper
 CLIENT_CPU = 0.5  # enough clients run to keep each client below this
 PEAK_PER_MINUTE = 100e6  # the paper's peak
 MESSAGES, QUICK_MESSAGES = 60_000, 3_000  # number of messages simulated per point
-WIDTHS = (1 / 3, 1.0, 3.0)  # factors on the contexts of a request
+WIDTHS = (1 / 3, 1.0, 3.0)  # factors for the number of contexts in a request
 FEW_DECODERS = 4  # few enough that the window is never full, so each message has one request
 THROUGHPUT_AT = (1, 2)  # numbers of servers
 WITHIN = 0.15  # allowed error, as a share of the measured value
@@ -157,7 +157,7 @@ def busiest_s(costs: Costs, routed: Routed, requests: NDArray[np.int64], balance
 
 
 def _point(setup: Setup, costs: Costs, slotted: Slotted, routed: Routed, layout: Layout) -> Row:
-    """Simulates the rate that should load the busiest server to `CPU`."""
+    """Simulates load at the rate that should bring the busiest server's CPU use to `CPU`."""
     requests = slotted.requests
     each_s = busiest_s(costs, routed, requests, layout.balanced)
     per_s = CPU * layout.workers / each_s

@@ -21,7 +21,7 @@ from loadtest.traces.rescoring import CANDIDATES_END, Confusions, Transcript, re
 from loadtest.traces.trace import read_trace
 
 TRANSCRIPTS = Path(__file__).parents[1] / "traces/transcripts.tsv"
-FREQUENT = 20_000  # number of words that candidates are taken from
+FREQUENT = 20_000  # candidates are taken from this many of the most frequent words
 # Penalty, in log10, of a candidate other than the spoken word, as from an acoustic model.
 NOT_SAID = 0.5
 CONTEXTS, WORDS = 10, 10  # K and W

@@ -95,7 +95,7 @@ def _spread(samples: Sequence[Sequence[float]]) -> float | None:
 
 
 def differences(before: Report, after: Report) -> list[str]:
-    """Differences between two runs, besides their figures, that may make these incomparable."""
+    """Differences between two runs, besides their figures, that may make the runs incomparable."""
     places = {
         "trace": ("trace", "name"),
         "requests of the trace": ("trace", "requests"),

@@ -300,7 +300,7 @@ def _balance(shard_bytes: list[int], looks: list[Report]) -> Report:
 
 
 def _driver(ready: list[Record], total: _Merged) -> Report:
-    """The share of the client processes' time for planning, sending on time and counting."""
+    """The share of the client processes' CPU time spent on planning, sending and counting."""
     cost_us = sum(one["driver_cpu_us"] for one in ready) / len(ready)
     share = _per(cost_us * total.sent / 1e6, total.counts["cpu_s"])
     return {

@@ -1,3 +1,3 @@
 """Sends a trace to servers: clients, clocks, faults."""
 
-INTERRUPTED = "interrupted"  # why a run ended, after Ctrl-C
+INTERRUPTED = "interrupted"  # the reason given if Ctrl-C ended a run

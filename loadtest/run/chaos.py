@@ -109,7 +109,7 @@ def parse(line: str, servers: int) -> Command:
 
 
 def read_script(text: str, servers: int, path: Path) -> list[tuple[float, Command]]:
-    """Reads a script's lines ``at SECONDS command``, in order of time; ConfigError for others."""
+    """Reads a script's lines ``at SECONDS command``, sorted by time; ConfigError for any other."""
     out = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split("#")[0].strip()

@@ -35,11 +35,11 @@ from loadtest.traces.schedule import Load
 
 READY_S = 600.0  # time limit for clients to get ready: a version's first run compiles kernels
 LEAD_S = 0.25  # seconds between the order to start and the earliest time of a request
-GRACE_S = 20.0  # seconds that client processes have to end after the last deadline
+GRACE_S = 20.0  # seconds after the last deadline in which client processes must end
 KILL_S = 5.0
 CHECK_S = 120.0  # time limit for clients to check scores against the models' files
 BACK_S = 30.0  # time that clients and servers may need after the last planned fault
-SILENT_WINDOWS = 2  # windows in a row without a server's answer after which the cluster is gone
+SILENT_WINDOWS = 2  # windows in a row without a server's answer before the cluster counts as gone
 Keep = Callable[[Record], None]
 
 
@@ -139,7 +139,7 @@ class _Worker:
         self.process = start_child(
             "loadtest.run.worker",
             stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches the parent, which stops workers
+            start_new_session=True,  # Ctrl-C reaches only the parent, which stops workers
         )
         self.tell(json.dumps(asdict(settings)))
         self._listener = threading.Thread(target=self._listen, args=(heard,), daemon=True)

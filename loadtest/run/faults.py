@@ -1,6 +1,6 @@
 """Faults and moves during a load test: scenarios, plans from files, and their execution.
 
-Models are replaced, and a cluster grows, by the commands of `dlm`, as an operator would type them.
+The commands of `dlm` replace models and grow a cluster, as if an operator had typed them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def scenario(
     window, and are healed after another third.
 
     Args    shards  shard of each server
-            own     whether the run started the servers, so it can kill and start them
+            own     whether the run started the servers, and so can kill and restart them
     Raises  ConfigError  the scenario kills a replica, but there is none
     """
     begin_s, end_s = (max(round(seconds * k / 3 / window_s), k) * window_s for k in (1, 2))
@@ -118,7 +118,7 @@ def read_plan(
     """Reads the faults of a run: `text` names a scenario or a file of lines `at SECONDS command`,
     in seconds since the measuring began.
 
-    Raises  ConfigError  there is neither; a command cannot be carried out, or comes after the end
+    Raises  ConfigError  `text` is neither; a command cannot be carried out, or is after the end
     """
     check_named(text)
     endpoints = ClusterToml(cluster).servers()
@@ -127,7 +127,7 @@ def read_plan(
     else:
         plan = read_script(Path(text).read_text(encoding="utf-8"), len(endpoints), Path(text))
     if not plan:
-        raise ConfigError(f"{text} lists no faults; expected lines `at SECONDS command`")
+        raise ConfigError(f"{text} lists no faults; expected lines like `at SECONDS command`")
     for at_s, command in plan:
         if at_s >= seconds:
             raise ConfigError(
@@ -278,7 +278,7 @@ class Moves:
 
 
 class Faults:
-    """Carries out a plan. Clients reach the faults through the file `through`.
+    """Carries out a plan. Clients that use the cluster.toml `through` see its faults.
 
     Args  ended  set by `close`: the current command then ends
     """

@@ -68,7 +68,7 @@ def local_servers(
 ) -> Iterator[LocalServers]:
     """Runs servers until the end of the block.
 
-    Args  shard_set  folder of the model that is served; None takes the packaged model, in
+    Args  shard_set  folder of the model that is served; None: the packaged model, in
                      `shards` shards
           replicas   number of servers of each shard
           follow     whether the servers follow a list of shard sets
@@ -93,7 +93,7 @@ def local_servers(
 
 
 def quantised(own: LocalServers, tell: Callable[[str], None]) -> Path:
-    """Makes another model with the same number of shards: the packaged one, quantised."""
+    """Makes a second shard set with as many shards: the packaged model, quantised."""
     tell(f"sharding the packaged model {DEMO}, quantised")
     folder = own.beside("quantised")
     with as_file(files("dlm") / "data" / DEMO) as arpa:

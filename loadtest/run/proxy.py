@@ -1,7 +1,7 @@
 """A TCP proxy that makes a network fail: for `chaos`, and for tests of how clients react.
 
-It is in front of servers, one port each, and forwards bytes unchanged. Faults can be set and healed
-for each server while connections are open. It has one event loop, in a separate thread.
+It stands in front of servers, with a port for each, and forwards bytes unchanged. Faults can be set
+and healed for each server while connections are open. One event loop runs in a separate thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Faults:
     drop       probability that a connection is reset instead of forwarding a chunk; from 1 on, open
                connections are reset at once, and new ones on arrival
     corrupt    probability that one bit of a chunk from the server is flipped; in HTTP/2, only in
-               the payloads of DATA frames, since gRPC ends its process at some damaged frames
+               the payloads of DATA frames, since some damaged frames make gRPC abort its process
     partition  nothing passes either way; data sent meanwhile arrives when the partition ends
     blackhole  everything sent is lost; new connections are accepted, and stay silent. Connections
                that lost bytes are reset when the blackhole ends
@@ -258,7 +258,7 @@ class _Way:
 
 
 class Proxies(Closeable):
-    """A proxy in front of each server, which methods name by its index. Any thread may call them.
+    """A proxy in front of each server; methods take the server's index, and any thread may call.
 
     Args        targets  host:port of each server
                 seed     seed of all random choices; their effect also depends on how the system

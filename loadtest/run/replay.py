@@ -29,7 +29,7 @@ from loadtest.traces.trace import BLOCKS, Trace
 
 Record: TypeAlias = dict[str, Any]
 LOAD_ENDED = "the load ended"  # why a run ended, if nothing ended it early
-# Time counts for an answer, and for an exceeded deadline, which shows a stalled server. A refusal
+# Latency is measured for answers and for exceeded deadlines, which show a stalled server. A refusal
 # is quick, and would make a failing server look fast.
 DEADLINE = "deadline_exceeded"
 LASTED = (OK, DEADLINE)
@@ -68,7 +68,7 @@ class _Window:
     audio_s: float = 0.0
     call_s: float = 0.0
     outcomes: Counter[str] = field(default_factory=Counter)
-    errors: dict[str, str] = field(default_factory=dict)  # the first text of each outcome
+    errors: dict[str, str] = field(default_factory=dict)  # the text of the first error, by outcome
     sources: Counter[str] = field(default_factory=Counter)  # scores by source
     latency_s: list[float] = field(default_factory=list)
     service_s: list[float] = field(default_factory=list)

@@ -47,7 +47,7 @@ class GatewayClient:
         raise ConfigError("a gateway's client does not support a cascade")
 
     def utterance(self) -> Any:
-        """An utterance with states of the cluster's client, whose calls go through the gateway."""
+        """An utterance whose calls go through the gateway, with states of the cluster's client."""
         handle = self._client.utterance()
         return SimpleNamespace(
             model_info=handle.model_info,

@@ -58,7 +58,7 @@ def _plain(name: str) -> str:
 
 def lattices_of(recorder: Recorder, files: Sequence[Path], lm_scale: float) -> Decoding:
     """Rescores lattices on the fly, as `dlm rescore` does: one call per position, at its time.
-    Speakers are the beginnings of names, as in LibriSpeech: 19 in 19-198-0034."""
+    File names begin with the speaker, as in LibriSpeech: 19 in 19-198-0034."""
     search = Search(Scales(lm=lm_scale))
     name = f"dlm rescore, lm scale {lm_scale:g}, beam {search.beam:g}"
     return Decoding(name, [partial(_rescore_lattice, recorder, file, search) for file in files])

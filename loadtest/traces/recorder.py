@@ -1,10 +1,10 @@
-"""Records a decoder's requests, with a client whose utterances note every call.
+"""Records a decoder's requests, through a client whose utterances note every call.
 
     recorder = Recorder(Client.connect("cluster.toml"))
     with recorder.spoken("19-198-0034", speaker="19", seconds=16.6, kind="frame"):
         for at_s, frames in chunks:
             recorder.at_s = at_s
-            decode(recorder.utterance(), frames)   # any code that asks an utterance
+            decode(recorder.utterance(), frames)   # any code that queries an utterance
     write_trace(path, recorder.utterances, about)
 
 A call that this module does not know is refused, so that no trace lacks a request.
@@ -36,7 +36,7 @@ _SILENT = (
 
 
 class Recorder:
-    """Stands in for a client; utterances record requests for the one being spoken.
+    """Stands in for a client; its utterances record requests for the audio named by `spoken`.
 
     at_s        audio time of the next request; None spreads an utterance's requests evenly
     utterances  the utterances that have ended, with their requests
@@ -76,7 +76,7 @@ class Recorder:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Inside the block, nothing is recorded: for a decoder's requests at its start."""
+        """Inside the block, nothing is recorded; for the requests that a decoder makes first."""
         self.is_silent = True
         try:
             yield
@@ -115,7 +115,7 @@ def _timed(noted: list[tuple[float | None, Request]], seconds: float) -> list[Re
 class RecordingUtterance:
     """An `Utterance` that records its calls; made by `Recorder.utterance`."""
 
-    local_model = None  # decoders then send the requests that servers would get
+    local_model = None  # so decoders send the requests that servers would get
 
     def __init__(self, handle: Utterance, recorder: Recorder) -> None:
         self._handle = handle

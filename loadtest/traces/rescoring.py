@@ -18,7 +18,7 @@ from dlm.ngram.vocab import is_mark
 from dlm.units import counted
 from loadtest.traces.recorder import Recorder, RecordingUtterance
 
-LETTERS_PER_S = 14.0  # letters and spaces of read English; used only if the length is not known
+LETTERS_PER_S = 14.0  # letters and spaces of English read aloud; for audio of unknown length
 CANDIDATES_END = b"</s>"
 COLUMNS = ("seconds", "speaker", "text")
 COLUMNS_TEXT = "seconds, speaker and text"
@@ -44,7 +44,7 @@ def spoken(line: str) -> list[str]:
 
 def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
     """Reads a TSV file that begins with a column of names, and has `seconds`, `speaker` and `text`;
-    or plain text, a sentence per line, with lengths guessed from letters.
+    or plain text, a sentence per line, with audio lengths guessed from letters.
 
     Args    as_spoken  whether words are those of `spoken`; otherwise spaces separate words
     Raises  TextError  no line has a word, a table lacks columns, or a length is not a number

@@ -104,7 +104,7 @@ def routes(trace: Trace, shard_set: Path) -> Slotted:
 def extends(
     trace: Trace, vocabulary: Vocabulary, order: int
 ) -> Iterator[tuple[int, NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32]]]:
-    """Yields the calls of `extend`, in ids of a model: number; contexts (K, order - 1), of which
+    """Yields calls of `extend`, in a model's ids: request number; contexts (K, order - 1), of which
     the last `lengths` (K,) words count; and words (1, W) for every context, or (K, W)."""
     ids = np.array([vocabulary.id_of(word) for word in trace.table], np.uint32)
     context_words, row_words = ids[trace.context_words], ids[trace.row_words]

@@ -155,7 +155,7 @@ def schedule(trace: Trace, load: Load, seed: int) -> Schedule:
 def _drawn(trace: Trace, load: Load, seeds: list[int]) -> Schedule:
     """Draws a schedule whose rate is right on average over seeds."""
     rng = np.random.default_rng(seeds)
-    mixing = np.random.default_rng([*seeds, 1])  # the order is the same at each rate
+    mixing = np.random.default_rng([*seeds, 1])  # utterances keep their order at each rate
     asks = trace.asks
     first, last = trace.first_request[:-1], trace.first_request[1:]
     asked = np.concatenate([[0], np.cumsum(asks)])

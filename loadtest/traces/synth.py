@@ -16,8 +16,8 @@ TRIES = 20  # maximum draws per further context; duplicates in a request are dra
 
 
 def synthesise(trace: Trace, utterances: int, contexts: float, seed: int) -> list[Spoken]:
-    """Takes `utterances` shuffled utterances of a trace (0: each once), with `contexts` times the
-    contexts per request. Further contexts are drawn in proportion to how often they were recorded.
+    """Takes `utterances` utterances of a trace, shuffled (0: each once), with `contexts` times as
+    many contexts per request. Further ones are drawn in proportion to how often they were recorded.
 
     Raises  ConfigError  `utterances` is below 0, or `contexts` is outside 0.01 to 100
     """

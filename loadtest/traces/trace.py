@@ -224,7 +224,7 @@ def read_trace(path: Path) -> Trace:
 
     Raises  FormatError  it is no trace, has another version, is damaged, or contradicts itself
     """
-    # Arrow opens the file: its threads may free a Python file late, and so abort Python's exit.
+    # Arrow opens the file: if its threads freed a Python file late, Python would abort at exit.
     with path.open("rb"), pa.OSFile(str(path)) as file:  # `path.open` reports a fault in one line
         try:
             table = pq.ParquetFile(file, page_checksum_verification=True).read()

@@ -278,7 +278,7 @@ def test_what_is_too_large_for_the_bound_is_refused() -> None:
     """Noise beyond the limit that rounding is bounded for, and trees that 64 bits cannot hold."""
     noise = discrete(Blt(3, BLT))
     start = noise.init(Key.from_seed(0), 2)
-    with pytest.raises(PrivacyError, match="below which rounding errors are bounded"):
+    with pytest.raises(PrivacyError, match="above which rounding errors"):
         noise.advance(0, [np.array([1, 1 << 40])], start.buffers, 2.0**30)
     tree = discrete(make_mechanism("tree", rounds=2000))
     with pytest.raises(PrivacyError, match="do not fit in 64 bits"):

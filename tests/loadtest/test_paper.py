@@ -145,7 +145,7 @@ def test_whole_results_are_not_found_again(evaluated: Path, setup: Setup) -> Non
     facts["of"]["model"] = "other"
     (evaluated / "other").mkdir()
     (evaluated / "other/results.json").write_text(json.dumps(facts))
-    with pytest.raises(ConfigError, match="results of"):
+    with pytest.raises(ConfigError, match="the results for"):
         Evaluation(setup, evaluated / "other", said.append)
 
 

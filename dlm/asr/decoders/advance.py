@@ -2,7 +2,7 @@
 
 The interface is NeMo's NGPU-LM: states are integers; scores and next states are (B, V) arrays. NeMo
 holds a model on one GPU, and the model's words are the tokens. Here servers hold the model, which
-may lack some of the tokens, and suffixes of its n-grams. A batch costs one message per shard.
+may lack some tokens and some suffixes of its n-grams. A batch costs one message per shard.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Steps of a CTC beam search over letters or word pieces (`beams.py`); beams are rows of ints.
 
 A *part* is the beginning of a word: a node of the trie of the words that may be said or, numbered
-from that trie's size on, of a growing trie of other words. A *text* is the words before a part: a
-shorter text, and its last word as a part. Part 0 and text 0 are empty. The *bias* of a part is its
-node in the trie of the utterance's own words, or -1. A beam has
+from that trie's size on, of a growing trie of other words. A *text* is the words before a part,
+stored as a shorter text plus a last word (a part). Part 0 and text 0 are empty. The *bias* of a
+part is its node in the trie of the utterance's own words, or -1. A beam has
 
     text, part, last label, frames of its words, first frame of the part, its end, bias of the part
 
 Most rows that a frame makes are pruned at once, so parts are made only for rows that stay. Before
-pruning, a row has an existing part and, from bit PENDING_BITS on, the number of letters at the end
-of its label that follow the part.
+pruning, PART holds the longest existing part and, from bit PENDING_BITS on, how many of the
+label's last letters that part lacks.
 """
 
 # mypy: disable-error-code="assignment"
@@ -31,7 +31,7 @@ NOTHING_ENDED = -2  # value of END if a label began a word where no word had beg
 EMPTY = -1  # marks free slots and missing values
 PENDING_BITS = 32
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-LETTER_BITS, TEXT_BITS = 21, 32  # number of a key's low bits that hold a letter, or a part
+LETTER_BITS, TEXT_BITS = 21, 32  # how many low bits of a key hold a letter, or a part
 
 
 @inlined
@@ -178,8 +178,8 @@ def expand(  # type: ignore[no-untyped-def]
     trie_children, trie_letters, trie_codes, bias_children, bias_letters, bias_codes, counts,
     part_keys, part_values, parts, text_keys, text_values, texts, frames,
 ):  # fmt: skip
-    """Extends each beam by each label of a frame; beams that spell the same become one, with the
-    sum of the probabilities and the frames of the last beam.
+    """Extends each beam by each label of a frame. Beams that spell the same become one, with the
+    frames of the last beam and the sum of all their probabilities.
 
     Shapes
         beams, logits  (B, COLUMNS) int64, (B,) float64
@@ -286,7 +286,7 @@ def _history(part, last, text, history, texts):  # type: ignore[no-untyped-def]
 
 @kernel("int64[:, :], int32[:, :]")
 def shared_text(beams, texts):  # type: ignore[no-untyped-def]
-    """Returns the longest text that begins all beams' texts; an extension has a higher number."""
+    """Returns the longest text that begins all beams' texts; extending raises a text's number."""
     shared = beams[0, TEXT]
     for row in range(1, len(beams)):
         other = beams[row, TEXT]

@@ -40,7 +40,7 @@ def _table(
     rows: NDArray[np.int32], count: int, bits: int, first: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Makes a hash table with room for all rows. The keys are the first two columns of the first
-    `count` rows; the values are the numbers from `first` on."""
+    `count` rows; the value of row i is `first` + i."""
     size = 1 << (2 * len(rows)).bit_length()
     keys, values = np.full(size, EMPTY, np.int64), np.empty(size, np.int32)
     given = rows[:count, 0].astype(np.int64) << bits | rows[:count, 1]
@@ -236,7 +236,7 @@ class BeamSearch:
         self.labels, self.words, self.bias, self.options = labels, words, bias, options
         self.trie = WordTrie(()) if words is None else words.trie
         self._codes = np.zeros(1, np.int32) if words is None else words.codes
-        self._counts = np.array([0, 1, 1])  # numbers of parts beyond the trie, texts and frames
+        self._counts = np.array([0, 1, 1])  # counts: parts outside the trie, texts, frames
         self._parts = np.empty((0, 4), np.int32)
         self._texts = np.zeros((1, kernels.TEXT_COLUMNS), np.int32)
         self._frames = np.zeros((1, 3), np.int64)
@@ -333,7 +333,7 @@ class BeamSearch:
     # -- the language model -------------------------------------------------------------------
 
     def asked(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the states before all new words, and the ids of these words."""
+        """Returns, for each new word, the state before it, and its id."""
         rows, words = self._texts[self._scored : self._counts[1]], self.words
         assert words is not None
         for row in np.flatnonzero(rows[:, CODE] == EMPTY).tolist():
@@ -396,7 +396,7 @@ class BeamSearch:
         return np.asarray(self._states[self._found[:, kernels.TEXT]])
 
     def hypotheses(self, log10_end: NDArray[np.float64]) -> list[BeamHypothesis]:
-        """Texts after `end`, best first. `log10_end`: log10 P of </s> by `last_states`, or 0."""
+        """Texts after `end`, best first. `log10_end`: log10 P of </s> after `last_states`, or 0."""
         last, words, phrases = self._found, self.words, self.bias.phrases
         texts, kind = last[:, kernels.TEXT], np.float32 if self.single else np.float64
         added = self._ln_probs[texts] + self.options.alpha * log10_end * LOG_BASE

@@ -17,7 +17,7 @@ _SHOWN = 3  # number of words of each kind that an error shows
 
 
 def check_utterance(given: Utterance) -> None:
-    """Raises `QueryError` if a client or a model's path was given instead."""
+    """Raises `QueryError` for anything but an utterance, such as a client or a model's path."""
     if not hasattr(given, "context_blocks"):
         raise QueryError(
             f"found a {type(given).__name__}, expected an utterance; call the client's utterance()"
@@ -25,7 +25,7 @@ def check_utterance(given: Utterance) -> None:
 
 
 def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
-    """Returns the ids of words; 0 for words that the model and the utterance's phrases lack.
+    """Returns the ids of words; 0 for words in neither the model nor the utterance's phrases.
 
     Raises  QueryError  not a list of words, or unknown ids;  ConfigError  the model lacks all words
     """
@@ -59,7 +59,7 @@ def listed_words(name: str, given: Iterable[str]) -> list[str]:
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> None:
-    """Raises `QueryError` unless the value is a number in range, and whole if `low` is an int."""
+    """Raises `QueryError` unless the value is a number in range, a whole one if `low` is an int."""
     whole, kinds = isinstance(low, int), (int, float, np.bool_, np.integer, np.floating)
     if not isinstance(value, kinds) or not low <= value <= high or (whole and value % 1):
         raise QueryError(

@@ -90,7 +90,7 @@ class DlmLM(LM):  # type: ignore[misc]
             self._automaton, self._unit = phrases.automaton, UNIT * LN_10 / lm_weight
             self._symbols = phrases.symbols[[*ids, utterance.vocabulary.end_id]].tolist()
             ids = [word if word < phrases.size else UNK_ID for word in ids]
-            utterance = utterance.without_phrases()  # its contexts are the same
+            utterance = utterance.without_phrases()  # contexts stay the same
         self._ids, self._size = [*ids, utterance.vocabulary.end_id], len(ids)  # the end is at END
         self._recombine = recombine
         self._ahead = ahead if utterance.local_model is None else 0

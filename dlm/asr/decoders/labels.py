@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from dlm.asr.decoders.beam_kernels import NEW_WORD, WHOLE_WORD
 from dlm.errors import ConfigError
 
-BEGIN = "\u2581"  # SentencePiece's mark: begins a word
+BEGIN = "\u2581"  # SentencePiece's mark of where a word begins
 BLANKS = ("<blank>", "<blk>", "<pad>", "[PAD]", "", "_")  # names of CTC's blank
-INSIDE = "##"  # BERT's mark: continues a word
+INSIDE = "##"  # BERT's mark of where a word continues
 # pyctcdecode's names.
 UNK_TOKEN = "\u2047"
 BLANK_TOKEN_PTN = re.compile("|".join(map(re.escape, BLANKS[:4])), re.IGNORECASE)
@@ -31,14 +31,14 @@ def begins_of(words: Iterable[str]) -> NDArray[np.int64]:
 
 
 class Labels:
-    """Labels by index; if none of them is the blank, it is added at the end.
+    """Labels by index; if there is no blank among them, one is added at the end.
 
     Args    is_pieces  whether marks, not spaces, show where words begin; by default, whether any
                        label begins with SentencePiece's or BERT's mark
     Raises  ConfigError  two equal labels, white space within a label, or not a list of strings
     Attributes
         labels  "" for the blank, " " for the space; words begin with SentencePiece's mark
-        others  see `beam_kernels.expand`; one more label, after the last, ends every word
+        others  see `beam_kernels.expand`; an additional last label ends every word
     """
 
     def __init__(self, labels: Sequence[str], is_pieces: bool | None = None) -> None:

@@ -44,7 +44,7 @@ from dlm.ngram.memory_kernels import (
     store64,
 )
 
-# Indices into a table, an array of int64; an unpacked model's table has the first two as well.
+# Indices into a table, an array of int64. An unpacked model's table shares only the first two.
 (
     ASKED,
     HITS,
@@ -106,7 +106,7 @@ def put_step(line, key, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def recall(table, line, key):  # type: ignore[no-untyped-def]
-    """Returns a step's value from its cache line, and counts the query; -1 if it is missing."""
+    """Returns a step's value from its cache line and counts the query; or returns -1 if absent."""
     for way in range(WAYS):
         here = line + np.int64(way) * _16
         if load64(here) == key:

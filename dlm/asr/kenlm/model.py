@@ -273,7 +273,7 @@ class KenlmModel:
 
 
 class KenlmLanguageModel(KenlmModel):
-    """The older name of `Model`."""
+    """An older name for `Model`."""
 
 
 def _bytes_of(text: object) -> bytes:

@@ -73,7 +73,7 @@ def _tell(line: str) -> None:
 
 
 class OpenedModel:
-    """A client, and the table of states in which new sentences begin."""
+    """A client, and the table that new sentences use for their states."""
 
     def __init__(
         self,
@@ -207,8 +207,8 @@ class OpenedModel:
     def _served(
         self, table: ModelTable, ids: list[int], bos: bool
     ) -> tuple[list[float], list[int]]:
-        """Returns log10 P and KenLM's ngram_length of each word: from the table, up to the first
-        word that it lacks; for the rest, by one call of the utterance."""
+        """Returns log10 P and KenLM's ngram_length of each word. The table answers up to the first
+        word that it lacks; one call of the utterance answers the rest."""
         assert isinstance(table, StepTable)
         log10_probs: list[float] = []
         lengths: list[int] = []

@@ -208,7 +208,7 @@ def search_longer(low, tree, contexts, length, word, rank, value_at):  # type: i
             begin, end = two_fields(bit + (rank >> rest) * step, step)
         bit = keys + begin * (rest + record)
         if width == 0:
-            place = rank  # this context has all words of the shorter one: ranks are indices
+            place = rank  # the shorter context's list has the same words, so ranks are indices
         else:
             place = find_key(bit, rest, _0, end - begin, rank & mask_of(rest))
             bit += (end - begin) * rest

@@ -30,9 +30,9 @@ class KenlmState:
 
     __slots__ = ("_answer", "_table")
 
-    # A new state lacks both: creating a state without an __init__ takes half the time.
+    # A new state lacks both attributes: without an __init__, creating it takes half the time.
     _table: ModelTable | PickledStates
-    _answer: int  # the row in the low bits; the last n-gram's length above
+    _answer: int  # the row in the low bits; the last n-gram's length in the others
 
     def _place(self) -> tuple[ModelTable | PickledStates | None, int]:
         """Returns the table (None for a new state) and the row."""

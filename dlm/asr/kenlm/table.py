@@ -26,12 +26,12 @@ from dlm.ngram.wordtable import PADDING, WordTable
 from dlm.resources import available_bytes
 
 # Limits. Memory is allocated as it is used: up to 27 MB for the states of a model of order 5, and
-# 4 MB for steps. A full table is replaced, and lives on while any of its states does.
+# 4 MB for steps. A full table is replaced, and freed once no state refers to it.
 STATES = 1 << 18
 STEPS = 1 << 18
 NEEDS_SHARD = kernels.NEEDS_SHARD
 UNKNOWN_WORDS = 1 << 16  # maximum number of unknown words to remember
-MAX_WORDS = 1 << 22  # maximum number of words in all kept blocks, which take about 60 MB
+MAX_WORDS = 1 << 22  # maximum number of words in all kept blocks: about 60 MB
 BLOCK_WORDS = 64  # an empty block takes as much memory as this many words
 NULL = 0  # the row of the empty context
 ROW_MASK = (1 << kernels.ROW_BITS) - 1
@@ -125,7 +125,7 @@ class TextScorer:
 
 
 def _numbers(places: int, given: dict[int, Any]) -> NDArray[np.int64]:
-    """Makes an array for kernels from values by index; an array among them becomes an address."""
+    """Makes an array for kernels from the values by index; an array is replaced by its address."""
     found = np.zeros(places, np.int64)
     for place, value in given.items():
         found[place] = value.ctypes.data if isinstance(value, np.ndarray) else value

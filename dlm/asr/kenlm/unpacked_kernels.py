@@ -39,8 +39,8 @@ from dlm.ngram.memory_kernels import (
 (
     ENTRIES,  # address of the hash table; an entry is (context, word) and its value, 16 bytes
     SIZE,  # number of entries that the hash table has room for
-    CONTEXTS,  # address; of each context: weight, float32, and next shorter context, uint32
-    WORDS,  # address; of each word: log10 P, float32, and context after the word alone, uint32
+    CONTEXTS,  # address; per context: a float32 weight, and the next shorter context, uint32
+    WORDS,  # address; per word: float32 log10 P, and uint32 context after the word alone
     PLACES,
 ) = range(HITS + 1, HITS + 6)
 
@@ -62,8 +62,8 @@ def slot_of(table, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def find(table, key):  # type: ignore[no-untyped-def]
-    """Returns a key's value, or -1 if the key is missing. A value is the bits of a probability and,
-    from bit 32 on, an answer as `kernels.step` returns it."""
+    """Returns a key's value, or -1 if the key is missing. A value is made of a probability's bits
+    and, from bit 32 on, an answer in the form that `kernels.step` returns."""
     return find_from(table, slot_of(table, key), key)
 
 
@@ -219,7 +219,7 @@ def score_rows(table, contexts, words, log10_prob):  # type: ignore[no-untyped-d
     """
     width = words.shape[1]
     parts = np.empty(LONGEST, np.int64)
-    above = np.empty(LONGEST, np.float32)  # for each of `parts`, the sum of longer parts' weights
+    above = np.empty(LONGEST, np.float32)  # for each part, the total weight of the longer ones
     slots = np.empty(BLOCK, np.int64)
     for k in range(len(contexts)):
         row = words[k if len(words) > 1 else 0]

@@ -201,7 +201,7 @@ class _Reader:
 
 
 def kaldi_text(lattice: Lattice, table: SymbolTable | None = None) -> str:
-    """Formats a lattice as the text of a CompactLattice, which is read back bit for bit. Raises
+    """Formats a lattice as the text of a CompactLattice; reading it gives the same bits. Raises
     ConfigError if the symbol table lacks a word of the lattice."""
     lines = [lattice.id]
     into_end = Counter(lattice.sources[lattice.targets == lattice.end].tolist())

@@ -102,7 +102,7 @@ class Lattice:
         return np.searchsorted(self.sources, np.arange(self.nodes + 1))
 
     def totals(self, scales: Scales | None = None) -> NDArray[np.float64]:
-        """Returns what each arc adds to a path's score, (A,); default `scales`: the lattice's."""
+        """Returns what each arc adds to a path score, (A,); `scales` defaults to the lattice's."""
         by = self.scales if scales is None else scales
         return by.acoustic * self.acoustic + by.lm * self.lm + by.word_penalty * self.is_word
 
@@ -145,8 +145,8 @@ class LatticeDraft:
         detail: str = "",
         line: int | None = None,
     ) -> None:
-        """Adds an arc; nodes have the file's numbers. Raises LatticeError if a score is not a
-        finite number, or the arc ends where it begins."""
+        """Adds an arc between two nodes, given by the file's numbers. Raises LatticeError if a
+        score is not a finite number, or the arc ends where it begins."""
         if not (abs(acoustic) < MAX_SCORE and abs(lm) < MAX_SCORE):  # also catches nan
             raise self.error(
                 f"the scores of an arc are {acoustic:g} and {lm:g}; expected finite logarithms. "
@@ -166,7 +166,7 @@ class LatticeDraft:
         """Returns the lattice, without nodes that are not on a path.
 
         Args    start, end  default: the one node that no arc reaches; the one that no arc leaves
-        Raises  LatticeError  there are no arcs, a cycle, no single start or end, or no path
+        Raises  LatticeError  no arcs, a cycle, no single start or end, or no path
         """
         if not self._arcs:
             raise self.error("the lattice has no arcs; expected a path from a start to an end")
@@ -184,7 +184,7 @@ class LatticeDraft:
         arcs = [arc for arc in self._arcs if arc[0] in onward and arc[1] in back]
         times = [self._times.get(node, math.nan) for node in kept]
         if any(arc[1] == end and arc[2] not in self.non_words for arc in arcs):
-            # A new end follows the last words, so that arcs into the end can score </s>.
+            # Adds an end node after the last words: the arc into it has no word, and scores </s>.
             last = max(order) + 1
             arcs.append((end, last, "", 0.0, 0.0, ""))
             kept.append(last)

@@ -1,4 +1,4 @@
-"""Files of lattices and n-best lists: detects their format, reads them and writes results."""
+"""Reads files of lattices and n-best lists, whose format it detects, and writes results."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class FileWriter(ExitStack):
 
 class FolderWriter(ExitStack):
     """Writes one SLF file per lattice, which appears only once it is complete. With `resume`, the
-    folder may have files, whose utterances are skipped; otherwise files there raise ConfigError."""
+    folder may already have files, whose utterances are skipped; else they raise ConfigError."""
 
     def __init__(self, folder: Path, *, resume: bool = False) -> None:
         if folder.exists() and not folder.is_dir():

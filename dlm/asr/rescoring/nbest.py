@@ -5,12 +5,12 @@ JSON has one utterance per line; a missing score is 0:
 
     {"id": "a1", "hyps": [{"words": "the man", "acoustic": -12.5, "lm": -7.25}]}
 
-Text has one hypothesis per line; those of an utterance are on consecutive lines:
+Text has one hypothesis per line; an utterance's hypotheses are on consecutive lines:
 
     a1 -12.5 -7.25 the man
 
-Scores are natural logarithms, not scaled; higher is better. Words are split like the model's: at
-spaces, tabs and line ends, not at other Unicode spaces.
+Scores are natural logarithms, not scaled; higher is better. As in the model, words end at spaces,
+tabs and line ends, not at other Unicode spaces.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from dlm.units import LN_10
 
 
 class StateTable:
-    """Numbers the distinct states of one model as they occur, after those of `first` (1-D)."""
+    """Numbers a model's distinct states in order of occurrence, those of `first` (1-D) first."""
 
     def __init__(self, first: States) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -66,7 +66,7 @@ class StateTable:
 
 @dataclass(frozen=True)
 class Search(SearchSettings):
-    """How a lattice is searched and its scores are combined; by default, with its own scales."""
+    """How to search a lattice and combine its scores, by default with the lattice's own scales."""
 
     scales: Scales | None = None
 
@@ -95,7 +95,7 @@ class Rescored:
     bonus      (A,) what phrases add to each arc, a natural logarithm; None without phrases. `lm`
                includes bonus / (scale of `lm`), so other programs find the same best path
     positions  number of positions with queries
-    queries    number of scores requested; the last two fields: how many each fallback gave
+    queries    number of scores requested; the last two fields count those from each fallback
     """
 
     lattice: Lattice
@@ -116,7 +116,7 @@ def rescore(
     watch: Callable[[PositionBatch], None] | None = None,
 ) -> Rescored:
     """Returns the lattice with the scores of the utterance's model; `watch` is called with each
-    batch before it is sent. Raises UnavailableError, ProtocolError, see `Utterance.extend`."""
+    batch before it is sent. Raises UnavailableError, ProtocolError; see `Utterance.extend`."""
     steps = positions(lattice, utterance, search)
     try:
         batch = next(steps)
@@ -292,7 +292,7 @@ class _Expansion:
             lm = np.zeros(lattice.arcs)
             lm[asked] = search.new_weight * LN_10 * found.log10_prob[0].astype(np.float64)[places]
         guessed = replace(lattice, lm=lm).totals(self._scales)
-        if self._phrases is not None:  # else new words are dropped before their bonus counts
+        if self._phrases is not None:  # or new words would be dropped before their bonus counts
             guessed[asked] += LN_10 * self._phrases.lookahead(self._word_ids[asked])
         best = lattice.best_to_end(guessed)
         by_word = np.full(lattice.nodes, -math.inf)

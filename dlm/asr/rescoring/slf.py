@@ -214,7 +214,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def slf_text(lattice: Lattice, remark: str = "") -> str:
-    """Formats a lattice as SLF, with `remark` as a comment; scores are read back bit for bit."""
+    """Formats a lattice as SLF, with `remark` as a comment; its scores read back exactly."""
     scales = lattice.scales
     lines = [
         *([f"# {remark}"] if remark else []),

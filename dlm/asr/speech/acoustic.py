@@ -86,7 +86,7 @@ class AcousticModel:
         """Natural log-probabilities of the labels, one row per frame.
 
         Shapes  samples (N,) float32, 16 kHz, in -1..1; returns (T, labels) float32
-        Raises  QueryError  wrong samples; or the model returns another shape, or no probabilities
+        Raises  QueryError  wrong samples; or the model returns a wrong shape, or no probabilities
         """
         if samples.ndim != 1 or samples.dtype != np.float32 or not len(samples):
             raise QueryError(
@@ -118,7 +118,7 @@ def load_acoustic(named: str) -> AcousticModel:
     sys.path.insert(0, str(Path.cwd()))
     try:
         make = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as exc:  # an empty name is a ValueError
+    except (ImportError, AttributeError, ValueError) as exc:  # an empty name raises ValueError
         raise ConfigError(
             f"--acoustic is {named!r}, which cannot be imported: {exc}; expected module:function, "
             "where the module is installed or in the current folder"

@@ -169,8 +169,8 @@ def _promised(audio: Any, file: int) -> int:
 
 
 def _mono_16k(audio: Any, size: int) -> Iterator[tuple[NDArray[np.float32], int]]:
-    """Yields the blocks of an open `soundfile.SoundFile`, each with its number of samples, which
-    some codecs, such as GSM 6.10, do not know in advance."""
+    """Yields the blocks of an open `soundfile.SoundFile`, each with the number of samples
+    read for it; some codecs, such as GSM 6.10, do not know this number in advance."""
     import soxr
 
     rate: int = audio.samplerate

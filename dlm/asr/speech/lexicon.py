@@ -135,10 +135,10 @@ def model_lexicon(
     sounds: Mapping[str, Sequence[Sounds]] | None = None,
     spell: Spell | None = None,
 ) -> LabelLexicon:
-    """Spells the most probable words that it can spell, and those of the utterance's phrases.
+    """Spells in `labels` the model's most probable words, and those of the utterance's phrases.
 
     Args    utterance  only its unigrams are used, which need no server
-            limit      maximum number of words, the most probable, besides those of phrases
+            limit      maximum number of words that can be spelled, besides those of phrases
             tell       gets a line if words need pronouncing first, or words of phrases lack sounds
             sounds     pronunciations of some words, used instead of the three sources; case matters
     Raises  ConfigError  no word has a pronunciation; `limit` is below 1; or `sounds` uses a

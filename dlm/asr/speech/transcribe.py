@@ -228,7 +228,7 @@ class Transcriber:
         client  client of servers or of a shard set. Each segment is an utterance of its own, so if
                 servers fail, the next one uses the local fallback (`ClientConfig.local_fallback`)
         words   number of the model's most probable words to recognise
-        tell    gets lines about steps that take long
+        tell    gets lines about steps that take a long time
         phrases, sounds  for every segment; see `model_lexicon`
         acoustic  by default the packaged model, which hears English
         pieces  file of the SentencePiece model whose pieces are the labels of `acoustic`; None:

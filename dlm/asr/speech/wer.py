@@ -172,7 +172,7 @@ def align(
 
 
 def _distances(reference: Sequence[str], hypothesis: Sequence[str]) -> NDArray[np.int32]:
-    """Returns the errors between each pair of prefixes, (len(reference) + 1, len(hypothesis) + 1).
+    """Returns the edit distances of all prefix pairs, (len(reference) + 1, len(hypothesis) + 1).
 
     Rows are computed in turn. Insertions, which depend on the left neighbour, are found with a
     running minimum of the row, after the cost of each step to the right is subtracted.
@@ -429,8 +429,8 @@ def paired(
     and "a1.wav".
 
     Args    subset  whether to leave out utterances without a hypothesis
-    Raises  TextError  an utterance without a hypothesis (with `subset`, all of them), or a
-                       hypothesis without an utterance
+    Raises  TextError  an utterance has no hypothesis (with `subset`: no utterance has one), or a
+                       hypothesis has no utterance
     """
     if reference.numbered != hypothesis.numbered:
         alone, named = (

@@ -124,7 +124,7 @@ class LocalCounts:
         backed[k]     (n_k,)  float64  C(phi, h): h was tried but did not list the word; h has
                                        length k, 0 to N - 1; 0 for the empty context
         direct[k]     (n_k,)  float64  visits whose longest context in the topology is h
-        rounding      visits in `backed` due to rounding alone, which were subtracted from it
+        rounding      visits subtracted from `backed`, since they were due to rounding alone
     """
 
     found: list[NDArray[np.float64]]
@@ -135,8 +135,8 @@ class LocalCounts:
 
 def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
     """Splits counts by the context at which words are found. No count is negative: a difference
-    within rounding becomes 0. Where rounding makes a context back off more visits than the mass
-    of its unlisted words, the excess is subtracted."""
+    within rounding becomes 0. Where rounding gives a context more backed-off visits than its
+    unlisted words have mass, the excess is subtracted."""
     found: list[NDArray[np.float64]] = []
     backed: list[NDArray[np.float64]] = []
     direct: list[NDArray[np.float64]] = []

@@ -17,7 +17,7 @@ from dlm.ngram.wordtable import WordTable
 
 # Sentences per block. DRAWN is large, since a network takes as long for the last few of a block as
 # for a whole batch. ASKED is for a source that is queried for each prefix, and may be slow. GIVEN
-# sentences of a text are sorted by length and followed together.
+# is for sentences that come whole, such as a text's; `visits.followed` sorts a block by length.
 DRAWN, ASKED, GIVEN = 20_000, 1_000, 1024
 
 

@@ -1,4 +1,4 @@
-"""Produces the histories that sentences of a source or a text visit, many at once.
+"""Produces the histories visited by sentences of a source or a text, many at once.
 
 At every history, the source's full distribution is counted, including words that did not follow
 (Rao-Blackwell), so few sentences suffice.

@@ -150,7 +150,7 @@ def add_parts(
 def _check_counts(found: checkpoint.Checkpoint, sums: Sequence[NDArray[np.float64]]) -> None:
     checkpoint.check_shapes(found.arrays, sums, found.path)
     for array in found.arrays:
-        # One number may be nan: the per-word entropy of a network of wordpieces.
+        # One number may be nan: the per-word entropy of a network that predicts wordpieces.
         if (array < 0).any() or np.isinf(array).any() or (np.isnan(array).any() and len(array) > 1):
             raise FormatError(
                 f"{found.path} has counts that are negative, infinite or NaN; expected finite "

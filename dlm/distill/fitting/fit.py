@@ -30,7 +30,7 @@ F32, F64, I64, U32 = np.float32, np.float64, np.int64, np.uint32
 
 TOLERANCE = 1e-6  # error of moment matching, as a share of a context's counts
 MOST_STEPS = 1000
-_ENOUGH = 1e-4  # a slow context may miss its optimum by this times the tolerance, in nats per word
+_ENOUGH = 1e-4  # a slow context may miss its optimum by _ENOUGH * tolerance nats per word
 _LEAST_LOG10 = -99.0
 _PARTS = 16
 
@@ -106,8 +106,8 @@ def fit(
     Args
         topology   closed under prefixes and suffixes (`topology.closed`)
         prior      visits to add to each visited context. A number is shared among words by how
-                   often each follows the context, so words found only at longer contexts
-                   keep some probability. Use 0 for exact counts, 1e-3 to 1 for samples
+                   often each follows the context, so words counted only at longer contexts
+                   keep some probability here. Use 0 for exact counts, 1e-3 to 1 for samples
         tolerance  when to stop: the largest difference between expected and given counts, as a
                    share of the context's counts
     Raises  ConfigError  no counts; a prior below 0

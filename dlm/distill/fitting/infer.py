@@ -113,8 +113,8 @@ def interpolate(
     threads: int = 2,
     progress: Tell | None = None,
 ) -> ModelColumns:
-    """Interpolates approximations of a source with equal weights (A_m), and prunes to `ngrams` in
-    all, words included; None keeps all. The result is closed under prefixes and suffixes."""
+    """Interpolates a source's approximations with equal weights (A_m), and prunes the model to
+    `ngrams`, words included (None keeps all). The result is closed under prefixes and suffixes."""
     merged = merge_models(
         unite(models), [1 / len(models)] * len(models), threads=threads, progress=progress
     ).columns()

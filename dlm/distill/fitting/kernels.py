@@ -146,10 +146,10 @@ def left_over(prob, prob_back, suffix, begin, end, first):  # type: ignore[no-un
 def cap_backed(  # type: ignore[no-untyped-def]
     parent, parent_first, first_child, suffix, found, parent_backed, parent_visited, visited, backed
 ):
-    """Caps backed-off visits that are within rounding at the mass of the words that are not listed.
+    """Caps counts of backed-off visits that are so small that they may be rounding errors.
 
     A context that lists almost all mass backs off a difference of two large sums. If that is within
-    rounding, its limit is the context's share, by visits, of its parent's mass on unlisted words.
+    rounding, the cap is the context's share, by visits, of its parent's mass on unlisted words.
 
     Shapes, contexts of length k >= 1
         parent          (m,)      uint32   the context that each backs off to
@@ -263,8 +263,8 @@ def fit_contexts(  # type: ignore[no-untyped-def]
         prob_back       (m,)      float64  filled: probability of words not listed
         iterations      (m,)      int64    filled
         residual        (m,)      float64  filled: error of moment matching, at the end
-        excess          (m,)      float64  filled: nats below the best likelihood, at most; 0
-                                     where only rounding was counted
+        excess          (m,)      float64  filled: upper bound on the nats below the best
+                                     likelihood; 0 if all counts are rounding errors
     """
     for q in range(begin, end):
         first, last = np.int64(first_child[q]), np.int64(first_child[q + 1])
@@ -318,7 +318,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
                         for e in range(i, j):
                             taken[np.int64(suffix[e]) - first] += rate
                         continue
-                    # This rate is so high that weight - taken would lose the others to rounding.
+                    # This rate is so high that weight - taken would lose other rates to rounding.
                     sharp_weight += rate
                     for word in range(size):
                         if i < j and np.int64(suffix[i]) - first == word:
@@ -330,7 +330,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
             off = 0.0
             for i in range(size):
                 offered = max(weight - taken[i], full) + sharp[i]
-                if offered > 0.0:  # else, the word is never offered, and counts by rounding
+                if offered > 0.0:  # else, the word is never offered: its count is a rounding error
                     off = max(off, abs(y[i] * offered - counts[i]))
             off = max(off, abs(y_back * (weight + sharp_weight) - back)) / total
             residual[q] = off
@@ -401,7 +401,7 @@ def weigh(  # type: ignore[no-untyped-def]
 def normalise(  # type: ignore[no-untyped-def]
     parent, parent_first, first_child, suffix, below, below_back, prob, weight, prob_back
 ):
-    """Divides each context's distribution by its sum: a file's rounding moves it off 1.
+    """Divides each context's distribution by its sum, which a file's rounding has moved off 1.
 
     Shapes as in `weigh`, but for
         weight     (m,)  float64  backoff weights; divided as well

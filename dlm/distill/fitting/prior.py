@@ -51,7 +51,7 @@ def as_backed_off(
     """Spreads visits by the distribution of the next shorter context, for counts that lack words.
 
     A source that spells its words gives nothing to words that no sample spelled, so their n-grams
-    would have probability 0. By default each context gets as many visits as it saw distinct words,
+    would have probability 0. By default each context gets a visit per distinct word seen after it,
     and at least 1.
 
     Args    base    (v,) float64, sums to 1: spreads the visits to the empty context; a word

@@ -83,7 +83,7 @@ def united(topologies: list[ModelColumns], threads: int = 2) -> ModelColumns:
 
 
 def first_child(topology: ModelColumns, length: int) -> NDArray[np.uint32]:
-    """Returns where the n-grams of each context of `length` words begin, and where the last end."""
+    """Returns where the n-grams of each context of `length` words begin, then where all end."""
     if length == 0:
         return np.array([0, len(topology.orders[0])], U32)
     return topology.orders[length - 1].first_child

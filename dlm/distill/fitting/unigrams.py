@@ -54,8 +54,8 @@ class Unigrams:
 
 def read_unigrams(path: Path, public: str = "") -> Unigrams:
     """Reads counts that `dlm unigrams` wrote, and their privacy record; without a record, `public`
-    says who attests the counts. Raises FormatError; PrivacyError if the record does not match,
-    or if counts without one are declared public but come from users, as files beside them show."""
+    says who attests the counts. Raises FormatError; PrivacyError if the record does not match
+    the counts, or if counts declared public come from users, as files beside them show."""
     counts = read_counts(path)
     record = counts.provenance if sidecar(path).exists() else None
     if record is None:
@@ -120,7 +120,7 @@ def with_unigrams(
     extended = replace(model, vocabulary=vocabulary, orders=orders)
     if model.order > 1:
         before, after = (_one_over_left(extended, prob) for prob in (old, mixed))
-        # A context's leftover mass stays; the unigrams' mass on the same words changes.
+        # A context keeps its leftover mass, but spreads it over words whose unigram mass changes.
         moved = np.log10(np.where(before > 0, after / np.maximum(before, 1e-300), 1.0))
         backoff = orders[0].log10_backoff + moved
         orders[0] = replace(orders[0], log10_backoff=backoff.astype(F32))

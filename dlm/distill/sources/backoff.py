@@ -22,7 +22,7 @@ F64 = np.float64
 MOST_STEPS = 1_000
 _RESTARTS = 4
 _TOLERANCE = 1e-12
-SUM_TOLERANCE = 0.01  # error allowed in the contexts' mean sum; values may be rounded to 4 digits
+SUM_TOLERANCE = 0.01  # how far the contexts' mean sum may be from 1; values may have 4 digits
 
 
 def distill_backoff(
@@ -127,7 +127,7 @@ def exact_counts(source: BackoffSource) -> NgramCounts:
 
     The expected visits of the model's states solve a sparse linear system (Suresh et al. 2021
     compute them as a shortest distance). BiCGSTAB (van der Vorst 1992) finds them in a few dozen
-    steps, each linear in the number of n-grams. DlmError if it fails: sentences do not end.
+    steps, each linear in the number of n-grams. If it fails (DlmError), sentences do not end.
     """
     topology = source.topology
     if topology.order == 1:

@@ -26,8 +26,8 @@ from dlm.ngram.vocab import MARKS, Vocabulary
 
 class NetworkSource:
     """The released network of a run of `dlm federate`; raises what `training.trained.load_model`
-    does. `inventory` has the network's wordpieces, which `PieceSource` turns into words; None for a
-    network of words."""
+    does. `inventory` has the network's wordpieces, which `PieceSource` turns into words; None if
+    the network predicts whole words."""
 
     def __init__(self, run: Path, *, batch: int = BATCH) -> None:
         model = load_model(run)

@@ -10,10 +10,10 @@ from dlm.jit import kernel
 
 @kernel("uint32[:], uint32[:], uint32[:], float64[:], float64[:], out float64[:, :]")
 def back_off_to(rows, first_child, words, prob, weight, given):  # type: ignore[no-untyped-def]
-    """Turns a model's distributions after contexts one word shorter into those after histories.
+    """Lengthens the context of each history's distribution by one word.
 
-    Shapes, b histories, v words, m contexts of this length with n n-grams
-        rows         (b,)      uint32   context of this length that ends each history, or NO_ROW
+    Shapes, b histories, v words, m contexts of the new length with n n-grams
+        rows         (b,)      uint32   context of the new length that ends each history, or NO_ROW
         first_child  (m + 1,)  uint32   where each context's n-grams begin
         words        (n,)      uint32   last words of the n-grams
         prob         (n,)      float64  P of the n-grams
@@ -45,7 +45,7 @@ def split_over(uncased, cased, begin, spellings, given, entropy):  # type: ignor
         more = 0.0
         for word in range(uncased.shape[1]):
             first, last = begin[word], begin[word + 1]
-            # The share of a single spelling is 1, to the bit.
+            # The share of a single spelling is exactly 1.
             if last - first == 1:
                 given[b, spellings[first]] = uncased[b, word]
                 continue

@@ -71,8 +71,8 @@ def grow(  # type: ignore[no-untyped-def]
     """Adds sorted keys to the trie, as far as there is room.
 
     Shapes
-        rows        (m, N + 1)     uint32  keys with their counts, sorted, and above all earlier
-                                           keys; a key may repeat the previous one
+        rows        (m, N + 1)     uint32  keys with their counts, sorted, and none below an
+                                           earlier key; a key may repeat the previous one
         begin       int            the first row to add
         depth       int            how many nodes are open: the nodes of the last key
         path        (N,)           uint32  the words of the open nodes

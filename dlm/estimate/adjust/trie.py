@@ -118,8 +118,8 @@ class TrieBuilder:
 
     def finish(self, *, at_end: bool = True) -> Trie:
         """Returns the trie of all keys; EstimationError if a count or a rank is too large. If the
-        last key is the last of the whole text (`at_end`), the statistics use how often the n-grams
-        that end this key occur, instead of their adjusted counts."""
+        last key is the last of the whole text (`at_end`), the statistics use the actual counts of
+        the n-grams that end this key, instead of their adjusted counts."""
         kernels.close(
             self._depth, self._words, self._counts, self._used, self._actual, self._outside,
             self._thresholds, self._trie.statistics, at_end,

@@ -234,7 +234,7 @@ def take_values(values, keep, out):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], bool[:], uint32[:], out uint32[:]")
 def take_links(links, keep, before, out):  # type: ignore[no-untyped-def]
-    """Copies the links of the kept rows, with the new rows of their targets.
+    """Copies the links of the kept rows, renumbered to the new rows of their targets.
 
     Shapes
         links   (n,)      uint32  rows of the order below, or NO_ROW

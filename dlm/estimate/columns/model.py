@@ -63,7 +63,7 @@ class ModelColumns:
         """Reads a model from an ARPA file, compressed or not, or from a KenLM binary file.
 
         Args
-            memory_bytes  limit for `needs(counts)`, which is by default what reading takes
+            memory_bytes  limit for `needs(counts)`, by default the memory that reading takes
             storage       with a folder, n-grams are sorted on disk and their arrays are maps of
                           files there; the system then decides what is in memory
         Raises

@@ -20,7 +20,7 @@ _Ids = NDArray[np.uint32]
 
 
 def bytes_per_token() -> int:
-    """Returns the bytes that a block takes per token: for the token, and twice for its place."""
+    """Returns a block's bytes per token: 4 for the token, and twice 4 for its place."""
     return 12
 
 
@@ -77,7 +77,7 @@ def counted_keys(
 def _buckets(
     tokens: _Ids, ends: _Ids | None, depth: int, words: int, order: int, bucket: int
 ) -> Iterator[tuple[_Ids, bool]]:
-    """Groups the ends of n-grams, in order; a group larger than `bucket` has only equal n-grams."""
+    """Groups n-grams' end positions, in order; a group above `bucket` has only equal n-grams."""
     counts = np.empty(words, np.int64)
     none = np.empty(0, np.uint32)
     kernels.histogram(tokens, none if ends is None else ends, depth, counts)

@@ -38,7 +38,7 @@ def add_up(  # type: ignore[no-untyped-def]
         contexts        (m,)      uint32   ranks of the contexts of some n-grams of order n - 1
         children        (m + 1,)  uint32   ranks of the first children, of order n, of these n-grams
         first_child     int       rank of the first child in `words` and `counts`
-        words, counts   (c,)      uint32   of the children: leftmost word, count and PRUNED
+        words, counts   (c,)      uint32   of the children: leftmost word; count, with bit PRUNED
         low, high       int       only children of n-grams with a context low <= q < high are used
         searched        (h,)      uint32   rank of the first child of each context
         first_searched  int       rank of the first context in `searched`

@@ -1,4 +1,4 @@
-"""Scores the words of a text by each model of a union."""
+"""Scores the words of a text with each model of a union."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Heldout:
 
 
 def read_heldout(union: Union, blocks: Iterable[bytes]) -> Heldout:
-    """Scores text by every model of a union; a block has lines, one sentence each, with line feeds
+    """Scores text with each model of a union; a block has lines, one sentence each, with line feeds
     between them. Takes 17 bytes per token and model, and 8 more per token and order.
     EstimationError if the text has no word."""
     table = WordTable.from_vocabulary(union.vocabulary)

@@ -22,10 +22,10 @@ NO_ROW = np.uint32(0xFFFFFFFF)
 LN_10 = math.log(10.0)
 
 # Probability mass. If a context's sum differs from 1 by less than TOLERANCE, the cause is taken to
-# be rounding in files; words that share less than LITTLE are not scaled up to fill a gap.
+# be rounding in files; words whose sum is below LITTLE are not scaled up to fill a gap.
 TOLERANCE = 2e-7
 LITTLE = 1e-7
-# The log10 value for zero in a file.
+# What files store as the log10 of 0.
 LOG10_ZERO = np.float32(-99.0)
 
 _0, _1 = np.int64(0), np.int64(1)

@@ -34,7 +34,7 @@ class MergedModel:
         lacking   number of contexts that did not sum to 1 with the models' own weights, and so got
                   weights computed from the mass that their n-grams leave
         scaled    number of contexts whose n-grams were scaled, because they summed to more than 1,
-                  or to less with no word left to back off
+                  or to less while unlisted words, if any, had under 1e-7 of the mass below
     """
 
     vocabulary: Vocabulary
@@ -62,7 +62,7 @@ class MergedModel:
 
 
 def needed_bytes(counts: Sequence[Sequence[int]]) -> int:
-    """Returns the approximate peak memory for merging models with `counts`, without the models."""
+    """Returns the approximate peak memory of merging models with `counts`, besides the models."""
     models = len(counts) + 1
     order = max(map(len, counts))
     by_order = [sum(c[k] for c in counts if len(c) > k) for k in range(order)]

@@ -28,7 +28,7 @@ class Union:
     Shapes, m models, v words
         known   (m, v)  uint8   whether a model has an n-gram for the word
     Guarantees
-        words of the first model keep their ids, and words that only later models have follow; row
+        words of the first model keep their ids, then come words that only later models have; row
         w of order 1 is word w in every model. `blanks` holds the suffixes that models lack and the
         prefixes of these; None if no suffix is missing
     """

@@ -85,7 +85,7 @@ def own_scores(
     threads: int = 2,
 ) -> NDArray[np.float32]:
     """Computes D, (n,) float32 >= 0, for pruning each n-gram of one order alone; inf where backing
-    off gives the n-gram no probability. `ln_history` (m,) is of order - 1."""
+    off gives the n-gram no probability. `ln_history` (m,) is that of the order below."""
     columns, contexts = model.orders[order - 1], model.orders[order - 2]
     orphan, orphan_log10 = orphans(model, columns)
     score = model.storage.empty(len(columns), F32)

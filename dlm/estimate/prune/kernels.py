@@ -17,7 +17,7 @@ from dlm.jit import kernel
 from dlm.units import LN_10
 
 NO_ROW = np.uint32(0xFFFFFFFF)
-# The log10 weight of a context that leaves no mass, since ARPA has no log10 of 0.
+# A context that leaves no mass gets this log10 weight, since ARPA files cannot hold log10 of 0.
 LEAST_LOG10 = np.float32(-99.0)
 
 
@@ -53,7 +53,7 @@ def score_contexts(  # type: ignore[no-untyped-def]
     never,
     score,
 ):
-    """Scores n-grams of some contexts: how much pruning each alone increases relative entropy.
+    """Scores n-grams of some contexts by the relative entropy that pruning each one alone adds.
 
     Shapes, rows n of order k and m of order k - 1
         begin, end     int64            contexts
@@ -63,7 +63,7 @@ def score_contexts(  # type: ignore[no-untyped-def]
         log10_prob     (n,)     float32
         suffix         (n,)     uint32
         log10_shorter  (m,)     float32 probabilities of order k - 1
-        orphan         (o,)     int64   rows without a suffix, rising
+        orphan         (o,)     int64   rows without a suffix, ascending
         orphan_log10   (o,)     float64 log10 P(w | h') of these rows
         never          int64            the id of the word that is never predicted, `<s>`, or -1
         score          (n,)     float32 filled for the n-grams of the contexts; >= 0, never -0.0
@@ -134,7 +134,7 @@ def score_contexts(  # type: ignore[no-untyped-def]
 
 @kernel("float32[:], uint32[:], out float32[:]")
 def raise_to(score, link, shorter):  # type: ignore[no-untyped-def]
-    """Raises scores so that no n-gram scores less than those that need it, by prefix or by suffix.
+    """Raises scores so that no n-gram scores less than one of which it is the prefix or suffix.
 
     Shapes
         score    (n,)  float32
@@ -204,9 +204,9 @@ def weigh_contexts(  # type: ignore[no-untyped-def]
 ):
     """Computes new back-off weights of some contexts, so that each context sums to 1 over words.
 
-    What a context leaves is divided by what its listed words leave of the distribution below, which
-    sums to 1 only as far as float32 allows. For a context that lists nearly every word, the
-    difference matters, so the exact sums are kept.
+    The mass that a context leaves is divided by what its listed words leave of the distribution
+    below. That distribution sums to 1 only as far as float32 allows, which matters for a context
+    that lists nearly every word, so the exact sums are kept.
 
     Shapes, as in `score_contexts`, and
         log10_backoff  (m,)  float32  weights before

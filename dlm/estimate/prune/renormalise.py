@@ -91,8 +91,8 @@ def new_weights(
 def _totals_below(
     model: ModelColumns, order: int, totals: Sequence[NDArray[np.float64]], words: float
 ) -> NDArray[np.float64]:
-    """Returns, for each context of an order, the sum over the words after the context's suffix or,
-    if the model lacks this suffix, after the longest suffix in the model."""
+    """Returns, for each context of an order, the total P of all words after the context's suffix
+    or, if the model lacks this suffix, after the longest one that it has."""
     columns = model.orders[order - 1]
     if order == 1:
         return np.full(len(columns), words)

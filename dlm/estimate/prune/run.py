@@ -181,7 +181,7 @@ def _smaller(
     model: ModelColumns, keep: Keep, weights: Sequence[NDArray[np.float32]]
 ) -> ModelColumns:
     """Makes the model of the kept n-grams. The highest orders are dropped if they lost all n-grams,
-    unless the order below has a weight other than 0, as contexts without n-grams may have."""
+    unless the order below has a weight other than 0: a context without n-grams may have one."""
     order = model.order
     while (
         order > 1
@@ -231,7 +231,7 @@ def best_of_each(
     prefixes: Sequence[NDArray[np.uint32]],
     most: Sequence[int | None],
 ) -> Keep:
-    """Marks each order's best n-grams whose prefix stays; in `most`, None means no limit."""
+    """Marks each order's best n-grams with a kept prefix; in `most`, None means no limit."""
     keep: Keep = []
     for score, prefix, limit in zip(scores, prefixes, most, strict=True):
         there = np.ones(len(score), np.bool_) if not keep else keep[-1][prefix]

@@ -134,7 +134,7 @@ class StageRecord:
         try:
             return cls(**values)
         except TypeError as exc:
-            raise ConfigError(f"this is not a record of a stage: {exc}") from exc
+            raise ConfigError(f"expected the record of a stage: {exc}") from exc
 
 
 @dataclasses.dataclass(frozen=True)

@@ -194,7 +194,7 @@ def _least_goal(
             return within(middle + 1, last) if found is None else found
         needed = math.ceil(noise_for(reach, target_rho) / noise_a_user)
         found = min(max(first, needed), last)
-        # The quotient may be off by one user from rounding.
+        # Rounding errors may put the quotient off by one user.
         while not meets(found):
             found += 1
         while found > first and meets(found - 1):

@@ -131,7 +131,7 @@ def sensitivity_of_stage(stage: StageRecord) -> float | None:
 
 
 def trusted_of(stage: StageRecord) -> list[str]:
-    """Lists what accounting trusts: numbers that a stage states, and that unstated costs are 0."""
+    """Lists what accounting trusts: a stage's numbers, and the claim that unstated costs are 0."""
     found = ["noise multipliers, rounds and participation"]
     if stage.sampling_rate is not None:
         found.append(f"Poisson sampling with probability {stage.sampling_rate:g}")
@@ -175,7 +175,7 @@ class Check(NamedTuple):
 
 
 def checks_of(stages: Sequence[StageRecord], delta: float) -> list[Check]:
-    """Returns a check per noised stage and, if none of several is sampled, one for all together."""
+    """Returns a check per noised stage, and one for all if several exist and none is sampled."""
     found = [_check(stage, delta) for stage in stages if not stage.raw]
     if len(found) > 1 and not any(stage.sampling_rate is not None for stage in stages):
         rho = math.fsum(check.rho for check in found)

@@ -258,7 +258,7 @@ def make_sampler(
     gap: int | None = None,
     max_participations: int | None = None,
 ) -> Sampler:
-    """Samples each user with probability `poisson`, or `report_goal` eligible users per round."""
+    """Makes a sampler: users by probability `poisson`, or `report_goal` eligible ones per round."""
     if poisson is not None:
         return PoissonSampler(users, poisson, key)
     if gap is None and max_participations is None:

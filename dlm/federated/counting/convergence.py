@@ -6,9 +6,9 @@ The Z statistic of Bhattacharya and Valiant (2015) compares two samples of sizes
 
 where X and Y are a word's counts. If both come from one distribution of independent words, the
 bracket has expectation 0. Federated counts are not independent: a person repeats words, and L1
-clipping weights people. With variances estimated between rounds (`Moments`), which are independent,
-the bracket is unbiased again. The first k/2 rounds are compared with the k/2 after them; FNG's
-nested form, which compares k/2 with k rounds, is biased, but also computed.
+clipping scales a person's counts. Rounds are independent, so with variances estimated between
+rounds (`Moments`), the bracket is unbiased again. The first k/2 rounds are compared with the k/2
+after them; FNG's nested form, which compares k/2 with k rounds, is biased, but also computed.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def z_between_rounds(x: Moments, y: Moments, rounds: int) -> float:
 
 
 def grid() -> Iterator[int]:
-    """Yields the rounds that Z compares: 1, 2, 3, 4, 6, 8, 12, 16, ...; with even k, also k/2."""
+    """Yields round counts for Z: 1, 2, 3, 4, 6, 8, 12, 16, ...; half an even count is one, too."""
     yield 1
     power = 2
     while True:

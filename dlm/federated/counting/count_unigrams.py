@@ -165,7 +165,7 @@ def run_collection(
     on_round: Callable[[RoundMetrics], None] = lambda done: None,
 ) -> CountedUnigrams:
     """Like `count_unigrams`, for a collection that `open_collection` opens with the run's folder,
-    the words and their record; from then on, `held_out` has the users for the OOV rate."""
+    the words and their record. Once it is open, `held_out` has the users for the OOV rate."""
     split = TOKENIZERS[settings.tokenizer]
     content = wordlist.read_bytes()  # read once: the verified bytes are the bytes used
     record = list_record(wordlist, content, settings)

@@ -48,10 +48,10 @@ Split = Callable[[str], list[str]]
 class RoundMetrics:
     """The figures reported about a round; with noise, from released counts only."""
 
-    round: int  # 1-based: rounds so far
+    round: int  # number of rounds so far, this one included
     words_seen: int
     new_words: int
-    new_word_rate: float  # share of the last rounds with a new word
+    new_word_rate: float  # share of the last rounds that had a new word
     rounds_between_new: float
     # Convergence, for rounds `on_grid`: Z between the two halves of the rounds, with variances
     # estimated between rounds, with the paper's (Poisson) variances, and nested as in FNG.
@@ -168,8 +168,8 @@ def apply(
         name = key.fold("unigrams", "noise", state.round)
         released = _with_noise(clipped_sum, config, name)
     done = state.round + 1
-    # Noise drowns the sum of a noised round, so all noised rounds count as equally large. Unless
-    # cohorts differ much in size, they nearly are, since a user adds at most lambda.
+    # Noise drowns the sum of a noised round, so all noised rounds count as equally large. They
+    # nearly are if cohorts have similar sizes, since a user adds at most lambda.
     moments = state.moments.plus(released, None if config.noise_multiplier is None else 1.0)
     now_seen = moments.total > seen_threshold(config, done, words)
     new = int((now_seen & ~state.seen).sum())

@@ -291,7 +291,7 @@ class SecureAggregator:
         return dataclasses.replace(total, total=vector, signs=signs, reports=reports)
 
     def result(self, total: _Running, reports: int) -> PyTree:
-        """The sum as a pytree of float64; PrivacyError if `reports` is not the number added."""
+        """The sum as a pytree of float64; PrivacyError unless `reports` reports were added."""
         import jax
 
         if reports != total.reports:

@@ -65,7 +65,7 @@ class Task:
     run, round     name the round; no two rounds share both
     me             the device's number in this round, from 1
     threshold, segments, verifying  see `RoundTerms`
-    settings       JSON: `text` (how to read it), `model` (for counting only its `vocab_size`), the
+    settings       JSON: `text` (how to read it), `model` (when counting, only `vocab_size`), the
                    least `gap`, the `most` participations promised; for training also `local`,
                    `aggregator` (C, s, m, alpha); for counting `counting` (`UnigramConfig`), `goal`
     parameters     float32, little-endian, one for each leaf of the network
@@ -116,7 +116,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class DeviceAnswer:
     """A device's answer to a request: `error` is why the device refuses, or "" if it does not;
-    `signature` is of the content, by the device's registered key, and empty without a key.
+    `signature` signs the content with the device's registered key; it is empty without a key.
     """
 
     error: str
@@ -130,7 +130,7 @@ def segments_of(encoding: Encoding) -> tuple[InputSegment, ...]:
 
 def counts_segment(config: UnigramConfig, words: int, goal: int) -> InputSegment:
     """Returns the segment of word counts in steps. ConfigError unless lambda is finite, since it
-    limits the counts of one device to 2^step_bits steps together."""
+    limits the sum of one device's counts to 2^step_bits steps."""
     if math.isinf(config.clip):
         raise ConfigError(
             f"lambda is {config.clip}; expected a finite value, since it bounds what devices send"

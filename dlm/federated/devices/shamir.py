@@ -16,7 +16,7 @@ SHARE_BYTES = 33
 
 
 def split(secret: bytes, places: Sequence[int], threshold: int, draw: Draw) -> dict[int, bytes]:
-    """Returns a share of 33 bytes per place (distinct, from 1); `threshold` of them recover it."""
+    """Returns shares of 33 bytes by place (distinct, from 1); any `threshold` recover `secret`."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"the secret has {len(secret)} bytes; expected {SECRET_BYTES}")
     if not 1 <= threshold <= len(places) or len(set(places)) < len(places) or min(places) < 1:

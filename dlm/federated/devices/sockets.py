@@ -135,7 +135,7 @@ class LocalSockets:
 
 
 class _Lines:
-    """The connections on which threads wait for answers, until all waiting ends."""
+    """The connections on which threads wait for answers; `end` ends all waits."""
 
     def __init__(self) -> None:
         self._lines: list[socket.socket] = []

@@ -59,7 +59,7 @@ ASKED: Mapping[Step, tuple[str, type[Message]]] = {
 
 
 _ANY_KEY = KeyPair.of(bytes(32))
-_OF_MASKING, _OF_OWN = slice(32), slice(32, None)  # slices of the commitments to two shares
+_OF_MASKING, _OF_OWN = slice(32), slice(32, None)  # where a commitment has each share's hash
 
 
 class RoundAbandoned(PrivacyError):

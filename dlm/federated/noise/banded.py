@@ -216,7 +216,7 @@ def _stretched(columns: Floats, rounds: int, bands: int) -> Floats:
 
 
 def _between(many: int, few: int) -> tuple[NDArray[np.int64], Floats]:
-    """Spreads `many` points over `few` places: returns the place before each, and the distance."""
+    """Spreads `many` points over `few` places; returns the place before each, and its distance."""
     place = np.arange(many) * (few - 1) / (many - 1)
     before = np.minimum(place.astype(np.int64), few - 2)
     return before, place - before

@@ -158,8 +158,8 @@ class IndependentNoise(DiscreteNoise):
 class TreeNoise(DiscreteNoise):
     """Adds integer noise to the nodes of trees, and releases rounded estimates from noisy nodes.
 
-    For a node of height h, `TreeAgg` estimates N / (2^(h+1) - 1), where N is 2^h times the node's
-    noise plus the N of both halves. Since a node's sum is an integer, the rounded estimate depends
+    For a node of height h, `TreeAgg` estimates N / (2^(h+1) - 1), where N adds 2^h times the node's
+    noise to the N of both halves. Since a node's sum is an integer, the rounded estimate depends
     only on noisy nodes: rounding comes after the noise and costs no privacy.
     """
 
@@ -375,8 +375,8 @@ def _check_size(noise: Whole, limit: float) -> None:
 def _check_limit(largest: float, limit: float) -> None:
     if largest > limit:
         raise PrivacyError(
-            f"noise of {largest:.3g} steps exceeds {limit:.3g}, the limit below which rounding "
-            "errors are bounded. Its probability is below 2^-1000: this is a bug in dlm; report it"
+            f"noise of {largest:.3g} steps exceeds {limit:.3g}, above which rounding errors "
+            "are unbounded. By chance this has probability 2^-1000: it is a bug in dlm; report it"
         )
 
 

@@ -26,7 +26,7 @@ Bounds = Callable[[int], tuple[int, int]]  # bits -> (low, high) around a number
 
 LIMIT = 64  # standard deviations; a draw beyond it has a probability below exp(-2048)
 _REACH = 10  # standard deviations that the table covers
-_TRIALS = 1 << 16  # trials whose words are drawn at a time
+_TRIALS = 1 << 16  # maximum number of trials drawn at once
 
 
 def whole_deviation(deviation: float) -> int:
@@ -166,7 +166,7 @@ def exp_bounds(numerator: int, denominator: int) -> Bounds:
 
     The argument is halved until it is below 1/2, the series is summed with 64 extra bits, and the
     sum is squared once per halving. Each term and square is rounded by less than a unit, and
-    squaring at most doubles the error: less than 2^40 units in all.
+    squaring at most doubles the error, which stays below 2^40 units.
     """
 
     def bounds(bits: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from dlm.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
-DENSE_GAP = 24  # up to this gap, `_dense_forest` is faster
+DENSE_GAP = 24  # up to this gap, `_dense_forest` is the faster search
 
 
 def gap_from_min_separation(min_separation: int) -> int:
@@ -84,7 +84,7 @@ def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_participation
 
 
 def separated_sums(column: Floats, gap: int, times: int) -> Floats:
-    """Adds to a column `times - 1` copies, shifted down by 1, 2, ... gaps and cut at the end."""
+    """Adds to a column `times - 1` copies of it, shifted down by 1, 2, ... gaps, cut at the end."""
     rounds = len(column)
     rows = -(-rounds // gap)
     square = np.zeros((rows, gap))
@@ -123,7 +123,7 @@ def banded_sensitivity(bands: Floats, gap: int, max_participations: int) -> tupl
     an upper bound, computed from each column's own worst pattern.
 
     Shapes  bands  (b, rounds)  bands[d, j] = (C^T C)[j, j + d]; 0 where j + d >= rounds
-    Paper   Choquette-Choo et al. 2023 (multi-epoch), Theorem 2.1 and (banded), appendix
+    Paper   Choquette-Choo et al. 2023: multi-epoch, Theorem 2.1; banded, appendix
     """
     size = np.abs(bands)
     width, rounds = bands.shape
@@ -170,8 +170,8 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participati
     """The squared sensitivity of a matrix with one row per node of complete binary trees, exactly.
 
     A user contributes the number of participations below a node to that node; the result is the
-    largest sum of squared contributions. The search is by halves, which are linked only by how many
-    rounds are forbidden at a half's start. `sizes` are leaf counts, powers of two, in order.
+    largest sum of squared contributions. A tree's halves are searched apart; only the
+    rounds forbidden at a half's start link them. `sizes` are leaf counts, powers of two, in order.
 
     Paper  Kairouz et al. 2021, appendix D (a dynamic program over the tree); GDP 3
     """
@@ -233,7 +233,7 @@ def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
 
     states: tuple[tuple[int, int, int], ...] = ((0, 0, 0),)
     for size in sizes:
-        # Trees share no node, so how many participations one has does not affect the next.
+        # Trees share no node, so the number of participations in one does not affect the next.
         states = _three_way_front(
             (0, value + more, after)
             for _, value, closed in states

@@ -96,7 +96,7 @@ def band_toep(
     rounds: int, bands: int, *, progress: Callable[[str], None] | None = None
 ) -> BandedToeplitz:
     """Returns the banded Toeplitz matrix with column norm 1 and the least RmsLoss for gaps of at
-    least `bands` (McKenna 2024), which is kept on disk."""
+    least `bands` (McKenna 2024); caches the matrix on disk."""
     bands = min(bands, rounds)
     settings = {"mechanism": "bandtoep", "rounds": rounds, "bands": bands}
     found = cached(settings, 1, lambda: _optimise(rounds, bands, progress))

@@ -73,7 +73,7 @@ class TreeAgg(Base):
 
 
 class TreeAggFull(Base):
-    """Tree aggregation with the best estimate from all complete nodes, in a stream.
+    """Tree aggregation with the best estimate from all complete nodes, drawn round by round.
 
     The noise has covariance (C^T C)^-1, where C has one row per complete node; so the noise depends
     on all rounds of the run. If rounds are drawn in order, a round's noise depends on earlier noise

@@ -31,7 +31,7 @@ from dlm.units import counted
 SIZES = {"4k": 4_000, "16k": 16_000, "30k": 30_000}  # FNG Table 2: S_e / N_e
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of <unk>, <s>, </s>
 SPACE = "▁"  # U+2581, which marks the beginning of a word
-# SentencePiece marks words with the first, and uses the others internally. It cuts marks such as
+# SentencePiece marks words with SPACE, and uses the others internally. It cuts marks such as
 # </s> out of words, so a character that occurs only inside marks would not become a piece.
 FORBIDDEN = (SPACE, "\u2585", "\u2047", "\0", "<unk>", "<s>", "</s>")
 SEEDS_PER_PIECE = 8  # substrings to choose from for each piece that is kept
@@ -268,9 +268,9 @@ def seed_pieces(
 ) -> list[tuple[str, int]]:
     """Collects candidates for the pieces of a unigram model: (substring, weighted occurrences).
 
-    Returns the at most `count` substrings of two characters or more that cover the most text
-    (occurrences times length), most first, as SentencePiece does, but each occurrence has its
-    word's weight. A substring that always occurs inside a longer one is left out.
+    Returns up to `count` substrings of two characters or more, those that cover the most text
+    (occurrences times length) first. So does SentencePiece, but here each occurrence has its word's
+    weight. A substring that always occurs inside a longer one is left out.
 
     Cost  O(characters of all words) times `max_length`; substrings of two lengths in memory
     """

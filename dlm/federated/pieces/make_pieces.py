@@ -46,7 +46,7 @@ def make_pieces(
             "--public-attested-by and --public-key were both given, but public counts have no "
             "record; give only one"
         )
-    content = counts.read_bytes()  # read once: pieces are made of the verified bytes
+    content = counts.read_bytes()  # read once: pieces are made from the verified bytes
     found = read_counts(counts, content)
     if public_key is not None:
         signed = require_signed(counts, public_key, content)

@@ -1,5 +1,5 @@
 """The text of a privacy report: its statements about a run for each point of the papers' checklist
-(GDP Appendix A, BLT Appendix C), and a fourth part of our own."""
+(GDP Appendix A, BLT Appendix C), and statements of our own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from dlm.record.provenance import UnverifiedInput
 from dlm.units import counted
 
-# How an engine of real devices describes itself in a stage's extras.
+# How an engine that asks real devices describes itself in a stage's extras.
 ENGINE = "DevicesEngine"
 REGISTERED = "secure aggregation with registered keys"
 UNREGISTERED = "secure aggregation without registered keys"

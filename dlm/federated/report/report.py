@@ -181,7 +181,7 @@ class PrivacyReport:
         return "\n".join(out)
 
     def checks(self) -> list[dict[str, Any]]:
-        """Returns the `account.recheck.Check` of each stage, as JSON; no checks without numbers."""
+        """Returns what `account.recheck.checks_of` does, as JSON; empty if there are no numbers."""
         if self.numbers is None:
             return []
         from dlm.federated.account.compose import StageRecord

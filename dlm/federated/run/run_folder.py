@@ -57,7 +57,7 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True)
 class RunBinding:
-    """What must not change when a run resumes, such as the content of files, but not their paths.
+    """What must not change when a run resumes, such as the content of files (paths may change).
     `public` settings and digests go into the checkpoint; digests of users' text have no noise, so
     they stay `private`. `vocabulary` is None if the run does not know the vocabulary."""
 
@@ -103,9 +103,9 @@ class RunFolder(Closeable):
         private   whether only the folder's owner can read it
     Raises  ConfigError  another process uses the folder; `path` is a file or a pipeline's folder
     Guarantees
-        once closed, the folder holds no copy of users' text if its run has ended or has not begun
-        (in which case a folder that was created here is removed); nor a copy that was made for a
-        run that `load` refused to resume
+        once closed, the folder holds no copy of users' text if its run has ended, if none has begun
+        (a folder that was created here is then removed), or if the copy was made for a run that
+        `load` refused to resume
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class RunFolder(Closeable):
 
     @property
     def run_id(self) -> str:
-        """A random id; a run whose rounds are releases keeps it when it resumes."""
+        """A random id; a resumed run keeps it if its rounds are releases."""
         return self._run
 
     @property
@@ -221,7 +221,7 @@ class RunFolder(Closeable):
         record: Provenance | None = None,
     ) -> None:
         """Makes rounds count: writes the private part, then the checkpoint with `record` and the
-        new `lines` (a stop may keep these out of the journal), then erases older private parts. If
+        new `lines` (the journal may lack these after a crash), then erases older private parts. If
         the run ends (`state.private` is None), the private part is only the ledger. `released` is
         as in `check_history`."""
         self._accepted = True

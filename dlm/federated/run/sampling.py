@@ -126,7 +126,7 @@ class Diurnal:
 class AvailabilitySampler:
     """Draws `report_goal` users who are available and may take part again: their timer has run out,
     `gap` rounds have passed since their last round, and they have taken part fewer than
-    `max_participations` times, even if the run resumed (Xu et al. 2023 (GDP), section 2.2).
+    `max_participations` times (Xu et al. 2023 (GDP), section 2.2). All three survive a resume.
 
     Args
         max_participations  None: only the gap limits participations
@@ -161,7 +161,7 @@ class AvailabilitySampler:
         self._key = key
         self._offset_h = diurnal.offsets(users, key.fold("zones")) if diurnal else None
         self._next_round = np.zeros(users, np.int64)  # first round in which each user may take part
-        self._next_s = np.full(users, -np.inf)  # first second in which each user may take part
+        self._next_s = np.full(users, -np.inf)  # time from which each user may take part
         self._taken = np.zeros(users, np.int64)
         self._round = -1
 

@@ -129,7 +129,7 @@ class FixedDenominator:
 
     Fields
         denominator  users (or their weight) per round, > 0; q * W if users are sampled with
-                     probability q (f~_f is then unbiased), the report goal m if it is fixed
+                     probability q (f~_f is then unbiased), or a fixed report goal m
     Paper            DPF Lemma 1, first bound; GDP Algorithm 1
     """
 

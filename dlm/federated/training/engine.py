@@ -134,7 +134,7 @@ class LocalEngine:
         tracked: Array,
         key: Any,
     ) -> RoundSums:
-        """See `Engine.sums`; ConfigError for a user without a batch, with other shapes, or with a
+        """See `Engine.sums`; ConfigError if a user has no batch, batches of the wrong shape, or a
         weight above 1."""
         self._check(cohort)
         if not cohort:

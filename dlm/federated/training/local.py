@@ -161,7 +161,7 @@ def user_update(
     moved, _, seen, ln_prob, targets = lax.fori_loop(0, used * config.epochs, one, begun)
     if each_batch:
         # A step that overflowed set the difference to zero, and later steps continued from there;
-        # refuse the whole update of such a device, as is done if it is clipped only at the end.
+        # refuse the device's whole update, as happens if an update is clipped only at the end.
         kept = jax.tree.map(lambda leaf: jnp.where(seen[1], leaf, 0.0), moved)
         norm = jnp.where(seen[1], seen[0], jnp.inf)
         return UserUpdate(kept, norm, seen[1], ln_prob, targets)

@@ -18,7 +18,7 @@ def parts_of(engine: Engine) -> dict[str, str]:
 
 
 def unknown_parts(engine: Engine) -> list[str]:
-    """Returns the parts whose types are not dlm's own, so that their bounds are unknown."""
+    """Returns the parts whose types are not dlm's own; their bounds are unknown."""
     if type(engine) not in (LocalEngine, DevicesEngine):
         return [f"unknown engine {type(engine).__name__}"]
     inner = getattr(engine, "aggregator", None)

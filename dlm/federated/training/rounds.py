@@ -151,7 +151,7 @@ class TrainingState(NamedTuple):
 
 class Raw(NamedTuple):
     """Exact figures about a round's users, shown only in simulations. `clipped` and `refused` (inf
-    or nan) count users; `mean_ln_prob` is ln P per target, over the steps."""
+    or nan) count users; `mean_ln_prob` is the mean ln P of a target, over all steps."""
 
     users: int
     clipped: int

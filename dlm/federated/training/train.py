@@ -70,8 +70,8 @@ LARGEST = 1e6  # with a parameter of this size or more, a network has diverged
 
 @dataclass(frozen=True)
 class RoundReport:
-    """The report of a round that counts. `evaluation` is on held-out users, or None if the round
-    had none; `seconds` excludes the time of the evaluation."""
+    """The report of a round that counts. `evaluation` is on held-out users, or None if there was
+    no evaluation; `seconds` excludes the time of the evaluation."""
 
     diagnostics: Diagnostics
     evaluation: metrics.Metrics | None
@@ -373,7 +373,7 @@ class Training(FederatedRun[RoundReport]):
     def _report(
         self, rounds: int, released: Arrays, *, at: datetime | None = None, data_name: str = ""
     ) -> PrivacyReport:
-        """Reports on `rounds` rounds, done or planned; the record is about `released`."""
+        """Reports on `rounds` rounds, done or planned; the record has the digest of `released`."""
         content = {STATE_DIGEST: checkpoint.digest(released)}
         if self._vocabulary is not None:
             content[VOCABULARY_DIGEST] = content_digest(self._vocabulary.content)

@@ -39,7 +39,7 @@ class TrainedModel:
 
 
 def why_diverged(folder: RunFolder) -> str:
-    """Says why the run in a folder ended early; "" if no run in it has begun or ended early."""
+    """Says why the run in a folder ended early; "" if it did not, or has not begun."""
     if not folder.has_begun:
         return ""
     return str(checkpoint.read(folder.path / CHECKPOINT).facts["state"].get("over", ""))

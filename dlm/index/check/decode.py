@@ -183,7 +183,7 @@ class _Tree:
             node_rank = a.key.astype(I64)
             two = model.tables[1]
             self.rows = two.rows[node_rank]
-            # Ranks point into the shorter context's list: the pairs that begin with the last word.
+            # Ranks point into the list of the context's last word: the pairs that begin with it.
             self.words = two.rows[:, 1]
             begin = begins_of(two.prefix, len(model.vocabulary))
             listed = np.diff(begin)[self.rows[:, 1]]
@@ -197,7 +197,7 @@ class _Tree:
                     f"a word after {spell(model.vocabulary, self.rows[node])} has a rank beyond "
                     f"the {listed[node]} words after that context's last word ({len(beyond)} such)",
                 )
-                # Use rank 0 instead, so that decoding can go on.
+                # These ranks become 0, so that decoding can go on.
                 a.rank[beyond] = 0
                 parent_begin = np.where(listed, parent_begin, 0)
         else:

@@ -1,6 +1,6 @@
 """Checks that a shard set follows every rule of shards/FORMAT.md, and holds a given model.
 
-Opening a set checks what a kernel relies on; this module checks that the answers can be right.
+Opening a set checks what kernels rely on; this module also checks what right answers need.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def verify_files(
     *,
     progress: Callable[[str], None] | None = None,
 ) -> VerifyReport:
-    """Checks the files that a server of some shards reads; the others may be absent.
+    """Checks the files that a server of these shards reads; other files may be absent.
 
     It checks the manifest, the checksum of each file, and what kernels rely on. Rules between
     n-grams need all shards; see `verify`.
@@ -197,7 +197,7 @@ class _Rules:
         self.values()
         self.blanks()
         self.model_id()
-        # A node or an n-gram that was left out of the tables also causes other faults.
+        # A node or n-gram left out of the tables causes more faults, so the report is not complete.
         lost = {"node", "twice"} & {v.rule for v in self.report.violations}
         self.report.complete = not lost
 

@@ -93,7 +93,7 @@ def credible_counts(reader: NgramReader) -> list[int]:
 
 
 def least_bytes(counts: Sequence[int], shards: int = 1, threads: int = 1) -> int:
-    """Minimum memory of a build: words and, per thread, a shard's share of the 2-grams as roots."""
+    """Minimum memory of a build: for all words and, per thread, for one shard's roots (2-grams)."""
     roots = sum(counts[1:2]) * min(threads, shards) // shards
     return LEAST_BYTES + WORD_BYTES * counts[0] + ROOT_BYTES * roots
 

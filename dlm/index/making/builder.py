@@ -282,7 +282,7 @@ def finish_words(c: Context) -> None:
 
 
 def _words_digest(c: Context) -> Any:
-    """Hashes every word, preceded by its length in eight bytes, as the start of a model id."""
+    """Begins the hash of a model id: every word, preceded by its length in eight bytes."""
     text = c.work.array("words")
     begin = np.append(0, np.flatnonzero(text == ord("\n")) + 1)
     digest = xxhash.xxh3_128()

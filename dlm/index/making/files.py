@@ -20,7 +20,7 @@ from dlm.index.layout import COLUMNS, FORMAT_VERSION
 from dlm.spill.column import Column
 
 Part = NDArray[Any] | Column
-# Maps a column's name to the dtype and the parts in order; columns are in the format's order.
+# Maps a column's name to its dtype and its ordered parts; columns are in the format's order.
 Columns = Mapping[str, tuple[Any, Sequence[Part]]]
 _STEP_BYTES = 4 << 20
 

@@ -194,7 +194,7 @@ def join(  # type: ignore[no-untyped-def]
                         break
             if k > 2 and new:
                 if k == 3:
-                    # Count the earlier pairs with the same first word, listed or required.
+                    # Count the earlier pairs with the same first word, in the file or required.
                     while True:
                         if at[P] >= len(pairs):
                             if not ended[PAIRS]:
@@ -277,7 +277,7 @@ def _put_suffix(at, held, out_suffixes, k):  # type: ignore[no-untyped-def]
 
 @inlined
 def _note_missing(at, entries, missing, k):  # type: ignore[no-untyped-def]
-    """Records an entry's missing context, unless a blank lacks it: that is no fault of the file."""
+    """Records the missing context of an entry; a blank may lack its context, so it is skipped."""
     x = at[X]
     if np.int64(entries[x, entries.shape[1] - 1]) >> np.int64(1) == BLANK_CODE:
         return

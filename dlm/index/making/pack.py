@@ -73,7 +73,7 @@ def put_roots(
 ) -> tuple[int, NDArray[np.uint64], NDArray[np.int64]]:
     """Starts a tree; returns its size in bits, its words, and where each root's record begins.
 
-    Shapes  numbers, sizes (R,)  of each root: its 2-gram's number, rising; its record's bits
+    Shapes  numbers, sizes (R,)  of each root: number of its 2-gram, ascending; bits of its record
     """
     key_bits = key_bits_of(pairs)
     bits = int(record_kernels.root_bits(numbers, sizes, key_bits))
@@ -192,8 +192,8 @@ class TreePacker:
             below, after = (np.cumsum(chunk[:, i], dtype=I64) for i in (3, 4))
             ends, (x, y, z), first = below + after, end, 0
             while first < len(chunk):
-                # A piece has at least one node. Each node has at most as many nodes below it, and
-                # n-grams after it, as there are words.
+                # A piece has at least one node. A node has at most one node below it, and at most
+                # one n-gram after it, for each word.
                 before = int(ends[first - 1]) if first else 0
                 last = max(int(np.searchsorted(ends, before + self._rows, "right")), first + 1)
                 begin, end = end, (x + last, y + int(after[last - 1]), z + int(below[last - 1]))

@@ -88,7 +88,7 @@ def build_shard_set(
 
     Args
         arpa       an ARPA file, plain, gzip, zstd or xz; or a KenLM binary file
-        output     folder to make; it must not exist, or be empty
+        output     folder to make; if it exists, it must be empty
         encoding   "exact", or "compact": smaller, and its values quantised
         bits       bits of a quantised value, or 32 to keep values as they are; compact only
         slot_load  queries recorded for each slot, which are balanced instead of the bytes stored
@@ -162,7 +162,7 @@ def _streamed(
     threads: int,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes files in bounded memory; returns manifest content. `original`: `_repair`'s, if any."""
+    """Writes files in bounded memory; returns manifest content. `original`: `_repair`'s or None."""
     search = None if memory_bytes is None else memory_bytes // 4
     folder = place.spill.parent
     with open_ngrams(arpa, memory_bytes=search, folder=folder, progress=say) as reader:

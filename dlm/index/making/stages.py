@@ -114,7 +114,7 @@ class NgramSource(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words; complete only after the 1-grams were read."""
+        """The words; complete only once the 1-grams have been read."""
 
     def batches(self) -> Iterable[NgramBatch]:
         """The n-grams, order by order from 1."""
@@ -145,7 +145,7 @@ def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
                     ending = sorter
                     sorting[at] = pool.submit(c.budget.finish, ending)
                     if c.budget.durable:
-                        sorting[at].result()  # waits, since the next order uses the memory
+                        sorting[at].result()  # waits, since the next order needs the memory
                 at += 1
                 sorter = None
                 if at <= top:
@@ -219,7 +219,7 @@ def _unigrams(
 
 def quantisers(c: Context, k: int) -> tuple[Quantiser, Quantiser] | None:
     """The quantisers of order k's probabilities and weights; None if values stay as they are."""
-    if c.coding.bits is None or k == 1:  # words are not quantised
+    if c.coding.bits is None or k == 1:  # 1-grams are not quantised
         return None
     out = []
     for what, bits in (("prob", c.coding.bits), ("backoff", weight_bits(c.coding.bits))):
@@ -463,7 +463,7 @@ def level_values(c: Context, k: int) -> LevelValues:
 
 
 def codes_of_model(c: Context, found: Sequence[LevelValues]) -> list[LevelCode]:
-    """Chooses the code of each level by the level's values."""
+    """Chooses the code for each level from the level's values."""
     blanks = c.work.info["blanks"][2:]
     return [values.code(values is found[-1], blanks[i]) for i, values in enumerate(found)]
 

@@ -18,7 +18,7 @@ from dlm.index.settings import ReshardSettings
 from dlm.ngram.partition import SLOTS, check_shards
 
 # A shard whose load is below this many times the mean of the others gets no replica: each of its
-# two servers would be busy for less than three quarters of the time that the others are.
+# two servers would have less than three quarters of the mean load of the others.
 HOT = 1.5
 BOUND = ReshardSettings().bound
 MOST_WEIGHT = 1 << 50  # limit of the sum over all slots: sums stay below 2^63

@@ -52,7 +52,7 @@ KERNELS = (
     records.copy_bits,
     packed.put_all,
 )
-# Maximum bytes of memory per root of a shard: for checking a file, and for listing the roots.
+# Maximum bytes of memory, per root of a shard, to check a file and to list its roots.
 ROOT_MEMORY = 130
 WORD_MEMORY = 32  # bytes per word, for arrays that say where its 2-grams begin
 # Bytes on disk for a shard's records while it is made, per byte of `SourceSet.slot_bytes`.
@@ -93,7 +93,7 @@ def reshard(
     """Makes a set of the same model in `output`, with `shards` shards and this slot table.
 
     Args    slots       (4096,)  the shard of each slot
-            output      folder to make; it must not exist, or be empty
+            output      folder to make; it must be empty or not exist
             slot_bytes  what `source.slot_bytes` returned
             memory_bytes  limit, as in `making.build_shard_set`; mapped files are not counted
             spill       folder for one shard's records; None: beside the output

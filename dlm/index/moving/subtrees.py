@@ -81,7 +81,7 @@ class SourceSet:
         return Roots(begins, ends, numbers, slots_of(*pairs_of(self.low.arrays, numbers)))
 
     def roots_in(self, slots: NDArray[np.bool_], shards: Sequence[int]) -> Roots:
-        """Returns, of these shards' roots, those in the chosen slots, ordered as in one shard."""
+        """Returns these shards' roots that are in the chosen slots, ordered as in one shard."""
         found = []
         for shard in shards:
             roots = self.roots(shard)

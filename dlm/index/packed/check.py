@@ -192,7 +192,7 @@ def _limits(a: Arrays, shape: TreeShape) -> list[int]:
         limits.append(_prob_limit(s["prob_bits"], s["prob_base"], table, name))
         weights = part_of(a, shape, depth, "weight_table")
         _require(len(weights) <= MOST_WEIGHTS + 1, f"{where}: weight_table is too long")
-        # The table has infinity for the escape: after that code, the bits of a weight follow.
+        # The table maps the escape code to infinity: after this code, the bits of a weight follow.
         _require(s["escape"] <= len(weights), f"{where}: escape is beyond weight_table")
         odd = np.flatnonzero(~np.isfinite(weights) | (np.signbit(weights) & (weights == 0)))
         escaped = weights[s["escape"] : s["escape"] + 1]

@@ -264,7 +264,7 @@ def check_records(  # type: ignore[no-untyped-def]
             return root, np.int64(FAMILY)
         level = levels + ((depth * np.int64(LEVEL_PLACES)) << _3)
         parent_size = words if is_root else s[S_SIZE]
-        # A part is read only if it does not begin past the end: loads then end in the spare word.
+        # A part is read only if it begins at or before the end, so loads end in the spare word.
         if at > end:
             return root, np.int64(HEAD)
         size, head = read_head(at, parent_size, is_root)
@@ -298,7 +298,7 @@ def check_records(  # type: ignore[no-untyped-def]
             if size:
                 width = field(at, np.int64(WIDTH_BITS)) + _1
                 at += np.int64(WIDTH_BITS)
-            # No rank needs more bits than a word id, and the rank's bits must suffice for the list.
+            # No rank needs more bits than a word id, and `width` bits must do for `size` ranks.
             if at > end or width > max(bit_length(words - _1), _1) or size > _1 << width:
                 return root, np.int64(HEAD)
         length = words_bits(size, width, of(level, N_VALUE_BITS))

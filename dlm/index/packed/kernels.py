@@ -165,7 +165,7 @@ def put_list(words, at, key_bits, value_bits, keys, values, first, n):  # type: 
 
 @inlined
 def get_list(at, key_bits, value_bits, keys, values, first, n):  # type: ignore[no-untyped-def]
-    """The inverse of `put_list`; `at` is eight times an address."""
+    """The inverse of `put_list`; `at` is a bit's number, counted from address 0."""
     leading = directory_bits(n)
     rest = key_bits - leading
     size = bit_length(n)
@@ -188,8 +188,8 @@ def get_list(at, key_bits, value_bits, keys, values, first, n):  # type: ignore[
 
 @kernel("int64[:], int64[:], int64, out int64[:]")
 def key_list_bits(begin, widths, value_bits, out):  # type: ignore[no-untyped-def]
-    """Sets out[i + 1] - out[i] to the bits of list i, which has begin[i + 1] - begin[i] entries,
-    with keys of widths[i] bits."""
+    """Makes out[i + 1] - out[i] the size in bits of list i, which has begin[i + 1] - begin[i]
+    entries, with keys of widths[i] bits."""
     total = np.int64(0)
     out[0] = 0
     for i in range(len(begin) - 1):
@@ -207,7 +207,7 @@ def put_key_lists(words, bits, begin, widths, value_bits, keys, values):  # type
 
 @kernel("int64, int64[:], int64[:], int64[:], int64, out uint32[:], out uint64[:]")
 def get_key_lists(address, bits, begin, widths, value_bits, keys, values):  # type: ignore[no-untyped-def]
-    """The inverse of `put_key_lists`, from the column at `address`."""
+    """Reads what `put_key_lists` wrote, from the column at `address`."""
     for i in range(len(begin) - 1):
         first = np.int64(begin[i])
         n = np.int64(begin[i + 1]) - first
@@ -217,7 +217,7 @@ def get_key_lists(address, bits, begin, widths, value_bits, keys, values):  # ty
 
 @inlined
 def rank_bits(entries, parent_size):  # type: ignore[no-untyped-def]
-    """Returns the bits of a rank in a list; 0 if the list is as long as its parent's."""
+    """Returns how many bits a rank in a list takes; 0 if the list is as long as its parent's."""
     return np.int64(0) if entries == parent_size else bit_length(parent_size - _ONE)
 
 

@@ -31,7 +31,7 @@ LOW_SHAPE = (
 )
 # DO NOT CHANGE: on disk.
 BLOCK_WORDS = 16  # words in one number of `word_value`
-FIRST, EXTENDED = 32, 48  # the bits where flags begin: a word begins a run; a word is extended
+FIRST, EXTENDED = 32, 48  # bits where the flags begin: of words that begin a run; of extended words
 # Flag bits of a pair: STORED alone, if all stored pairs and all words of `entries` are extended and
 # no pair is a blank, since STORED then gives the state length. Otherwise two bits of the state
 # length (NOT_EXTENDED: the pair is stored, and has the state length of its last word), and BLANK.
@@ -73,7 +73,7 @@ def order_of_words(
 
 
 def key_bits_of(words: int) -> int:
-    """The bits of the largest of `words` word ids, or of the largest of as many 2-gram numbers."""
+    """Returns how many bits the largest of `words` word ids or 2-gram numbers has, at least 1."""
     return max((words - 1).bit_length(), 1)
 
 

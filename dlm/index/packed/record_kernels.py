@@ -48,7 +48,7 @@ RAW = 1 << 32  # a flag above the bits of a weight that no table holds
 DEPTHS = 16  # size of a stack of contexts, each one word longer than the previous one
 # DO NOT CHANGE: on disk.
 WIDTH_BITS, STEP_BITS = 5, 6  # bits of the fields for the widths of a family's keys and distances
-LONGEST = 1 << 28  # no context has as many words after it, or contexts with one older word
+LONGEST = 1 << 28  # no context has this many words after it, or contexts with one older word
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
@@ -63,7 +63,7 @@ def gamma_bits(number):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_gamma(words, bit, number):  # type: ignore[no-untyped-def]
-    """Writes a zero per bit below the top one (at most 28), a one, these bits; returns the end."""
+    """Writes a zero per bit below the top bit (at most 28), a one, those bits; returns the end."""
     more = bit_length(number) - _1
     rest = ((number & mask_of(more)) << _1) | _1
     put(words, bit, _2 * more + _1, rest << more)
@@ -86,7 +86,7 @@ def read_head(bit, parent_size, is_root):  # type: ignore[no-untyped-def]
     """Reads how many words follow a context; returns this number, and the bits that it takes.
 
     A root stores the gamma code of the number + 1. Others store a one if the number is that of the
-    shorter context, `parent_size`; else a zero and its gamma code, with `parent_size` for 0.
+    shorter context, `parent_size`; else a zero, then the number's gamma code (`parent_size` for 0).
     """
     if is_root:
         size, width = read_gamma(bit)
@@ -265,7 +265,7 @@ def next_bucket(keys, i, end, rest):  # type: ignore[no-untyped-def]
 
 @inlined
 def bucket_bits(sizes, first, end, width):  # type: ignore[no-untyped-def]
-    """Returns the bits of a bucket except its records, of a distance in it, and of its records."""
+    """Returns the bits of a bucket without its records, of a distance in it, and of the records."""
     total = _0
     for i in range(first, end):
         total += sizes[i]
@@ -355,14 +355,14 @@ def root_bits(keys, sizes, key_bits):  # type: ignore[no-untyped-def]
 
 @kernel("out uint64[:], uint32[:], int64[:], int64, out int64[:]")
 def put_roots(words, keys, sizes, key_bits, places):  # type: ignore[no-untyped-def]
-    """Writes the fields that precede roots' records; fills `places` (R,) with where these begin."""
+    """Writes the fields before roots' records; fills `places` (R,) with the records' first bits."""
     put_family(words, _0, keys, sizes, _0, np.int64(len(keys)), np.int64(key_bits), True, places)
     return 0
 
 
 @inlined
 def put_family(words, bit, keys, sizes, first, count, key_bits, is_root, places):  # type: ignore[no-untyped-def]
-    """Writes the fields that precede a family's records; fills `places` with where these begin."""
+    """Writes the fields before a family's records; fills `places` with the records' first bits."""
     if count == 0:
         return
     if count <= DIRECT:

@@ -36,7 +36,7 @@ LEVEL_SHAPE = (
     "prob_bits",
     "prob_base",
     "escape",
-    "prob_table",  # how many entries of the columns of these names belong to the level
+    "prob_table",  # here and next: how many entries the level has in the column of this name
     "weight_table",
 )
 TABLES = ("prob_table", "weight_table")
@@ -107,7 +107,7 @@ def part_of(a: Arrays, shape: TreeShape, depth: int, name: str) -> NDArray[Any]:
 
 
 def level_numbers(a: Arrays, shape: TreeShape) -> NDArray[np.int64]:
-    """Returns (levels, LEVEL_PLACES) what record kernels read about levels, with addresses in `a`.
+    """Returns what record kernels read about levels, (levels, LEVEL_PLACES), with addresses in `a`.
 
     N_PROB_TABLE is the address of the table or, if the table is empty, minus the codes' base.
     N_PROB_LIMIT is 0; `check.check_tree` fills it in.

@@ -192,7 +192,7 @@ def find_word(words, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def list_of(low, last):  # type: ignore[no-untyped-def]
-    """Returns size, bit and key bits of the list of a context's last word; empty for -1."""
+    """Returns size, bit and key bits of the list after a context's last word; size 0 for -1."""
     if last < 0:
         return _0, _0, _1
     _, size, bit, width = list_after(low, last)
@@ -220,7 +220,7 @@ def score_low(low, listed, sums, word):  # type: ignore[no-untyped-def]
     "out uint8[:]"
 )
 def complete_after(view, last, sums, words, log10_prob, matched_order, ngram_length, state_length):  # type: ignore[no-untyped-def]
-    """Completes a tree's answers to words (n,) after a context, for `score_after`."""
+    """From the low orders, fills the gaps in a tree's answers for words (n,) after a context."""
     low = low_of(address_of(view))
     listed = list_of(low, last)
     for i in range(len(words)):
@@ -255,14 +255,14 @@ def score_after(  # type: ignore[no-untyped-def]
     out_ngram,
     out_state,
 ):
-    """Answers for any words after one context.
+    """Answers queries for any words after one context.
 
     Shapes      view   of view.low_view;  last  the context's last word, -1 if the context is
                        empty
                 sums   (2,)  of the context, as `sum_backoffs` gives them
-                words  (n,) ascending, and their answers: all words stored after the last two
+                words  (n,) ascending, and their answers: all stored after the context's last two
                 asked  (Q,);  out_... (Q,) filled
-    Guarantees  answers equal those of `kernels.score_groups`, if the answers to `words` do
+    Guarantees  answers equal those of `kernels.score_groups`, if those for `words` do
     Trusts      ids below the vocabulary's size
     """
     low = low_of(address_of(view))
@@ -285,7 +285,7 @@ def score_after(  # type: ignore[no-untyped-def]
 
 @kernel("int64[:], int64, float32[:], uint32[:], float32[:], uint8[:], int64")
 def score_one_after(view, last, sums, words, log10_prob, state_length, word):  # type: ignore[no-untyped-def]
-    """Does what `score_after` does for one word; returns its score and its state length."""
+    """Like `score_after`, but for one word; returns its score and its state length."""
     place = find_word(words, np.uint32(word))
     if place >= 0:
         return log10_prob[place], np.int64(state_length[place])
@@ -313,7 +313,7 @@ def score_all_after(  # type: ignore[no-untyped-def]
     out_ngram,
     out_state,
 ):
-    """Does what `score_after` does for all words, reading each list once; out_... (V,), by id."""
+    """Like `score_after`, but for all words; reads each list once; out_... (V,), by id."""
     low = low_of(address_of(view))
     for w in range(len(out_prob)):
         prob, reaches = alone(low, np.int64(w))

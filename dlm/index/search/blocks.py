@@ -66,8 +66,8 @@ class ContextBlock:
         if last >= 0 and not kernels.words_of_ranks(low.view, last, ranks, words):
             raise ProtocolError(
                 f"a server sent {len(ranks)} ranks for the words after word id {last}; expected "
-                "ascending ranks below the number of these words. Restart the server with the "
-                "files of its manifest"
+                "ascending ranks, less than the number of those words. Restart the server with "
+                "the files of its manifest"
             )
         place = np.argsort(words)
         words, a = words[place], answers

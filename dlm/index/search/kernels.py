@@ -53,7 +53,7 @@ from dlm.ngram.kernels import slot_of
 from dlm.ngram.memory_kernels import field, mask_of, of, prefetch, two_fields
 
 # Columns of the tables that hold the state of a block, as in `low_kernels`. For a walk down a
-# context: the words in its longest part that is a node; then what the next stage reads, which is
+# context, the number of words in its longest part that is a node, and what the next stage reads:
 # the bit of a record or bucket, the bits of a key in it, a family, the family's size, and a key.
 W_DEEPEST, W_RECORD, W_REST, W_FAMILY, W_COUNT, W_KEY = range(6)
 L_WIDTH = 5  # bits of a rank in a list of ranks; `low_kernels` has a list's other columns
@@ -196,10 +196,10 @@ def ask_words(  # type: ignore[no-untyped-def]
     row, begin, end, ranks, total, lists, query, live, asked, log10_backoff, log10_prob
 ):
     """5. Adds weights to the low orders' answers to words begin .. end - 1; prefetches where these
-    words are in the root's list, at `row`; returns how many words go on, without a branch.
+    words are in the root's list, at `row`; returns how many words go on. The loop has no branch.
 
-    A rank may come from a client; a rank of more bits than the list's, such as NO_RANK, counts as
-    absent from the list.
+    A rank may come from a client; if it has more bits than the list's ranks, as NO_RANK has, it
+    counts as absent from the list.
     """
     size, width, added = lists[row, L_SIZE], lists[row, L_WIDTH], total[row]
     for word in range(begin, end):

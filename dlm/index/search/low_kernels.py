@@ -31,9 +31,9 @@ WORDS = 64
 # Columns of the tables that hold the state of a block. One row is one cache line: separate arrays
 # took twice the time, since their lines evict each other. The array indexes used for each word are
 # unsigned: checking whether a signed index is negative, as numba does, took 5 % of the time.
-L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: its first bit and what `open_list` says
-L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # the list in which a pair is sought: what the next stage
-#                                  reads, and the list's first pair
+L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: bit, size, what `open_list` returns
+L_LOW, L_HIGH, L_FIRST = 5, 6, 7  # for the list in which a pair is sought: two values that
+#                                  the next stage reads, and the list's first pair
 L_KEY = L_SIZE  # in `older`, the pair's key; L_HIGH has the size until the bucket is known
 Q_AT, Q_SIZE, Q_KEY, Q_CONTEXT, Q_RANK, Q_REST = range(6)  # columns of a queried word
 COLUMNS = 8
@@ -43,8 +43,8 @@ _0, _1, _2 = np.int64(0), np.int64(1), np.int64(2)
 # Shapes of the state of a block:
 #   lists, older (CONTEXTS, COLUMNS): the lists of the last word, and of the one before it
 #   backoff (CONTEXTS, 2) float32: the weight of the last word, and 0
-#   query (WORDS, COLUMNS);  active (WORDS,), later named found: the contexts, then the words, that
-#   go on;  alone_ (WORDS,): the words that need their 1-gram
+#   query (WORDS, COLUMNS);  active (WORDS,), later named found: the contexts, then the words, for
+#   the next stage;  alone_ (WORDS,): the words that need their 1-gram
 
 
 @inlined
@@ -83,7 +83,7 @@ def open_words(  # type: ignore[no-untyped-def]
     active,
 ):
     """2. Opens the last word's list; prefetches where the last word should be in the list of the
-    second-last word; returns how many contexts go on."""
+    second-last word; returns how many contexts go on to stage 3."""
     pairs = _0
     for c in range(here):
         end = context_begin[block + c + 1]
@@ -197,7 +197,7 @@ def find_in_pairs(  # type: ignore[no-untyped-def]
     low, words, first, asked, backoff, query, log10_backoff, matched_order, ngram_length, ranks,
     found, alone_,
 ):  # fmt: skip
-    """7. Finds each word in the last word's list; returns how many are found, and how many not."""
+    """7. Finds each word in the last word's list; returns the numbers found and not found."""
     pairs = _0
     lonely = _0
     for i in range(asked):

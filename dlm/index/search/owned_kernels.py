@@ -37,14 +37,14 @@ def score_owned(  # type: ignore[no-untyped-def]
     by_order,
     by_slot,
 ):
-    """Calls `search_trees` for untrusted queries, given lengths in place of begins.
+    """Calls `search_trees` for untrusted queries; takes lengths, and finds where groups begin.
 
     Shapes   view of view.tree_view;  trees (1,) the view's address
              slots (4096,)  the shard of each slot
              context_lengths, pairs, word_counts (C,), context_words, ranks (Q,)
              packed (7 Q,) uint8 filled: log10_prob (Q,) float32, then matched_order, ngram_length
                     and state_length, (Q,) uint8 each
-             by_order (16,)  added to: the answers by matched order, 0 where it is below 3
+             by_order (16,)  added to: the answers by matched order; orders below 3 count as 0
              by_slot (4096,)  added to: the answers by slot
     Returns  whether the lengths fit each other, each context has two words or more and fits the
              order and has words to score, ids and 2-grams are in range, and all slots belong to
@@ -102,8 +102,8 @@ def search_lengths(  # type: ignore[no-untyped-def]
     trees, slots, context_lengths, context_words, pairs, word_counts, ranks,
     log10_prob, matched_order, ngram_length, state_length,
 ):  # fmt: skip
-    """Calls `search_trees` for all contexts, given lengths in place of begins; trusts that the
-    lengths add up. Fills the answers (Q,)."""
+    """Calls `search_trees` for all contexts; takes lengths, finds where groups begin, and trusts
+    that the lengths add up. Fills the answers (Q,)."""
     log10_prob[:] = 0
     matched_order[:], ngram_length[:], state_length[:] = 0, 0, 0
     search_trees(

@@ -126,7 +126,7 @@ class FoundBlocks:
 
     Shapes  context_lengths, context_words, pairs  as in `QueryGroups`
             nodes (C,)  the root of each context, -1 if there is no root
-            totals (C,)  number of words that are stored after each
+            totals (C,)  number of words that are stored after each context's last two words
             log10_backoffs (sum(context_lengths - 1),)  as in `StoredWords`
     """
 
@@ -271,7 +271,7 @@ class Shard:
 
         Shapes  found  from contexts of two words or more each; skips (C,) uint32
         Trusts  what `score` trusts
-        Cost    listing all words of a context, even if few are returned; searching those returned
+        Cost    lists all words of a context, even to return a few; searches only those returned
         """
         counts = np.empty(len(found.nodes), np.uint32)
         ranks = np.empty(min(found.words, most), np.uint32)

@@ -62,7 +62,7 @@ class Low(NamedTuple):
     flag_bits: int  # bits of the flags in a pair's value
     stored: int  # the bit that says that a pair is a root in some tree
     blank: int  # the bit that says that a pair is a blank; 0 where there are none
-    extended: int  # if pairs have one flag: the first extended word; all later entries are too
+    extended: int  # if pairs have one flag: the first extended word; all later ones are, too
     pair_bits: int  # bits of a pair's flags and probability
     pair_prob_table: int
 

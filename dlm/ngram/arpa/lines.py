@@ -84,7 +84,7 @@ def _open(path: str) -> TextSource | PartsSource:
 class LineReader:
     """Moves through the text of an ARPA file once, by lines or by blocks of whole lines.
 
-    Guarantees  `line` is the number of the next line, once a block that was taken is given back or
+    Guarantees  `line` is the number of the next line if every block taken was given back or
                 counted; memory is bounded by the blocks taken
     """
 

@@ -359,7 +359,7 @@ class ArpaReader(Closeable):
         return block
 
     def _parse(self, block: RowBlock, order: int, most: int) -> None:
-        """Reads the rows of a block up to the first that is irregular, in any thread."""
+        """In any thread: reads the rows of a block up to the first irregular row."""
         block.start(order, most)
         self._read_on(block, order, 0)
 
@@ -371,7 +371,7 @@ class ArpaReader(Closeable):
             block.read_ngrams(self._table, top, self.vocabulary.unk_in_model)
 
     def _read_block(self, block: RowBlock, order: int, done: int) -> None:
-        """Reads a block to its end, or to that of the section; raises at the first wrong row."""
+        """Reads to the end of the block, or of the section; raises at the first wrong row."""
         most = min(block.rows, self.counts[order - 1] - done)
         if order == 1:
             self._read_on(block, order, done)

@@ -1,7 +1,7 @@
 """Reads rows of an ARPA file into numbers and words, in bulk and one at a time.
 
 Kernels stop at an irregular row, which is then read separately, and either understood or reported
-as the fault. Both ways must agree; a test checks that.
+as faulty. Both ways must agree; a test checks that.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Section: TypeAlias = NgramBatch | SectionColumns
 
 
 def by_order(batches: Iterable[NgramBatch], order: int) -> Iterator[Iterator[NgramBatch]]:
-    """Yields the batches of each order up to `order`, possibly none; take them in this order."""
+    """Yields the batches (maybe none) of each order up to `order`; use them before going on."""
     groups = itertools.groupby(batches, lambda batch: batch.order)
     found, some = next(groups, (0, iter(())))
     for k in range(1, order + 1):
@@ -196,14 +196,14 @@ def shown(text: bytes) -> str:
 def nearest_float32(double: float, text: bytes) -> float:
     """The value of the float32 nearest to a decimal `text`, given the double nearest to it.
 
-    Ties go to even, as in one single rounding. Rounding the double again errs only where the double
-    lies exactly between two float32; there the decimal is compared with the double.
+    Ties go to even, as in a single rounding. Rounding the double again errs only where it lies
+    exactly between two float32 values; there the decimal is compared with the double.
     """
     size = abs(double)
     if size > FLOAT32_OVERFLOW:
         return math.copysign(math.inf, double)
     if size < MIN_NORMAL_FLOAT32:
-        # Below the normal range float32 are 2**-149 apart, so their midpoints are odd * 2**-150.
+        # Below the normal range, float32 values are 2**-149 apart; midpoints are odd * 2**-150.
         between = math.fmod(size * 2.0**150, 2.0) == 1.0
     else:
         (bits,) = struct.unpack("<Q", struct.pack("<d", double))

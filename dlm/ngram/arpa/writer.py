@@ -31,7 +31,7 @@ from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
 from dlm.ngram.wordtable import PADDING, WordTable
 from dlm.resources import in_order
 
-# Bytes to write before a sync starts; if the disk keeps up, about as many are left at the end.
+# Bytes written before a sync starts; if the disk keeps up, about as many are unsynced at the end.
 SYNC_BYTES = 64 << 20
 # Higher presets take two to eight times as long, and save a tenth of the size.
 XZ_PRESET = 0
@@ -117,7 +117,7 @@ class OutputFile:
     def _write(self, data: bytes | memoryview) -> None:
         """Adds bytes to the file unchanged; adds nothing to a discarded file."""
         if self._closed:
-            return  # a compressor that is deleted flushes its buffer
+            return  # a compressor flushes its buffer when it is deleted
         view = memoryview(data).cast("B")
         while len(view):
             with self._naming():
@@ -134,7 +134,7 @@ class OutputFile:
             self._syncing = self._sync.submit(os.fdatasync, self._file.fileno())
 
     def _wait_for_disk(self) -> None:
-        """Waits, and raises the disk's error: the system reports it once, to the first sync."""
+        """Waits for the sync, and raises its error, which the system reports only once."""
         if self._sync is not None:
             self._sync.shutdown()
         self._check_sync()
@@ -358,8 +358,8 @@ def write_arpa(
             ValueError  arrays of the wrong shape or type;  OSError  the disk failed
     Guarantees
         ArpaReader reads back the same words, order and float bits, but 0.0 for -0.0; numbers have
-        the fewest digits that ensure this. A path has either its old content or all of the new one,
-        on disk. The row of id 0 is left out of order 1 if the vocabulary has no unknown word
+        the fewest digits that ensure this. A path has its old content, or all of the new, on
+        disk. The row of id 0 is left out of order 1 if the vocabulary has no unknown word
     Trusts  no n-gram is repeated, and order 1 has every word once, in the order of the ids
     """
     columns = _writable(vocabulary, sections)

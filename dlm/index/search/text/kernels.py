@@ -368,7 +368,7 @@ def read_values(low, levels, words, block, k, first, pairs, extended, b):  # typ
 @inlined
 def add_suffixes(low, levels, words, block, k, t, b):  # type: ignore[no-untyped-def]
     """Finds a token's nodes of up to k words; returns how many words the longest has. A suffix that
-    nothing extends was skipped earlier, but leads to longer nodes."""
+    nothing extends was skipped earlier, but its node leads to those of longer suffixes."""
     depth = b.token[t, T_NODES]
     while _2 <= depth and depth < k:
         place = t * b.lengths + depth
@@ -385,9 +385,9 @@ def add_suffixes(low, levels, words, block, k, t, b):  # type: ignore[no-untyped
 
 @inlined
 def ask_contexts(keys, words, block, k, part, asked, b):  # type: ignore[no-untyped-def]
-    """13. Prefetches where each context of k words should be in the family below k - 1 words, and
-    returns how many may exist, in `live`. A context that nothing extends is left out: it has no
-    weight and no list. A family with a directory takes two more steps."""
+    """13. Prefetches where each context of k words should be in the family below k - 1 words; puts
+    those that may exist into `live`, and returns their number. A context that nothing extends is
+    left out: it has no weight and no list. A family with a directory takes two more steps."""
     key_bits = keys.root_key_bits if k == 2 else keys.key_bits
     alive = _0
     for j in range(part, part + asked):

@@ -46,7 +46,7 @@ class WholeModel(Protocol):
         """(4096,) the shard of each slot."""
 
 
-# The kernels that score text in one process, after shard.OPENING; see jit.compile_ahead.
+# The kernels that score text in one process, used after shard.OPENING's; see jit.compile_ahead.
 KERNELS = (
     kernels.score_tokens,
     line_kernels.put_totals,
