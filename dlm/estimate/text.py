@@ -321,7 +321,7 @@ def _refuse_packed(head: bytes, place: _Place, compression: str) -> None:
         what = f"compressed twice, with {compression} over {inner}"
         if compression == "plain":
             what = f"compressed with {inner}, which dlm does not read"
-        raise TextError(f"{place.name} is {what}: decompress it (`{inner} -dc`) and give the text")
+        raise TextError(f"{place.name} is {what}: decompress it and give the text")
     if holds_header(head):
         raise TextError(f"{place.name} is an ARPA model; expected text")
 
