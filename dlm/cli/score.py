@@ -112,7 +112,7 @@ def score(
         raise ConfigError(
             "--model and --local were both given; --model applies to servers only, so leave it out"
         )
-    any_bytes_on_stdout()  # words can be other bytes than UTF-8
+    any_bytes_on_stdout()  # words need not be UTF-8
     texts = [] if file is None else [file]
     with quick_start():
         block_bytes = BLOCK_BYTES if local is not None else SERVED_BYTES

@@ -172,7 +172,7 @@ def transcribe(
                 in_fallback += segment.bigram_fallback
                 length_s = (segment.end_s - segment.start_s) * whole
                 heard_s += length_s
-                if as_json or stream:  # otherwise, the words printed so far show it
+                if as_json or stream:  # otherwise, the printed words show progress
                     progress.step(round(length_s))
             if not as_json and not stream:
                 progress.step(round(segment.end_s))

@@ -89,7 +89,7 @@ def unigrams(
 
 
 def count_teller(tell: Callable[[str], None], rounds: int) -> Callable[[RoundMetrics], None]:
-    """Returns a function that reports some rounds, including all that have a Z statistic."""
+    """Returns a function that reports rounds at intervals, and all with a Z statistic."""
     last_s = 0.0
 
     def on_round(metrics: RoundMetrics) -> None:

@@ -429,7 +429,7 @@ class Lane:
         self._do(after(outcome, message, now), message, error)
 
     def looked(self, message: Message, error: DlmError, stale: bool = False) -> None:
-        """Goes on after the servers were asked again what they hold, or the message has waited."""
+        """Continues once the servers have said again what they hold, or the message has waited."""
         client = self.client
         fresh = client.table.of(message.snapshot.model)
         wanted = not (client.closed or all(part.call.done() for part in message.parts))

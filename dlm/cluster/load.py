@@ -67,8 +67,8 @@ def _page(place: str) -> Any:
         ) from exc
     if len(data) > MAX_BYTES:
         raise ConfigError(
-            f"--load: {place} has more than {MAX_BYTES:,} bytes, too many for a page of a server's "
-            "load. Fetch it again from /load"
+            f"--load: {place} has more than {MAX_BYTES:,} bytes, too many for a server's page "
+            "/load. Fetch that page again"
         )
     try:
         return json.loads(data)

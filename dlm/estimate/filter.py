@@ -1,7 +1,7 @@
 """Restricts a model to a vocabulary: keeps the n-grams whose words are all in it.
 
-As in KenLM's `filter single`, probabilities and backoff weights do not change, so a context sums to
-1 minus the probability of dropped words. `renormalised` gives P(word | context, the word is
+As in KenLM's `filter single`, probabilities and backoff weights do not change, so a context's words
+sum to 1 minus the probability of dropped words. `renormalised` gives P(word | context, the word is
 in the vocabulary), exactly.
 """
 

@@ -1,4 +1,4 @@
-"""A model's provenance: a comment of its ARPA file, which shard sets keep."""
+"""A model's provenance: a comment in its ARPA file, which shard sets also keep."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class ValueHistogram:
         self._add(other.values, other.counts)
 
     def merge(self) -> None:
-        """Brings `values` (rising) and `counts` up to date."""
+        """Updates `values` (ascending) and `counts`."""
         values = np.concatenate([self.values, *(v for v, _ in self._pending)])
         counts = np.concatenate([self.counts, *(c for _, c in self._pending)])
         self._pending, self._waiting = [], 0

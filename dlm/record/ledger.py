@@ -209,10 +209,10 @@ class ParticipationLedger:
                 )
             return
         tails = {
-            "totals as high (or as low) as this": _normal_tail(
+            "totals this far from the expected number": _normal_tail(
                 float(sizes.sum() - mean * len(sizes)) / math.sqrt(variance * len(sizes))
             ),
-            "such differences of sizes between cohorts": _chi2_tail(
+            "sizes of cohorts that differ this much": _chi2_tail(
                 float(((sizes - mean) ** 2 / variance).sum()), len(sizes)
             ),
         }

@@ -117,7 +117,7 @@ class HttpServer:
                     await self._accept_in_place_of_spare()
                 elif exc.errno in (errno.ENOMEM, errno.ENOBUFS):
                     await asyncio.sleep(RETRY_S)
-                continue  # after any other error, the client has disconnected
+                continue  # any other error means that the client disconnected
             self._loop.create_task(self._talk(connection))
 
     async def _comes(self) -> None:

@@ -196,7 +196,7 @@ def located(named: str | os.PathLike[str]) -> Any:
     key = key.strip("/")
     if {"", ".", ".."} & {*key.split("/")} and key:
         raise ConfigError(
-            f"{text} has an empty part, . or .. between slashes; give the name of an object"
+            f"{text} has an empty part, '.' or '..' between slashes; give the name of an object"
         )
     return RemotePath(scheme, root, key)
 

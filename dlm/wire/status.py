@@ -20,7 +20,7 @@ from dlm.errors import (
 )
 
 REASON_KEY = "dlm-reason"  # DO NOT CHANGE: trailing metadata of a refusal, on the wire
-MAX_TEXT = 1000  # most characters of a server's text that an error shows
+MAX_TEXT = 1000  # maximum number of characters of a server's text in an error
 PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRPC's own name (gRFC A6): when to retry
 
 

@@ -55,8 +55,8 @@ class Request:
     """One call of a decoder: K contexts, and the words requested for them.
 
     at_s      audio time, in seconds from the beginning of the utterance
-    kind      one of `KINDS`; call one of `CALLS`; `BLOCKS` requests everything stored after the
-              contexts, and has no words
+    kind      one of `KINDS`
+    call      one of `CALLS`; `BLOCKS` requests all that is stored after contexts, with no words
     contexts  words, most recent last, as the recorded model's states kept them
     words     one row that all contexts share, or K rows of equal length; none without contexts
     """

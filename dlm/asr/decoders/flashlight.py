@@ -75,7 +75,7 @@ class DlmLM(LM):  # type: ignore[misc]
         LM.__init__(self)
         check_utterance(utterance)
         ids = word_ids(utterance, words)
-        self._symbols: list[int] | None = None  # symbols of phrases, by index
+        self._symbols: list[int] | None = None  # phrase symbol of each token
         if (phrases := utterance.phrases) is not None:
             if (
                 isinstance(lm_weight, bool)

@@ -18,7 +18,7 @@ NAMES = (
     "bandfhu",
     "blt",
 )
-BUFFERS = 4  # buffers of a BLT, as in BLT 5; more buffers do not lower the loss
+BUFFERS = 4  # buffers of a BLT (BLT Section 5); more buffers do not lower the loss
 
 
 def make_mechanism(

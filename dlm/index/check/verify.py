@@ -324,7 +324,7 @@ class _Ngrams:
 
 
 def _compare_with_rebuilt(report: VerifyReport, opened: ShardSet, model: NgramTables) -> None:
-    """Computes the columns again from the n-grams and the slot table, and compares them."""
+    """Compares the columns with those computed again from the n-grams and the slot table."""
     manifest = opened.manifest
     rebuilt = rebuild(
         _Ngrams(model), manifest.slots, manifest.shards, coding_of_set(manifest.encoding)

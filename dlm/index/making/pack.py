@@ -83,7 +83,7 @@ def put_roots(
 
 
 class LevelValues:
-    """The values of a level of all trees, from the rows of `kernels.join`."""
+    """One level's values in all trees, from the rows of `kernels.join`."""
 
     def __init__(self, prob_table: int) -> None:
         self.probs = ValueHistogram(prob_table, np.uint32)
