@@ -106,7 +106,7 @@ def device(
     allowed: Annotated[OwnerLimits, Options()],
     quiet: Quiet = False,
 ) -> None:
-    """Run a device, which keeps a user's text and takes part in a server's rounds.
+    """Run a device that keeps a user's text and joins in rounds.
 
     The text never leaves the device; only an update does, which is clipped, rounded and masked. The
     device records in --state when it took part, and refuses a server that asks too often. It runs

@@ -184,7 +184,7 @@ def sorted_tables(
                 f"({len(missing)} such n-grams)",
                 k,
                 row,
-                "Add the missing n-grams with --repair, which may change the last bit of a score",
+                "Add the missing n-grams with --repair, which changes no score beyond its last bit",
             )
         keys = tables.sort_keys(prefix, ids[:, -1])
         place = np.argsort(keys, kind="stable")
