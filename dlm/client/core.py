@@ -1,7 +1,7 @@
 """Plans each call in its caller's thread, and posts it to the loop, which sends and ends it.
 
 Both kinds of clients use this core, from any thread, and wait for their call to end. A model in
-this process answers at once. The module is long, as `Core` and `LocalScorer` share an interface.
+this process answers at once. Over 600 lines, since `Core` and `LocalScorer` share an interface.
 """
 
 from __future__ import annotations

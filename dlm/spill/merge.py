@@ -87,7 +87,7 @@ class _Feed:
     def __init__(
         self, reader: BlockReader, rows: Rows, begins: list[int], pool: ThreadPoolExecutor | None
     ) -> None:
-        """Reads into the part of `rows` between two `begins`; alternates if there are two parts."""
+        """`begins` bounds one or two buffers in `rows`; two buffers are filled in turn."""
         self._reader = reader
         self._rows = rows
         self._spans = list(pairwise(begins))
